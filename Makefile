@@ -1,0 +1,31 @@
+# make demo   install if needed, compare three small encoders on the embedded images, leave a report
+# make test   install if needed, run the whole gate (format, lint, types, tests)
+PYTHON ?= python3
+VENV   := .venv
+READY  := $(VENV)/ready
+
+.PHONY: demo test install bench clean
+
+demo: $(READY)
+	$(VENV)/bin/sightline demo -o runs/demo
+
+test: $(READY)
+	scripts/check
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sightline needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Against the peers, interleaved in one run; nothing else should run on the machine meanwhile.
+bench: $(READY)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(VENV)/bin/python benchmarks/cka.py
+	$(VENV)/bin/python benchmarks/knn.py
+	$(VENV)/bin/python benchmarks/shapes.py
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

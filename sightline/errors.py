@@ -1,0 +1,30 @@
+"""The one exception that users see as a sentence, and the search for the name they meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["InputError", "nearest"]
+
+
+class InputError(Exception):
+    """Something the user gave cannot be used; the message is one sentence and the command line exits with 2."""
+
+
+def nearest(given: str, choices: Iterable[str]) -> str:
+    """End an error message with the closest valid names.
+
+    >>> nearest("blok.3", ["block.3", "norm", "head.0"])
+    "; did you mean 'block.3'?"
+    >>> nearest("xyz", ["cka", "knn"])
+    '; choose from cka, knn'
+    """
+    choices = list(choices)
+    close = difflib.get_close_matches(given, choices, n=3, cutoff=0.6)
+    if close:
+        return "; did you mean " + " or ".join(repr(name) for name in close) + "?"
+    if not choices:
+        return ""
+    shown = ", ".join(choices[:12]) + (", …" if len(choices) > 12 else "")
+    return f"; choose from {shown}"

@@ -1,0 +1,1 @@
+"""One file per family of architectures: where its sites are."""

@@ -1,0 +1,29 @@
+"""Finds the plugins: every file of a plugin folder is one plugin, its file name is its name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+from sightline.errors import InputError, nearest
+
+__all__ = ["find", "names"]
+
+
+def names(folder: str) -> list[str]:
+    """Names of the plugins of a folder.
+
+    >>> names("analyses")
+    ['cka', 'knn']
+    """
+    return sorted(entry.name for entry in pkgutil.iter_modules([str(Path(__file__).parent / folder)]))
+
+
+def find(folder: str, name: str) -> ModuleType:
+    """Import the plugin `name` of `folder`; an unknown name is an error that says which ones there are."""
+    if name not in names(folder):
+        kind = {"analyses": "analysis", "families": "family"}.get(folder, folder.removesuffix("s"))
+        raise InputError(f"There is no {kind} {name!r}{nearest(name, names(folder))}")
+    return importlib.import_module(f"sightline.{folder}.{name}")
