@@ -1,0 +1,46 @@
+"""Encoders that Sightline has written: `run:FOLDER` with `encoder.safetensors` and `encoder.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sightline.encoder import Encoder, Preprocess, Reference, anatomy, load_encoder
+from sightline.errors import InputError
+from sightline.weights import hash_weights, load_weights, read_weights
+
+EXAMPLE = "run:runs/mine"
+
+
+def names() -> list[str]:
+    """Any folder that `save_encoder` wrote."""
+    return ["FOLDER"]
+
+
+def load(reference: Reference) -> Encoder:
+    """Build the architecture that the folder names and load its weights."""
+    if reference.weights is not None or reference.options:
+        raise InputError(f"{reference} names a folder with its own weights and settings; write run:{reference.id}")
+    folder = Path(reference.id).expanduser()
+    try:
+        about = json.loads((folder / "encoder.json").read_text())
+        architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{str(folder)!r} holds no encoder (a readable encoder.json beside encoder.safetensors)"
+        ) from error
+    encoder = load_encoder(architecture)
+    state = read_weights(folder / "encoder.safetensors")
+    encoder.notes += load_weights(encoder.module, state, f"Run {str(folder)!r}")
+    # Once more, because the classifier may have been replaced by one of another size.
+    known = anatomy(encoder.module, preprocess.size)
+    encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
+    encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), folder.name, str(reference)
+    return encoder
+
+
+def _preprocess(fields: dict[str, Any]) -> Preprocess:
+    """JSON has lists where Preprocess has tuples."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Preprocess(values["size"], values["resize"], values["interpolation"], values["mean"], values["std"])

@@ -1,0 +1,120 @@
+"""Encoders of timm: `timm:NAME`, `timm:NAME@random?seed=1&size=64`, `timm:NAME@file.safetensors`."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sightline.encoder import Encoder, Preprocess, Reference, build_encoder
+from sightline.errors import InputError, nearest
+from sightline.weights import load_weights, read_weights
+
+EXAMPLE = "timm:vit_small_patch16_224.dino"
+
+
+def names() -> list[str]:
+    """All architectures, and the pretrained tags of each."""
+    import timm
+
+    return sorted({*timm.list_models(), *timm.list_pretrained()})
+
+
+def load(reference: Reference) -> Encoder:
+    """Build the model; weights are the pretrained ones of the tag, random ones from a seed, or a file's.
+
+    Options: `size` of the images in pixels, `seed` of random weights, and whatever timm's model takes (`depth=6`).
+    """
+    _check_name(reference)
+    options = {key: _value(text) for key, text in reference.options.items()}
+    seed, size = options.pop("seed", 0), options.pop("size", None)
+    for key, value in (("seed", seed), ("size", 1 if size is None else size)):
+        if not isinstance(value, int) or value < (key == "size"):
+            raise InputError(f"Option {key}={value} of {reference} must be a whole number")
+    if size is not None and _fixed_size(reference):
+        options["img_size"] = size
+    module = _create(reference, options, seed)
+    notes: list[str] = []
+    if reference.weights not in (None, "random"):
+        state = read_weights(Path(reference.weights))
+        notes = load_weights(module, state, f"Checkpoint {reference.weights!r}")
+    return build_encoder(
+        module.eval(),
+        reference=str(reference),
+        name=reference.id,
+        preprocess=preprocess_of(module, official=reference.weights != "random", size=size),
+        architecture=str(Reference("timm", reference.id, "random", reference.options)),
+        notes=notes,
+    )
+
+
+def _check_name(reference: Reference) -> None:
+    import timm
+
+    architecture, _, tag = reference.id.partition(".")
+    if not timm.is_model(architecture):
+        raise InputError(f"timm has no model {architecture!r}{nearest(architecture, timm.list_models())}")
+    if reference.weights is None:
+        tags = timm.list_pretrained(f"{architecture}*")
+        if not timm.is_model_pretrained(architecture):
+            raise InputError(f"timm has no pretrained weights for {architecture!r}; use @random or @FILE")
+        if tag and reference.id not in tags:
+            raise InputError(f"timm has no pretrained weights {reference.id!r}{nearest(reference.id, tags)}")
+
+
+def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Module:
+    import timm
+
+    name = reference.id if reference.weights is None else reference.id.partition(".")[0]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module: nn.Module = timm.create_model(name, pretrained=reference.weights is None, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
+        raise InputError(f"timm cannot build {reference}: {_first_line(error)}") from error
+    except Exception as error:  # whatever the hub client raises when it cannot be reached
+        raise InputError(
+            f"Cannot get the pretrained weights of {reference.id!r}: {_first_line(error)}; "
+            "check the network, or give a file with @FILE, or @random"
+        ) from error
+    return module
+
+
+def _fixed_size(reference: Reference) -> bool:
+    """Whether the architecture is built for one size of image (position embeddings), as a CNN is not."""
+    import timm
+
+    config = timm.get_pretrained_cfg(reference.id.partition(".")[0])
+    return bool(config and config.fixed_input_size)
+
+
+def preprocess_of(module: nn.Module, official: bool, size: int | None = None) -> Preprocess:
+    """The evaluation preprocessing of the model's own configuration; random weights have none to keep to."""
+    from timm.data import config as data_config
+
+    resolve: Callable[[nn.Module], dict[str, Any]] = data_config.resolve_model_data_config
+    config = resolve(module)
+    built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    height, width = built_for or (config["input_size"][-2:] if size is None else (size, size))
+    crop = config["crop_pct"] if official else 1.0
+    resize: int | tuple[int, int] = math.floor(min(height, width) / crop)
+    if config.get("crop_mode") == "squash" or height != width:
+        resize = (math.floor(height / crop), math.floor(width / crop))
+    return Preprocess((height, width), resize, config["interpolation"], tuple(config["mean"]), tuple(config["std"]))
+
+
+def _value(text: str) -> Any:
+    """Options as Python values: 64 → int, True → bool, (2,3) → tuple, anything else stays text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,143 @@
+"""Weights on disk: read without running code, load without hiding what is missing, hash, write atomically."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+
+__all__ = ["check_finite", "hash_weights", "load_weights", "read_weights"]
+
+CLASSIFIER = re.compile(r"fc|head|heads\.head|(cls_|distillation_)?classifier(\.\d+)?")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict of a `.safetensors` file or of a PyTorch checkpoint, which is never allowed to run code."""
+    if not path.is_file():
+        raise InputError(f"There is no weights file {str(path)!r}; give a .safetensors or .pth file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        # Official checkpoints carry the argparse.Namespace of their training; it is plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):
+            reason = "it is not a checkpoint, or holds Python objects, which could run code; save its state dict alone"
+        raise InputError(f"Cannot read weights from {str(path)!r}: {reason}") from error
+    return _state_dict(content, path)
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """Unwrap {'model': …} and {'state_dict': …}, and the prefix that DistributedDataParallel adds."""
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise InputError(f"{str(path)!r} holds no state dict (a mapping of names to tensors)")
+    state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    return state
+
+
+def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> list[str]:
+    """Load a state dict and return notes on what was left over; refuse when a weight of the encoder is missing.
+
+    The classifier is resized to the file's number of classes, or left out if the file has none.
+    """
+    state = _converted(module, state, origin)
+    notes = _fit_classifiers(module, state)
+    own = module.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    if missing:
+        raise InputError(
+            f"{origin} does not fit {type(module).__name__}: {len(missing)} of {len(own)} weights are missing "
+            f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it a checkpoint of another model?"
+        )
+    for name, value in own.items():
+        if name in state and state[name].shape != value.shape:
+            raise InputError(
+                f"{origin} does not fit {type(module).__name__}: {name} has shape {tuple(state[name].shape)}, "
+                f"the model wants {tuple(value.shape)}; is it a checkpoint of another model?"
+            )
+    left_over = [name for name in state if name not in own]
+    if left_over:
+        shown = ", ".join(left_over[:3]) + (", …" if len(left_over) > 3 else "")
+        notes.append(f"{len(left_over)} weights of the file are not part of the encoder and were left out: {shown}")
+    module.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+    return notes
+
+
+def _converted(module: nn.Module, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    """What timm knows, per architecture, of older names and of how to resize position embeddings."""
+    convert = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
+    if convert is None:
+        return state
+    try:
+        return dict(convert(state, module))
+    except Exception as error:  # it takes for granted that the file belongs to the architecture
+        raise InputError(
+            f"{origin} does not fit {type(module).__name__}: {type(error).__name__} {error}; "
+            "is it a checkpoint of another model?"
+        ) from error
+
+
+def _fit_classifiers(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    names = _classifiers(module)
+    absent = [name for name in names if f"{name}.weight" not in state]
+    for name in names:
+        layer = module.get_submodule(name)
+        classes = 0 if name in absent else state[f"{name}.weight"].shape[0]
+        if not isinstance(layer, nn.Linear) or classes == layer.out_features:
+            continue
+        reset: Callable[[int], None] | None = getattr(module, "reset_classifier", None)
+        if reset is not None:
+            reset(classes)
+        else:
+            bias = layer.bias is not None
+            module.set_submodule(name, nn.Linear(layer.in_features, classes, bias) if classes else nn.Identity())
+    return ["the file has no classifier, the encoder goes without"] if absent else []
+
+
+def _classifiers(module: nn.Module) -> list[str]:
+    """Names of the linear layers that score classes: timm says which, elsewhere the usual names."""
+    names = getattr(module, "default_cfg", {}).get("classifier")
+    if names:
+        listed = [names] if isinstance(names, str) else list(names)
+    else:
+        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        last = {name.split(".")[0]: name for name in linear}  # of several layers in a row, the last one
+        listed = [name for name in last.values() if CLASSIFIER.fullmatch(name)]
+    present = {name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    return [name for name in listed if name in present]
+
+
+def check_finite(module: nn.Module, name: str) -> None:
+    """Refuse weights with NaN or infinity: every number measured on them would be meaningless."""
+    for key, value in module.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise InputError(f"Encoder {name!r} has NaN or infinite weights (first in {key}); give a sound checkpoint")
+
+
+def hash_weights(module: nn.Module) -> str:
+    """Sha256 over names, types, shapes and bytes of all weights: part of every cache key and result."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
