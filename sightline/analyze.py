@@ -1,0 +1,327 @@
+"""The one streaming pass: all encoders, all analyses, every image decoded once and forwarded once per encoder.
+
+batch → every encoder's own preprocessing → forward, sites watched → each analysis reduces an activation inside the
+hook (the activation is gone when the layer is) → analyses add the small reductions of all encoders to their sums
+
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sightline import plugins, progress
+from sightline.encoder import Encoder, load_encoder, name_apart
+from sightline.errors import InputError
+from sightline.files import write_atomically
+from sightline.images import FEWEST, Batch, Images, batches, load_images
+from sightline.plan import Key, Plan, announce, make_plans, module_of, question
+from sightline.run import Run, fingerprint, plan_run, provenance
+from sightline.sites import watch
+from sightline.views import make_view
+from sightline.weights import check_finite, hash_weights
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["analyze", "result_of"]
+
+SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
+
+
+class Process(NamedTuple):
+    """This process among those that torchrun started."""
+
+    rank: int
+    world: int
+
+
+def analyze(
+    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str],
+    images: Images | str = "shapes",
+    analyses: Sequence[str] | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    sites: Sequence[str] | None = None,
+    batch: int = 32,
+    device: str = "auto",
+    precision: str = "float32",
+    seed: int = 0,
+    workers: int | None = None,
+    overwrite: bool = False,
+    show_progress: bool = True,
+) -> Run:
+    """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
+
+    `analyses` are names, or names with their `Config`; all by default. With `out` the run is a folder that can be
+    resumed: what is finished there is not computed again. `sites` replaces the sites that the analyses choose.
+    Started by torchrun, the processes share the images, and the results are those of one process.
+    """
+    process = _join_processes(device)
+    target = _device(device, process)
+    members = _members(encoders)
+    images = load_images(images)
+    configs = _configs(analyses)
+    settings = {"batch": batch, "seed": seed, "precision": precision}
+    _check_settings(batch, precision)
+    with contextlib.ExitStack() as stack:
+        for encoder in members.values():
+            stack.enter_context(encoder.evaluating())
+            encoder.module.to(target)
+        plans = make_plans(members, images, configs, sites, settings, _cache_folder(out, stack), target)
+        keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
+        metrics = {name: module_of(name).Analysis(configs[name], plan).to(target) for name, plan in plans.items()}
+        run = plan_run(None if out is None else Path(out), _request(plans, configs, settings), overwrite)
+        todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
+        if todo:
+            shown = show_progress and process.rank == 0
+            announce(todo, configs, shown)
+            if process.rank == 0:
+                run.begin()
+            _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What was asked
+
+
+def _members(encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str]) -> dict[str, Encoder]:
+    if isinstance(encoders, Mapping):
+        loaded = [load_encoder(what, name=name) for name, what in encoders.items()]
+    else:
+        loaded = [load_encoder(what) for what in encoders]
+    if not loaded:
+        raise InputError("There is nothing to compare; give at least one encoder")
+    # Again: a module may have been trained on since it was loaded, and a stale hash would find stale features.
+    for encoder in loaded:
+        check_finite(encoder.module, encoder.name)
+    return name_apart(replace(encoder, weights=hash_weights(encoder.module)) for encoder in loaded)
+
+
+def _configs(analyses: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    chosen = plugins.names("analyses") if analyses is None else [analyses] if isinstance(analyses, str) else analyses
+    given = chosen if isinstance(chosen, Mapping) else dict.fromkeys(chosen)
+    if not given:
+        raise InputError("No analysis is chosen; name at least one (`sightline list analyses`)")
+    return {name: config if config is not None else module_of(name).Config() for name, config in given.items()}
+
+
+def _check_settings(batch: int, precision: str) -> None:
+    if batch < FEWEST:
+        raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
+    if precision not in ("float32", "bf16"):
+        raise InputError(f"There is no precision {precision!r}; choose float32 or bf16")
+
+
+def _request(plans: Mapping[str, Plan], configs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    plan = next(iter(plans.values()))
+    return {
+        "encoders": [encoder.describe() for encoder in plan.encoders.values()],
+        "images": plan.images.describe(),
+        "settings": dict(settings),
+        "analyses": {
+            name: {"config": asdict(configs[name]), "splits": list(plan.splits), "sites": plan.sites}
+            for name, plan in plans.items()
+        },
+        **provenance(),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Where it runs
+
+
+def _join_processes(device: str) -> Process:
+    """Join the others if torchrun or SLURM started several of us; one process needs nothing of the kind."""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return Process(0, 1)
+    if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        on_gpu = torch.cuda.is_available() and device in ("auto", "cuda")
+        distributed.init_process_group("nccl" if on_gpu else "gloo")
+    if not distributed.is_initialized():
+        return Process(0, 1)
+    return Process(distributed.get_rank(), distributed.get_world_size())
+
+
+def _device(name: str, process: Process) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and process.world > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', process.rank)}"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"Device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
+    if shared := os.environ.get("SIGHTLINE_CACHE"):
+        return Path(shared)
+    if out is not None:
+        return Path(out) / "cache"
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sightline-")))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The pass
+
+
+def _pass(
+    metrics: Mapping[str, Any],
+    plans: Mapping[str, Plan],
+    keys: Mapping[str, str],
+    run: Run,
+    process: Process,
+    device: torch.device,
+    workers: int | None,
+    shown: bool,
+) -> None:
+    plan = plans[next(iter(metrics))]
+    splits = tuple(dict.fromkeys(split for name in metrics for split in plans[name].splits))
+    sums = _Sums(run.path, fingerprint([keys[name] for name in metrics]), process, metrics)
+    start, began = sums.restore(), time.monotonic()
+    skipped: list[tuple[str, str]] = []
+    loader = batches(
+        plan.images,
+        {encoder.preprocess for encoder in plan.encoders.values()},
+        splits=splits,
+        batch=plan.batch,
+        seed=plan.seed,
+        workers=workers,
+        rank=process.rank,
+        world=process.world,
+        start=start,
+    )
+    total = sum(len(plan.images.indices(split)) for split in splits)
+    share = -(-total // process.world)
+    with progress.bar("Comparing", share, 0, shown) as move, torch.inference_mode():
+        for batch in loader:
+            skipped += batch.skipped
+            if batch.ids:
+                _step(
+                    batch, {name: m for name, m in metrics.items() if batch.split in plans[name].splits}, plans, device
+                )
+            move(len(batch.ids))
+            sums.save(batch.number + 1)
+    _report_skipped(skipped, shown)
+    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
+    for name, metric in metrics.items():
+        result = result_of(metric)
+        if process.rank == 0:
+            run.save(name, _signed(result, name, keys[name], plans[name], run))
+        elif run.path is None:
+            run.save(name, result)
+    if process.rank == 0:
+        run.request["timing"] = timing
+        run.request["skipped"] = [list(pair) for pair in skipped]
+        run.save_request()
+    sums.forget()
+    if process.world > 1:
+        torch.distributed.barrier()
+
+
+def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device) -> None:
+    """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
+    plan = plans[next(iter(metrics))]
+    reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
+    views = dict.fromkeys(view for name in metrics for view in module_of(name).VIEWS)
+    bf16 = plan.precision == "bf16"
+    for key, encoder in plan.encoders.items():
+        pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
+        for view in views:
+            asking = {name: set(plans[name].sites[key]) for name in metrics if view in module_of(name).VIEWS}
+
+            def see(site: str, activation: Tensor, key: str = key, view: str = view, asking: Any = asking) -> None:
+                for name, sites in asking.items():
+                    if site in sites:
+                        whose = Key(key, site, view)
+                        reductions[name][whose] = metrics[name].reduce(whose, activation)
+
+            wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
+            inputs = encoder.preprocess.normalize(make_view(view, pixels))
+            with watch(encoder.sites, wanted, see), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                encoder(inputs)
+    for name, metric in metrics.items():
+        metric.update(batch, reductions[name])
+
+
+def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:
+    if skipped and shown:
+        progress.console().print(f"[yellow]{len(skipped)} images could not be read and were skipped:[/yellow]")
+        for name, reason in skipped[:10]:
+            progress.console().print(f"  {name}: {reason}", markup=False)
+
+
+def result_of(metric: Any) -> xr.Dataset:
+    """What an analysis has to say, with the sums of all processes.
+
+    The class's own `compute`: the one that torchmetrics wraps rebuilds mappings, and a Dataset loses its attributes.
+    """
+    with metric.sync_context():
+        result: xr.Dataset = type(metric).compute(metric)
+        return result
+
+
+def _signed(result: xr.Dataset, name: str, key: str, plan: Plan, run: Run) -> xr.Dataset:
+    """A result with what it takes to reproduce it."""
+    about = {k: run.request[k] for k in ("encoders", "images", "settings", "versions", "date")}
+    return result.assign_attrs(analysis=name, fingerprint=key, provenance=json.dumps(about))
+
+
+class _Sums:
+    """The sums of an interrupted pass on disk: with the same question, the pass goes on where it stopped."""
+
+    def __init__(self, folder: Path | None, key: str, process: Process, metrics: Mapping[str, Any]) -> None:
+        name = f"pass-{process.rank}-of-{process.world}.safetensors"
+        self.path = None if folder is None else folder / "cache" / name
+        self.key, self.metrics, self.saved = key, metrics, time.monotonic()
+
+    def save(self, number: int) -> None:
+        """Every half minute, together with the number of the next batch."""
+        if self.path is None or time.monotonic() - self.saved < SAVE_EVERY:
+            return
+        from safetensors.torch import save
+
+        state = {
+            f"{name}.{key}": value.detach().cpu().contiguous()
+            for name, metric in self.metrics.items()
+            for key, value in metric.metric_state.items()
+        }
+        write_atomically(self.path, save(state, metadata={"question": self.key, "next": str(number)}))
+        self.saved = time.monotonic()
+
+    def restore(self) -> int:
+        """Put the sums back if they belong to this question, and say which batch comes next."""
+        if self.path is None or not self.path.is_file():
+            return 0
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = file.metadata() or {}
+                if about.get("question") != self.key:
+                    return 0
+                for name, metric in self.metrics.items():
+                    for key, value in metric.metric_state.items():
+                        value.copy_(file.get_tensor(f"{name}.{key}"))
+                    metric._update_count = 1  # torchmetrics warns where compute comes before any update
+                return int(about["next"])
+        except (SafetensorError, OSError, KeyError, ValueError):
+            return 0
+
+    def forget(self) -> None:
+        """The results are written; the sums have served."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""The run folder: what was asked, results, figures, report. Written atomically, so that it can be resumed.
+
+RUN/run.json              what was asked and of what, versions, timings
+RUN/results/cka.nc        one NetCDF file per analysis
+RUN/figures/              every figure as SVG, PDF and CSV
+RUN/report.html
+RUN/cache/                features and the state of an interrupted pass; may be deleted
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.errors import InputError, nearest
+from sightline.files import replacing, write_atomically
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["ABSENT", "Run", "fingerprint", "open_run", "provenance"]
+
+ABSENT = "this encoder has no such site"  # the reason that only fills axes, which hold the sites of all encoders
+PACKAGES = ("numpy", "sightline", "timm", "torch", "torchmetrics", "torchvision", "transformers", "xarray")
+
+
+class Run(Mapping[str, "xr.Dataset"]):
+    """Results by the name of their analysis, `run["cka"]`; with a path they live in a folder, without in memory."""
+
+    def __init__(self, path: Path | None, request: dict[str, Any] | None = None, replaces: bool = False) -> None:
+        self.path, self._replaces = path, replaces
+        self.request: dict[str, Any] = request or {}
+        self._results: dict[str, xr.Dataset] = {}
+
+    def names(self) -> list[str]:
+        """Finished analyses."""
+        on_disk = [] if self.path is None else [file.stem for file in (self.path / "results").glob("*.nc")]
+        return sorted({*self._results, *on_disk})
+
+    def __getitem__(self, name: str) -> xr.Dataset:
+        if name not in self._results:
+            if name not in self.names():
+                raise InputError(f"The run has no result {name!r}{nearest(name, self.names())}")
+            self._results[name] = _read(self._file(name))
+        return self._results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __repr__(self) -> str:
+        return f"Run({'in memory' if self.path is None else str(self.path)!r}, results: {', '.join(self) or 'none'})"
+
+    def finished(self, name: str, key: str) -> bool:
+        """Whether a result is there that answers exactly this question (encoders, images, settings)."""
+        return name in self.names() and self[name].attrs.get("fingerprint") == key
+
+    def begin(self) -> None:
+        """The question is sound and the pass starts: write down what was asked, clear away the run it replaces."""
+        if self.path is not None and self._replaces:
+            for file in (self.path / "results").glob("*.nc"):
+                file.unlink()
+        self._replaces = False
+        self.save_request()
+
+    def save(self, name: str, result: xr.Dataset) -> None:
+        """Keep a result, on disk too if the run has a folder; a partial file is never seen under its name."""
+        self._results[name] = result
+        if self.path is not None:
+            with replacing(self._file(name)) as temporary:
+                result.to_netcdf(temporary, engine="h5netcdf", encoding=_compressed(result))
+
+    def save_request(self) -> None:
+        """Write `run.json`."""
+        if self.path is not None:
+            write_atomically(self.path / "run.json", json.dumps(self.request, indent=2, ensure_ascii=False).encode())
+
+    def _file(self, name: str) -> Path:
+        assert self.path is not None
+        return self.path / "results" / f"{name}.nc"
+
+
+def open_run(path: str | Path) -> Run:
+    """A finished or interrupted run: `open_run("runs/x")["cka"].cka.to_series()`."""
+    path = Path(path)
+    if not (path / "run.json").is_file():
+        raise InputError(f"{str(path)!r} is not a run folder: it has no run.json; give the folder passed to -o")
+    try:
+        return Run(path, json.loads((path / "run.json").read_text()))
+    except (ValueError, OSError) as error:
+        raise InputError(f"Cannot read {str(path / 'run.json')!r}: {error}") from error
+
+
+def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False) -> Run:
+    """The run of a folder if it holds the same comparison, a new one if there is none; another one's folder is refused.
+
+    Nothing is written before `begin`.
+    """
+    if path is None or not (path / "run.json").exists():
+        if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{str(path)!r} exists and is not a run folder; choose a new folder")
+        return Run(path, request)
+    old = open_run(path)
+    changed = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
+    if changed and not overwrite:
+        raise InputError(
+            f"{str(path)!r} holds a run with other {' and '.join(changed)}; choose another folder, "
+            "or pass --overwrite to replace it"
+        )
+    if changed:
+        return Run(path, request, replaces=True)
+    old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
+    return old
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples become lists."""
+    return json.loads(json.dumps(value))
+
+
+def _read(path: Path) -> xr.Dataset:
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as result:
+            return result.load()
+    except Exception as error:  # h5py raises whatever it likes on a damaged file
+        raise InputError(f"Cannot read {str(path)!r}: {error}; delete the file to compute it again") from error
+
+
+def _compressed(result: xr.Dataset) -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {"zlib": True, "complevel": 4}
+        for name, values in result.data_vars.items()
+        if values.dtype.kind == "f" and values.size > 1000
+    }
+
+
+def fingerprint(question: Any) -> str:
+    """Sha256 of anything JSON can hold: equal questions have equal answers."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, machine and time, for every run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "command": " ".join(["sightline", *sys.argv[1:]]) if Path(sys.argv[0]).stem == "sightline" else "Python",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
