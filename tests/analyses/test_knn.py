@@ -1,0 +1,472 @@
+"""k-NN against plain loops, scikit-learn and its own promises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from sightline.analyses import knn
+from sightline.analyses.knn import Analysis, Config, knn_predict, wilson
+from sightline.encoder import Preprocess
+from sightline.errors import InputError
+from sightline.images import Batch, Images
+from sightline.plan import Key, Plan
+from sightline.sites import Tokens
+
+Array = np.ndarray[Any, Any]
+
+
+def plain(train: Array, labels: Array, test: Array, k: int = 20, temperature: float = 0.07) -> Array:
+    """The definition, image by image in float64."""
+    train, test = train.astype(np.float64), test.astype(np.float64)
+    train /= np.maximum(np.linalg.norm(train, axis=1, keepdims=True), 1e-300)
+    test /= np.maximum(np.linalg.norm(test, axis=1, keepdims=True), 1e-300)
+    predicted = []
+    for query in test:
+        cosine = np.round((train * query).sum(1) * 2**35) / 2**35  # the steps within which cosines are equal
+        nearest = np.lexsort((np.arange(len(train)), -cosine))[:k]
+        votes: dict[Any, float] = {}
+        for row in nearest:
+            votes[labels[row]] = votes.get(labels[row], 0.0) + np.exp((cosine[row] - 1) / temperature)
+        most = max(votes.values())
+        predicted.append(min(label for label, vote in votes.items() if vote > most * (1 - 1e-9)))
+    return np.array(predicted, dtype=labels.dtype)
+
+
+def normal(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    return random.normal(size=(n, width))
+
+
+def clustered(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    centres = np.random.default_rng(5).normal(size=(10, width))
+    return 3 + centres[random.integers(0, 10, n)] + 0.3 * random.normal(size=(n, width)) * np.linspace(2, 0.01, width)
+
+
+def narrow(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    """All cosines above 0.999, as in the first blocks of a transformer."""
+    return np.linspace(1, 2, width) + 0.01 * random.normal(size=(n, width))
+
+
+def near_duplicates(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    few = np.random.default_rng(6).normal(size=(12, width))
+    return few[random.integers(0, 12, n)] + 1e-4 * random.normal(size=(n, width))
+
+
+def duplicates(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    return np.random.default_rng(6).normal(size=(12, width))[random.integers(0, 12, n)]
+
+
+def constant(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    return np.full((n, width), 0.3)
+
+
+def with_zeros(random: np.random.Generator, n: int, width: int = 32) -> Array:
+    return normal(random, n, width) * (random.random((n, 1)) < 0.5)
+
+
+KINDS = [normal, clustered, narrow, near_duplicates, duplicates, constant, with_zeros]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_same_as_the_definition(kind: Callable[..., Array], dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn, "BLOCK_NUMBERS", 32 * 1100)  # several blocks of training rows
+    monkeypatch.setattr(knn, "QUERIES", 64)
+    random = np.random.default_rng(0)
+    train, test = kind(random, 3000).astype(dtype), kind(random, 150).astype(dtype)
+    labels = random.integers(-2, 8, 3000)
+    for k, temperature in ((20, 0.07), (1, 0.07), (50, 1.0)):
+        ours = knn_predict(train, labels, test, k, temperature)
+        np.testing.assert_array_equal(ours, plain(train, labels, test, k, temperature))
+
+
+@pytest.mark.parametrize("kind", [normal, clustered, narrow])
+def test_same_as_scikit_learn(kind: Callable[..., Array]) -> None:
+    random = np.random.default_rng(1)
+    train, test, labels = kind(random, 2000), kind(random, 300), random.integers(0, 10, 2000)
+    peer = KNeighborsClassifier(20, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07))
+    np.testing.assert_array_equal(knn_predict(train, labels, test), peer.fit(train, labels).predict(test))
+
+
+def test_float32_alone_would_choose_other_neighbours() -> None:
+    """Rows of two classes whose cosines differ by less than float32 resolves; only the last ones are nearest."""
+    random = np.random.default_rng(2)
+    width, n = 256, 4000
+    query = random.normal(size=(1, width))
+    query /= np.linalg.norm(query)
+    aside = random.normal(size=(n, width))
+    aside -= (aside @ query.T) * query
+    aside /= np.linalg.norm(aside, axis=1, keepdims=True)
+    cosine = 0.6 + 1e-9 * random.permutation(n)
+    train = cosine[:, None] * query + np.sqrt(1 - cosine[:, None] ** 2) * aside
+    nearest = np.argsort(-cosine)[:20]
+    labels = np.isin(np.arange(n), nearest).astype(int)
+    rounded = [torch.from_numpy(x).float() for x in (query, train)]
+    for dtype in (torch.float32, torch.bfloat16):
+        scan = (rounded[0].to(dtype) @ rounded[1].to(dtype).T)[0].topk(20).indices.numpy()
+        assert labels[scan].mean() < 0.5, "the test must be hard enough to fool a plain scan"
+    assert knn_predict(train, labels, query) == 1
+    keys = knn._neighbours(knn._Rows(torch.from_numpy(train)), torch.from_numpy(query), 20)
+    assert set(knn._row(keys)[0].tolist()) == set(nearest.tolist())
+
+
+def test_queries_without_proof_are_done_again_and_only_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    train = np.concatenate([normal(random, 2000), np.repeat(normal(random, 1), 200, 0)])
+    test = np.concatenate([normal(random, 30), train[-1:]])  # one query whose nearest rows are 200 equal ones
+    again = []
+    real = knn._sweep
+
+    def spy(rows: Any, queries: torch.Tensor, *rest: Any) -> Any:
+        again.append((queries.dtype, len(queries)))
+        return real(rows, queries, *rest)
+
+    monkeypatch.setattr(knn, "_sweep", spy)
+    knn_predict(train, np.arange(2200), test)
+    assert again == [(torch.float32, 31), (torch.float64, 1)]
+
+
+def test_coarse_matrix_products_do_not_change_the_answer() -> None:
+    random = np.random.default_rng(4)
+    train, test, labels = narrow(random, 1500), narrow(random, 50), random.integers(0, 5, 1500)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        np.testing.assert_array_equal(knn_predict(train, labels, test), plain(train, labels, test))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_ties_go_to_the_smaller_row_and_the_smaller_label() -> None:
+    same = np.ones((100, 4))
+    assert knn_predict(same, np.arange(100)[::-1].copy(), same[:1], k=1) == 99  # row 0
+    assert knn_predict(same, np.array([7, 3] * 50), same[:1], k=20) == 3  # ten votes each
+    assert knn_predict(same, np.array([7, 3, 7] + [3] * 97), same[:1], k=3) == 7  # rows 0 to 2
+
+
+def test_few_images() -> None:
+    train, labels = np.eye(3), np.array([5, 6, 7])
+    np.testing.assert_array_equal(knn_predict(train, labels, train), labels)
+    np.testing.assert_array_equal(knn_predict(train[:1], labels[:1], train), [5, 5, 5])
+    assert knn_predict(train, labels, np.array([[0.1, 0.9, 0.2]])).tolist() == [6]
+    assert knn_predict(train, labels, train[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        np.array([-5, 10**15]), np.array(["zebra", "ant"]), np.array([3, 250], dtype=np.uint8), np.array([0.5, -1.5]),
+        np.array([False, True]), torch.tensor([-(2**60), 7]), torch.tensor([1, 0], dtype=torch.int32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_any_labels(names: Any) -> None:
+    random = np.random.default_rng(6)
+    codes = random.integers(0, 2, 60)
+    train = np.where(codes[:, None] == 1, 1.0, -1.0) + 0.1 * random.normal(size=(60, 5))
+    given = names[torch.from_numpy(codes)] if isinstance(names, torch.Tensor) else names[codes]
+    got = knn_predict(train, given, train)
+    assert type(got) is type(given)
+    assert got.dtype == given.dtype
+    assert (got == given).all()
+
+
+def test_tensors_arrays_and_maps_give_the_same(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    train, test = normal(random, 400).astype(np.float32), normal(random, 40).astype(np.float32)
+    labels = random.integers(0, 4, 400)
+    expected = knn_predict(train, labels, test)
+    wide = [x.astype(np.float64) for x in (train, test)]
+    np.testing.assert_array_equal(knn_predict(wide[0], labels, wide[1]), expected)
+    np.testing.assert_array_equal(wide[0], train)  # what was given is left as it was
+    as_tensors = knn_predict(torch.from_numpy(train).requires_grad_(), torch.from_numpy(labels), torch.from_numpy(test))
+    assert isinstance(as_tensors, torch.Tensor)
+    np.testing.assert_array_equal(as_tensors.numpy(), expected)
+    np.save(tmp_path / "train.npy", train)
+    mapped = np.load(tmp_path / "train.npy", mmap_mode="r")
+    np.testing.assert_array_equal(knn_predict(mapped, labels, test), expected)
+    np.testing.assert_array_equal(knn_predict(train.astype(">f4"), labels, test), expected)
+    np.testing.assert_array_equal(knn_predict(train[:, ::-1], labels, test[:, ::-1]), expected)
+    whole = [(1000 * x).astype(np.int32) for x in (train, test)]
+    np.testing.assert_array_equal(knn_predict(whole[0], labels, whole[1]), plain(whole[0], labels, whole[1]))
+    half = [torch.from_numpy(x).bfloat16() for x in (train, test)]
+    exact = [x.double().numpy() for x in half]
+    np.testing.assert_array_equal(knn_predict(half[0], labels, half[1]), plain(exact[0], labels, exact[1]))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_very_small_and_very_large_features(scale: float) -> None:
+    random = np.random.default_rng(8)
+    train, test, labels = normal(random, 300), normal(random, 30), random.integers(0, 4, 300)
+    small = [(scale * x).astype(np.float32) for x in (train, test)]
+    np.testing.assert_array_equal(knn_predict(small[0], labels, small[1]), knn_predict(train, labels, test))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 200), width=st.integers(2, 20), k=st.integers(1, 30))
+def test_invariances(seed: int, n: int, width: int, k: int) -> None:
+    random = np.random.default_rng(seed)
+    train, test, labels = normal(random, n, width), normal(random, 9, width), random.integers(0, 4, n)
+    expected = knn_predict(train, labels, test, k)
+    rotation = np.linalg.qr(random.normal(size=(width, width)))[0]
+    np.testing.assert_array_equal(knn_predict(train @ rotation, labels, test @ rotation, k), expected)
+    scales = random.uniform(0.01, 100, (n, 1))
+    np.testing.assert_array_equal(knn_predict(train * scales, labels, test * 7, k), expected)
+    order, queries = random.permutation(n), random.permutation(9)
+    np.testing.assert_array_equal(knn_predict(train[order], labels[order], test[queries], k), expected[queries])
+    one_by_one = [knn_predict(train, labels, test[i : i + 1], k)[0] for i in range(9)]
+    np.testing.assert_array_equal(one_by_one, expected)
+
+
+@pytest.mark.parametrize(
+    ("train", "labels", "test", "options", "message"),
+    [
+        (np.ones((3, 2)), np.arange(3), np.ones((1, 5)), {}, "width 2 and test features of width 5"),
+        (np.ones((3, 2)), np.arange(4), np.ones((1, 2)), {}, "3 training features and 4 labels"),
+        (np.ones((0, 2)), np.arange(0), np.ones((1, 2)), {}, "0 training features"),
+        (np.ones(3), np.arange(3), np.ones((1, 2)), {}, "training features as a real numpy array or tensor"),
+        (np.ones((3, 2)), np.arange(3), [[1, 2]], {}, "test features .* not list"),
+        (np.array([["a"]]), np.arange(1), np.ones((1, 1)), {}, "training features as a real"),
+        (np.array([[1, np.nan], [1, 1]]), np.arange(2), np.ones((1, 2)), {}, "1 of 2 rows hold NaN or infinity"),
+        (np.ones((3, 2)), np.arange(3), np.array([[np.inf, 1]]), {}, "1 of 1 rows"),
+        (np.ones((3, 2)), np.arange(3), np.ones((1, 2)), {"k": 0}, "k of at least 1"),
+        (np.ones((3, 2)), np.arange(3), np.ones((1, 2)), {"temperature": 0}, "temperature above 0"),
+    ],
+)
+def test_bad_input(train: Any, labels: Any, test: Any, options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        knn_predict(train, labels, test, **options)
+
+
+def test_wilson_against_scipy() -> None:
+    from scipy.stats import binomtest
+
+    for right, n in ((0, 5), (5, 5), (3, 7), (412, 1000)):
+        expected = binomtest(right, n).proportion_ci(0.95, "wilson")
+        np.testing.assert_allclose(wilson(right, n), [expected.low, expected.high], atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The streaming analysis, fed with made activations
+
+WIDTH, TRAIN, TEST = 6, 40, 24
+LAYOUT = Tokens(prefix=2, cls=0, grid=(2, 2))
+
+
+def make_images(labels: Array) -> Images:
+    ids = np.array([f"image-{i:03d}" for i in range(TRAIN + TEST)])
+    splits = {"train": np.arange(TRAIN), "test": np.arange(TRAIN, TRAIN + TEST)}
+    source: Any = None
+    return Images("made", source, ids, labels, ("a", "b", "c"), splits)
+
+
+def make_plan(cache: Path, labels: Array | None = None) -> Plan:
+    labels = np.arange(TRAIN + TEST) % 3 if labels is None else labels
+    layout = {"vit": LAYOUT, "cnn": None}
+    encoders: Any = {
+        name: SimpleNamespace(
+            name=name, weights=name, module=nn.Identity(), reference=name, family="made", depth=2, heads=None,
+            patch=None, tokens=tokens, preprocess=Preprocess(),
+        )
+        for name, tokens in layout.items()
+    }  # fmt: skip
+    sites = {"vit": ("block.0", "block.1", "norm"), "cnn": ("block.0", "block.1")}
+    shapes: Any = {
+        "vit": dict.fromkeys(sites["vit"], (LAYOUT.count, WIDTH)),
+        "cnn": dict.fromkeys(sites["cnn"], (WIDTH, 3, 3)),
+    }
+    return Plan(encoders, sites, shapes, make_images(labels), ("train", "test"), 8, 8, 0, "float32", cache)
+
+
+def activations(plan: Plan) -> dict[Key, torch.Tensor]:
+    """Activations of all images at all sites; the second block knows the class, the first one knows nothing."""
+    random = torch.Generator().manual_seed(0)
+    found = {}
+    label = torch.from_numpy(plan.images.labels)
+    for encoder, sites in plan.sites.items():
+        for site in sites:
+            values = torch.randn((TRAIN + TEST, *plan.shapes[encoder][site]), generator=random)
+            if site != "block.0":
+                signal = nn.functional.one_hot(label.clamp(min=0), WIDTH).float() * 2
+                values += signal[:, None] if encoder == "vit" else signal[:, :, None, None]
+            found[Key(encoder, site, "plain")] = values
+    return found
+
+
+def feed(metric: Analysis, plan: Plan, data: dict[Key, torch.Tensor], size: int, part: slice = slice(None)) -> None:
+    numbered = [
+        (split, rows)
+        for split in ("test", "train")
+        for rows in torch.randperm(len(plan.images.indices(split))).split(size)
+    ]
+    for number, (split, rows) in list(enumerate(numbered))[part]:
+        where = torch.from_numpy(plan.images.indices(split))[rows]
+        batch = Batch(
+            split, number, rows, tuple(plan.images.ids[where]), torch.from_numpy(plan.images.labels)[where], {}, {}, ()
+        )
+        metric.update(batch, {key: metric.reduce(key, values[where]) for key, values in data.items()})
+
+
+def run(plan: Plan, data: dict[Key, torch.Tensor], size: int = 8, k: int = 20) -> Any:
+    metric = Analysis(Config(k=k), plan)
+    torch.manual_seed(0)
+    feed(metric, plan, data, size)
+    return Analysis.compute(metric)
+
+
+def test_streamed_is_whole(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    data = activations(plan)
+    result = run(plan, data)
+    labels = plan.images.labels
+    pools = {
+        ("vit", "cls"): lambda x: x[:, 0], ("vit", "gap"): lambda x: x.mean(1),
+        ("vit", "gap_without_cls"): lambda x: x[:, 2:].mean(1), ("cnn", "gap"): lambda x: x.mean((2, 3)),
+    }  # fmt: skip
+    for (encoder, feature), pool in pools.items():
+        for site in plan.sites[encoder]:
+            vectors = pool(data[Key(encoder, site, "plain")]).numpy()
+            predicted = plain(vectors[:TRAIN], labels[:TRAIN], vectors[TRAIN:])
+            right = int((predicted == labels[TRAIN:]).sum())
+            got = result.sel(encoder=encoder, site=site, feature=feature)
+            assert got.accuracy == right / TEST
+            assert (got.accuracy_low, got.accuracy_high) == wilson(right, TEST)
+            assert got.reason == ""
+    assert result.sel(encoder="vit", site="block.1", feature="gap").accuracy > 0.9
+    for feature in ("cls", "gap_without_cls"):
+        missing = result.sel(encoder="cnn", site="block.0", feature=feature)
+        assert np.isnan(missing.accuracy)
+        assert missing.reason == "this site has no such feature"
+    assert result.sel(encoder="cnn", site="norm", feature="gap").reason == "this encoder has no such site"
+
+
+def test_protocol_is_named_and_survives_a_file(tmp_path: Path) -> None:
+    import xarray as xr
+
+    plan = make_plan(tmp_path / "cache")
+    result = run(plan, activations(plan), k=5)
+    result.to_netcdf(tmp_path / "knn.nc", engine="h5netcdf")
+    with xr.open_dataset(tmp_path / "knn.nc", engine="h5netcdf") as again:
+        xr.testing.assert_equal(again.load(), result)
+        about = again.attrs
+    assert json.loads(about["protocol"]) == {
+        "k": 5, "temperature": 0.07, "weighting": "exp(cosine / temperature)", "normalisation": "L2",
+    }  # fmt: skip
+    assert (about["n_train"], about["n_test"], about["classes"], about["chance"]) == (TRAIN, TEST, 3, 1 / 3)
+    assert about["majority"] == 8 / 24
+    assert result.block.values.tolist() == [0, 1, -1]
+
+
+def test_any_batching_shards_and_a_second_run_give_the_same(tmp_path: Path) -> None:
+    import xarray as xr
+
+    plans = [make_plan(tmp_path / name) for name in "abc"]
+    data = activations(plans[0])
+    expected = run(plans[0], data, 8)
+    xr.testing.assert_identical(run(plans[1], data, 5), expected)
+    one, two = (Analysis(Config(), plans[2]) for _ in range(2))
+    for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
+        torch.manual_seed(0)
+        feed(metric, plans[2], data, 8, part)
+    one.merge_state(two)
+    xr.testing.assert_identical(Analysis.compute(one), expected)
+    assert knn.cost(Config(), plans[0]).disk == 0
+    nothing = {key: values * 0 for key, values in data.items()}
+    xr.testing.assert_identical(run(plans[0], nothing), expected)  # found by its key, not written again
+
+
+def test_cost_is_what_the_disk_holds(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    disk = knn.cost(Config(), plan).disk
+    assert disk == (3 * 3 + 2) * (TRAIN + TEST) * (4 * WIDTH + 1)
+    run(plan, activations(plan))
+    held = sum(file.stat().st_size for file in tmp_path.rglob("*.npy"))
+    assert disk <= held <= disk + 256 * 2 * len(list(tmp_path.iterdir()))
+
+
+def test_flaws_have_a_reason(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    data = activations(plan)
+    data[Key("vit", "block.0", "plain")][50, 0, 0] = torch.nan
+    data[Key("cnn", "block.0", "plain")][:] = 1.5
+    result = run(plan, data)
+    assert result.sel(encoder="vit", site="block.0", feature="cls").reason == (
+        "1 of 24 test features are not finite (NaN or infinity)"
+    )
+    assert np.isnan(result.sel(encoder="vit", site="block.0", feature="cls").accuracy)
+    assert result.sel(encoder="vit", site="block.0", feature="gap_without_cls").reason == ""
+    assert result.sel(encoder="cnn", site="block.0", feature="gap").reason == (
+        "the features are the same for all training images"
+    )
+
+
+def test_images_that_could_not_be_read_or_have_no_label_are_left_out(tmp_path: Path) -> None:
+    labels = np.arange(TRAIN + TEST) % 3
+    labels[[3, 60]] = -1
+    plan = make_plan(tmp_path, labels)
+    data = activations(plan)
+    metric = Analysis(Config(), plan)
+    torch.manual_seed(0)
+    feed(metric, plan, data, 8, slice(1, None))  # one batch of 8 test images was corrupt
+    result = Analysis.compute(metric)
+    torch.manual_seed(0)
+    test = np.sort(torch.randperm(TEST).split(8)[0].numpy())
+    keep = np.setdiff1d(np.arange(TRAIN + TEST), [3, 60, *(test + TRAIN)])
+    train, test = keep[keep < TRAIN], keep[keep >= TRAIN]
+    vectors = data[Key("vit", "norm", "plain")].mean(1).numpy()
+    right = (plain(vectors[train], labels[train], vectors[test]) == labels[test]).mean()
+    assert result.sel(encoder="vit", site="norm", feature="gap").accuracy == right
+    assert (result.attrs["n_train"], result.attrs["n_test"]) == (len(train), len(test))
+
+
+def test_lost_rows_are_noticed(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    metric = Analysis(Config(), plan)
+    feed(metric, plan, activations(plan), 8)
+    for rows in tmp_path.rglob("rows.npy"):
+        np.load(rows, mmap_mode="r+")[:3] = 0
+    with pytest.raises(InputError, match="lost rows"):
+        Analysis.compute(metric)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.full(TRAIN + TEST, -1), "train split of made has no labelled classes"),
+        (np.zeros(TRAIN + TEST, dtype=np.int64), "train split of made has 1 labelled class;"),
+        (np.where(np.arange(TRAIN + TEST) < TRAIN, np.arange(TRAIN + TEST) % 2, -1), "test split of made has no"),
+    ],
+)
+def test_labels_are_checked_before_the_pass(tmp_path: Path, labels: Array, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Analysis(Config(), make_plan(tmp_path, labels))
+    assert not list(tmp_path.iterdir())
+
+
+def test_reductions_are_copies(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    values = torch.ones(4, LAYOUT.count, WIDTH)
+    found = Analysis(Config(), plan).reduce(Key("vit", "norm", "plain"), values)
+    values.zero_()
+    assert {name: (vector.dtype, float(vector.min())) for name, vector in found.items()} == dict.fromkeys(
+        ("cls", "gap", "gap_without_cls"), (torch.float32, 1.0)
+    )
+
+
+def test_figure_has_the_numbers(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    result = run(plan, activations(plan))
+    (figure,) = knn.figures(result)
+    assert len(figure.table) == 2 * 3 + 2
+    figure.chart.to_dict()
