@@ -1,0 +1,440 @@
+"""Run folder → one HTML file that works from disk without a network, and its figures as files. Needs no model.
+
+The page carries its data: tables as columns, matrices as base64 float32. What comes from users (names of encoders,
+classes, folders, reasons) is escaped as HTML, or travels as JSON without `<` and is set as text. The page's security
+policy allows its own scripts, by their hashes, and no request to anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import vl_convert
+import xarray as xr
+
+from sightline import plugins
+from sightline.errors import InputError
+from sightline.figures import DARK, LIGHT, Figure, linked_charts, same_colours, theme
+from sightline.files import write_atomically
+from sightline.run import ABSENT
+
+if TYPE_CHECKING:
+    from sightline.run import Run
+
+__all__ = ["write_report"]
+
+SCRIPTS = ("svg_to_pdf.js", "charts.js", "explorer.js", "page.js")
+PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
+
+
+class Page(NamedTuple):
+    """What one analysis contributes: its page, and its question and headline numbers for the overview."""
+
+    key: str
+    title: str
+    question: str
+    body: str
+    headlines: list[tuple[str, str, str]]  # label, number, detail
+
+
+def write_report(run: Run) -> Path:
+    """Write `report.html` and `figures/<analysis>-<name>.svg|pdf|csv` into the run folder; returns the page's path."""
+    if run.path is None:
+        raise InputError("The run is in memory only: give analyze() a folder, out=..., to get a report")
+    data: dict[str, Any] = {
+        "themes": {"light": theme(), "dark": theme(dark=True)}, "figures": {}, "explorers": {},
+    }  # fmt: skip
+    encoders = [_clean(entry["name"]) for entry in run.request.get("encoders", [])]
+    analyses = [_analysis(run, name, encoders, data) for name in run.names()]
+    pages = [
+        ("overview", "Overview", _overview(run, analyses)),
+        *((page.key, page.title, page.body) for page in analyses),
+        ("provenance", "Provenance", _provenance(run)),
+    ]
+    path = run.path / "report.html"
+    write_atomically(path, _page(run.path.name, pages, data).encode("utf-8"))
+    return path
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def _page(title: str, pages: Sequence[tuple[str, str, str]], data: Mapping[str, Any]) -> str:
+    scripts = [_vega(), *map(_asset, SCRIPTS)]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    return Template(_asset("page.html")).substitute(
+        title=_text(f"{title} · Sightline"),
+        hashes=" ".join(f"'sha256-{digest}'" for digest in hashes),
+        style=_asset("report.css"),
+        nav="".join(f'<a href="#/{_text(key)}" data-page="{_text(key)}">{_text(name)}</a>' for key, name, _ in pages),
+        pages="\n".join(
+            f'<section class="page" data-page="{_text(key)}" aria-label="{_text(name)}">\n{body}\n</section>'
+            for key, name, body in pages
+        ),
+        data=_json(data),
+        scripts="\n".join(f"<script>{text}</script>" for text in scripts),
+    )
+
+
+def _asset(name: str) -> str:
+    return (resources.files("sightline") / "report_assets" / name).read_text("utf-8")
+
+
+@functools.cache
+def _vega() -> str:
+    """Vega, Vega-Lite and their loader as one script, from the renderer that also draws the static figures."""
+    return (
+        str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+        .replace("\r", "")
+        .replace("</script", "<\\/script")
+    )
+
+
+def _json(value: object) -> str:
+    """JSON for a script element: no `<` can end it, no line separator can break it.
+
+    >>> _json({"name": "</script>"})
+    '{"name":"\\\\u003c/script>"}'
+    """
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _clean(text: object) -> str:
+    """Text that is valid in HTML, XML and UTF-8: control characters and lone surrogates become visible marks.
+
+    >>> _clean("a\\x00b"), _clean("\\udcff"), _clean("é")
+    ('a�b', '\\\\udcff', 'é')
+    """
+    valid = str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]", "�", valid)
+
+
+def _cleaned(result: xr.Dataset) -> xr.Dataset:
+    """The same result with valid text in its names and reasons."""
+    clean = np.vectorize(_clean, otypes=[object])
+    texts = {
+        k: (v.dims, clean(v.values).astype(str)) for k, v in result.variables.items() if v.dtype.kind in "OU" and v.size
+    }
+    coords = {key: texts.pop(key) for key in list(texts) if key in result.coords}
+    return result.assign_coords(coords).assign(texts)
+
+
+def _text(value: object) -> str:
+    return html.escape(_clean(value), quote=True)
+
+
+def _words(value: object, short: bool = True) -> str:
+    """A JSON value as escaped words; `short` cuts hashes.
+
+    >>> _words({"prefix": 1, "grid": [14, 14]}), _words({}), _words(1234567), _words("ab" * 16, short=False)
+    ('prefix 1, grid 14, 14', '—', '1 234 567', '<span class="mono">abababababababababababababababab</span>')
+    """
+    if value is None or value == "" or value == [] or value == {}:
+        return "—"
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int() if abs(value) >= 10_000:
+            return f"{value:,}".replace(",", " ")
+        case float():
+            return f"{value:.6g}"
+        case Mapping():
+            return ", ".join(f"{_text(k)} {_words(v, short)}" for k, v in value.items())
+        case list() | tuple() if len(value) > 24:
+            return f"{len(value)}: " + ", ".join(_words(v, short) for v in value[:24]) + ", …"
+        case list() | tuple():
+            return ", ".join(_words(v, short) for v in value)
+        case str() if re.fullmatch(r"[0-9a-f]{32,}", value):
+            cut = f' title="{value}">{value[:12]}…' if short else f">{value}"
+            return f'<span class="mono"{cut}</span>'
+    return _text(value)
+
+
+def _facts(pairs: Iterable[tuple[str, object]], kind: str = "") -> str:
+    rows = "".join(
+        f"<dt>{_text(str(k).replace('_', ' '))}</dt><dd>{_words(v, short=kind != 'wide whole')}</dd>" for k, v in pairs
+    )
+    return f'<dl class="{kind}">{rows}</dl>'
+
+
+# --- overview and provenance ------------------------------------------------------------------------------------------
+
+
+def _overview(run: Run, analyses: Sequence[Page]) -> str:
+    encoders = run.request.get("encoders", [])
+    names = [str(e["name"]) for e in encoders]
+    title = " × ".join(names) if 0 < len(names) <= 3 and sum(map(len, names)) < 80 else f"{len(names)} encoders"
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        '<p class="lede">What do these encoders learn, and where do they differ? '
+        "All were measured in one pass over the same images.</p>",
+    ]
+    for page in analyses:
+        cards = "".join(
+            f'<li class="card"><h3 class="long">{_text(label)}</h3>'
+            f'<div class="number">{_text(number)}</div><p>{_text(detail)}</p></li>'
+            for label, number, detail in page.headlines
+        )
+        parts.append(f'<h2><a class="onward" href="#/{_text(page.key)}">{_text(page.title)}</a></h2>')
+        parts.append(f'<p class="soft">{_text(page.question)}</p>')
+        parts.append(f'<ul class="cards">{cards}</ul>' if cards else "")
+    cards = "".join(_encoder(entry, i) for i, entry in enumerate(encoders))
+    parts.append(f'<h2>Encoders</h2><ul class="cards roomy">{cards}</ul>')
+    images = dict(run.request.get("images", {}))
+    if isinstance(images.get("classes"), list):
+        images["number of classes"] = len(images["classes"])
+    parts.append(f"<h2>Images</h2>{_facts(images.items(), 'wide')}")
+    return "\n".join(parts)
+
+
+def _encoder(entry: Mapping[str, Any], position: int) -> str:
+    colours = f"--light: {LIGHT[position % len(LIGHT)]}; --dark: {DARK[position % len(DARK)]}"
+    facts = {
+        key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
+    }
+    size, tokens = (entry.get("preprocess") or {}).get("size"), entry.get("tokens")
+    if size:
+        facts["input"] = " × ".join(map(str, size)) + " pixels"
+    if isinstance(tokens, Mapping) and "grid" in tokens:
+        cls = "with" if tokens.get("cls") is not None else "without"
+        grid = " × ".join(map(str, tokens["grid"]))
+        facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
+    name = f'<span class="swatch" style="{colours}"></span><span class="long">{_text(entry["name"])}</span>'
+    return f'<li class="card"><h3>{name}</h3>{_facts(facts.items())}{_notes(entry.get("notes"))}</li>'
+
+
+def _notes(notes: object) -> str:
+    return f"<p>{_words(notes)}</p>" if notes else ""
+
+
+def _provenance(run: Run) -> str:
+    request = dict(run.request)
+    skipped = request.pop("skipped", None) or []
+    command = request.pop("command", None)
+    encoders = request.pop("encoders", [])
+    request["analyses"] = {name: _asked(settings) for name, settings in request.get("analyses", {}).items()}
+    parts = ["<h1>Provenance</h1>", '<p class="lede">All that is needed to get these numbers again.</p>']
+    if command:
+        shown = " ".join(map(str, command)) if isinstance(command, (list, tuple)) else command
+        parts.append(f"<h2>Command</h2><pre><code>{_text(shown)}</code></pre>")
+    plain = [(k, v) for k, v in request.items() if not isinstance(v, dict)]
+    parts.append(f"<h2>Run</h2>{_facts([('folder', run.path.name if run.path else None), *plain], 'wide whole')}")
+    for key, value in request.items():
+        if isinstance(value, dict):
+            parts.append(f"<h2>{_text(key.replace('_', ' ').capitalize())}</h2>{_facts(value.items(), 'wide whole')}")
+    parts += [f"<h2>Encoder {_text(e['name'])}</h2>{_facts(e.items(), 'wide whole')}" for e in encoders]
+    parts.append(f"<h2>Skipped images</h2>{_skipped(skipped)}")
+    return "\n".join(parts)
+
+
+def _skipped(skipped: Sequence[Sequence[str]]) -> str:
+    if not skipped:
+        return "<p>None.</p>"
+    told = f"<p>Could not be read, and are in no number of this report: {len(skipped)}.</p>"
+    rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(reason)}</dd>" for name, reason in skipped[:500])
+    return f'{told}<dl class="wide">{rows}</dl>'
+
+
+# --- one analysis -----------------------------------------------------------------------------------------------------
+
+
+def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]) -> Page:
+    """The page of one analysis; its figures go into `data` and into the folder."""
+    assert run.path is not None
+    result = _cleaned(run[name])
+    module, problem = _module(name)
+    word = functools.partial(getattr, module)
+    title = str(word("TITLE", name))
+    parts = [f"<h1>{_text(title)}</h1>", f'<p class="lede">{_text(word("QUESTION", ""))}</p>']
+    explorer = _explorer(result, title)
+    if explorer:
+        data["explorers"][name] = explorer
+        parts.append(_explorer_html(name, explorer))
+    headlines: list[tuple[str, str, str]] = []
+    try:
+        headlines = list(word("headlines", lambda _: [])(result))
+        for figure in word("figures", lambda _: [])(result):
+            data["figures"][f"{name}-{figure.name}"] = _figure(run.path / "figures", name, figure, encoders)
+            parts.append(_figure_html(name, figure))
+    except InputError:
+        raise
+    except Exception as error:  # a plugin may be anyone's: the other pages are still worth having
+        problem = f"The figures of {name!r} could not be drawn: {type(error).__name__}: {error}"
+        warnings.warn(problem, stacklevel=2)
+    if problem:
+        parts.append(f'<p class="note">{_text(problem)}</p>')
+    if word("FORMULA", ""):
+        parts.append(f"<h2>Formula</h2><pre>{_text(word('FORMULA', '').strip())}</pre>")
+    if word("HOW_TO_READ", ""):
+        parts.append(f"<h2>How to read it</h2><p>{_text(word('HOW_TO_READ', '').strip())}</p>")
+    parts.append(f"<h2>Protocol</h2>{_facts(_protocol(run, name, result), 'wide')}")
+    return Page(name, title, str(word("QUESTION", "")), "\n".join(parts), headlines)
+
+
+def _module(name: str) -> tuple[ModuleType, str]:
+    try:
+        return plugins.find("analyses", name), ""
+    except InputError as error:
+        return ModuleType(name), f"{error}: its results are in the run folder, but nothing here knows how to draw them."
+
+
+def _asked(settings: Mapping[str, Any]) -> dict[str, object]:
+    """Settings of an analysis, flat, with the number of sites in place of their names.
+
+    >>> _asked({"config": {"k": 20}, "splits": ["test"], "sites": {"dino": ["block.0", "block.1"]}})
+    {'k': 20, 'splits': ['test'], 'number of sites': {'dino': 2}}
+    """
+    flat: dict[str, object] = dict(settings.get("config") or {})
+    flat |= {key: value for key, value in settings.items() if key not in {"config", "sites", "name"}}
+    if isinstance(settings.get("sites"), Mapping):
+        flat["number of sites"] = {name: len(sites) for name, sites in settings["sites"].items()}
+    return flat
+
+
+def _protocol(run: Run, name: str, result: xr.Dataset) -> list[tuple[str, object]]:
+    """Settings and attributes of an analysis; attributes may be JSON strings."""
+    rows = _asked(run.request.get("analyses", {}).get(name) or {})
+    for key, value in result.attrs.items():
+        if key in {"analysis", "provenance"}:  # told by the title and on a page of its own
+            continue
+        try:
+            rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
+        except ValueError:
+            rows[str(key)] = value
+    sizes = {str(k): int(v) for k, v in result.sizes.items()}
+    return [(k, v.item() if isinstance(v, np.generic) else v) for k, v in rows.items()] + [
+        ("size of the result", sizes)
+    ]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _figure(folder: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -> dict[str, Any]:
+    """Write the static files of a figure; returns what the page needs to draw it."""
+    if not re.fullmatch(r"[\w-]+", figure.name):
+        raise InputError(
+            f"The figure name {figure.name!r} of {analysis!r} is a file name: use letters, digits, '-' and '_'"
+        )
+    table = figure.table.map(lambda v: _clean(v) if isinstance(v, str) else v)
+    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
+        spec = figure.chart.to_dict()
+    same_colours(spec, encoders)
+    spec["datasets"] = {
+        key: [{k: _clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+        for key, rows in spec.get("datasets", {}).items()
+    }
+    svg = vl_convert.vegalite_to_svg(spec, config=theme())
+    stem = f"{analysis}-{figure.name}"
+    write_atomically(folder / f"{stem}.svg", svg.encode())
+    write_atomically(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
+    write_atomically(folder / f"{stem}.csv", table.to_csv(index=False).encode())
+    datasets = {key: _columns(pd.DataFrame(rows), digits=6) for key, rows in spec.pop("datasets").items()}
+    return {"spec": spec, "datasets": datasets, "table": _columns(table, digits=8)}
+
+
+def _columns(table: pd.DataFrame, digits: int) -> dict[str, Any]:
+    """A table as columns; numbers with so many significant digits, repeated words once.
+
+    >>> _columns(pd.DataFrame({"x": [0.123456789, float("nan")], "y": ["a", "a"]}), 3)["columns"]
+    [[0.123, None], {'words': ['a'], 'codes': [0, 0]}]
+    """
+    columns: list[Any] = []
+    for column in (table.iloc[:, i] for i in range(table.shape[1])):
+        if pd.api.types.is_bool_dtype(column):
+            columns.append(column.tolist())
+        elif pd.api.types.is_numeric_dtype(column):
+            exact = pd.api.types.is_integer_dtype(column)
+            numbers = (v if exact else float(f"{v:.{digits}g}") for v in column.tolist())
+            columns.append([v if np.isfinite(v) else None for v in numbers])
+        else:
+            texts = [None if v is None or v != v else str(v) for v in column.tolist()]
+            words = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+            columns.append({"words": list(words), "codes": [words[text] for text in texts]})
+    return {"rows": len(table), "names": [_clean(n) for n in table.columns], "columns": columns}
+
+
+def _figure_html(analysis: str, figure: Figure) -> str:
+    words = {"stem": f"{analysis}-{figure.name}", "title": figure.title, "caption": figure.caption}
+    return Template(_asset("figure.html")).substitute({key: _text(text) for key, text in words.items()})
+
+
+# --- the linked view of results over pairs of layers ------------------------------------------------------------------
+
+
+def _explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
+    """Whatever compares every layer of every encoder with every other gets the linked view; None for other results."""
+    names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and v.dims[:-4] in {(), ("tokens",)}]
+    main = next((n for n in names if not n.endswith(("_low", "_high", "_null"))), None)
+    if main is None:
+        return None
+    label = main.upper() if len(main) <= 4 else main
+    views = result if "tokens" in result[main].dims else result.expand_dims("tokens")
+    parts = {"value": main, "low": f"{main}_low", "high": f"{main}_high", "null": f"{main}_null"}
+    values = {part: views[n].transpose("tokens", *PAIR).values for part, n in parts.items() if n in names}
+    encoders, sites = ([_clean(v) for v in result[axis].values] for axis in ("encoder_a", "site_a"))
+    shape = (values["value"].shape[0], len(encoders), len(sites))
+    reason = np.full(shape, "", dtype=object)
+    if "reason" in views:
+        reason = views.reason.transpose("tokens", "encoder", "site").values.astype(object)
+    kinds = result.layer_type.values.astype(str) if "layer_type" in result.coords else np.full(len(sites), "all")
+    blocks = result.block.values.astype(int) if "block" in result.coords else np.full(len(sites), -1)
+    has = ((reason != "") & (reason != ABSENT)).any(0) | np.isfinite(values["value"]).any((0, 2, 4))  # (encoder, site)
+    own = [np.flatnonzero(row) for row in has]
+    words, codes = np.unique(reason.astype(str), return_inverse=True)
+    codes = codes.reshape(shape)
+    found = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
+    return {
+        "variable": main, "label": label, "title": title, "encoders": encoders,
+        "tokens": [_clean(t) for t in views.tokens.values] if "tokens" in views.coords else ["all"],
+        "types": [*sorted(set(found) - {"all"}, key=lambda k: (k != "block", found.index(k))), "all"],
+        "sites": [[sites[i] for i in mine] for mine in own],
+        "kinds": [[str(kinds[i]) for i in mine] for mine in own],
+        "blocks": [[int(blocks[i]) for i in mine] for mine in own],
+        "reasons": [_clean(w) for w in words],
+        "reason": [[codes[t, e, mine].tolist() for e, mine in enumerate(own)] for t in range(shape[0])],
+        "values": {part: _packed(array, own) for part, array in values.items()},
+        "spec": linked_charts(label),
+    }  # fmt: skip
+
+
+def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """(tokens, A, B, site of A, site of B) as one float32 string, without absent sites and without a mirrored half."""
+    symmetric = np.allclose(array, array.transpose(0, 2, 1, 4, 3), rtol=0, atol=1e-9, equal_nan=True)
+    blocks = [
+        array[t, a, b][np.ix_(own[a], own[b])].astype("<f4").tobytes()
+        for t in range(len(array))
+        for a in range(len(own))
+        for b in range(a if symmetric else 0, len(own))
+    ]
+    return {"base64": base64.b64encode(b"".join(blocks)).decode(), "symmetric": symmetric}
+
+
+def _explorer_html(name: str, data: Mapping[str, Any]) -> str:
+    def options(names: Sequence[str], chosen: int = 0) -> str:
+        pairs = ((" selected" if i == chosen else "", i, _text(name)) for i, name in enumerate(names))
+        return "".join(f'<option value="{i}"{selected}>{text}</option>' for selected, i, text in pairs)
+
+    encoders = data["encoders"]
+    return Template(_asset("explorer.html")).substitute(
+        name=_text(name),
+        first=options(encoders),
+        second=options(encoders, min(1, len(encoders) - 1)),
+        types=options(data["types"]),
+        tokens=options(data["tokens"]),
+    )
