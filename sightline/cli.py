@@ -1,0 +1,292 @@
+"""The commands. Each parses its words and calls one plain function; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sightline import plugins
+from sightline.errors import InputError, nearest
+from sightline.files import explain
+
+if TYPE_CHECKING:
+    from sightline.encoder import Encoder
+    from sightline.run import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""
+Shows what vision models learn and how they differ.
+
+**Try it:** `sightline demo` compares three small encoders on embedded images and writes a report.
+
+**Compare encoders:**
+`sightline compare timm:vit_small_patch16_224.dino timm:vit_base_patch16_224.mae --images folder:/data/val -o runs/x`
+
+Encoders are written `source:id[@weights][?option=value&…]`; `sightline list encoders` shows the sources.
+""",
+)
+
+EMBEDDED = "the embedded images `shapes`"
+DEMO = {
+    "vit": "timm:vit_tiny_patch16_224@random?size=64&patch_size=8",
+    "vit, other seed": "timm:vit_tiny_patch16_224@random?size=64&patch_size=8&seed=1",
+    "resnet": "timm:resnet18@random?size=64&zero_init_last=False",
+}
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; run the same command again to resume.")]
+Batch = Annotated[int, typer.Option(help="Images per batch, at least 4; also the minibatch of CKA.")]
+Limit = Annotated[int, typer.Option(help="At most this many images of each split, balanced over classes; 0: all.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")]
+Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
+Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
+
+
+@app.command()
+def compare(
+    encoders: Annotated[
+        list[str],
+        typer.Argument(help="Encoders, `source:id[@weights][?option=value]`; `NAME=source:id` gives one a name."),
+    ],
+    images: Annotated[
+        str | None, typer.Option(help=f"Images, `folder:PATH`, `parquet:PATH`, …; without it, {EMBEDDED}.")
+    ] = None,
+    out: Out = None,
+    only: Annotated[str | None, typer.Option(help="Analyses, separated by commas: `cka,knn`; all by default.")] = None,
+    sites: Annotated[
+        list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` stays within a dot.")
+    ] = None,
+    limit: Limit = 1024,
+    batch: Batch = 32,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    seed: Seed = 0,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+) -> None:
+    """Compare encoders in one pass over the images and write a report.
+
+    Example: `sightline compare dino=timm:vit_small_patch16_224.dino mae=timm:vit_base_patch16_224.mae
+    --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
+
+    Any number of encoders can be compared, also a single one with itself. An interrupted run goes on when the same
+    command is given again. Under `torchrun` the processes share the images.
+    """
+    from sightline.analyze import analyze
+    from sightline.images import load_images
+
+    chosen = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
+    for name in chosen or ():
+        plugins.find("analyses", name)
+    loaded = _load_encoders(encoders)
+    run = analyze(
+        loaded,
+        load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
+        chosen,
+        out=out or _new_folder(),
+        sites=sites,
+        batch=batch,
+        device=device,
+        precision=precision,
+        seed=seed,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    _finish(run)
+
+
+@app.command()
+def demo(out: Out = Path("runs/demo"), limit: Limit = 512, batch: Batch = 32, device: Device = "auto") -> None:
+    """Compare three small encoders with random weights on the embedded images: what a report looks like."""
+    compare(
+        [f"{name}={reference}" for name, reference in DEMO.items()], out=out, limit=limit, batch=batch, device=device
+    )
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[Literal["encoders", "images", "analyses", "sites"], typer.Argument(help="What to list.")],
+    which: Annotated[
+        str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
+    ] = None,
+) -> None:
+    """Show what can be used: encoders, images, analyses, or the sites of an encoder.
+
+    Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
+    """
+    if what == "sites":
+        _list_sites(which)
+    elif what == "encoders" and which is not None:
+        _list_names(which)
+    else:
+        folder = {"encoders": "sources", "images": "datasets", "analyses": "analyses"}[what]
+        _table(
+            {name: _first_line(plugins.find(folder, name)) for name in plugins.names(folder)},
+            {"encoders": "source", "images": "source", "analyses": "analysis"}[what],
+        )
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
+    """Write `report.html` of a run anew; needs no model and no images."""
+    from sightline.report import write_report
+    from sightline.run import open_run
+
+    typer.echo(write_report(open_run(run)))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
+    format: Annotated[Literal["csv", "parquet", "netcdf"], typer.Option(help="csv, parquet or netcdf.")] = "csv",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the files; RUN/export by default.")
+    ] = None,
+) -> None:
+    """Write the results as tables: one row per number, its coordinates in columns.
+
+    In Python: `pandas.read_csv("runs/x/export/cka.csv")`, or `sightline.open_run("runs/x")["cka"]` as xarray.
+    """
+    from sightline.export import export_run
+    from sightline.run import open_run
+
+    for path in export_run(open_run(run), format, out):
+        typer.echo(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _load_encoders(words: list[str]) -> dict[str, Encoder]:
+    """`name=source:id` or `source:id`; names that occur twice get a number."""
+    from sightline.encoder import load_encoder, name_apart
+
+    given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
+    encoders = [load_encoder(match[2], name=match[1]) for match in given if match]
+    for encoder in encoders:
+        for note in encoder.notes:
+            typer.echo(f"{encoder.name}: {note}", err=True)
+    return name_apart(encoders)
+
+
+def _shapes_for(encoders: dict[str, Encoder]) -> str:
+    """The embedded images are drawn at the size of the largest encoder, not enlarged to it."""
+    return f"shapes?size={max(max(encoder.preprocess.size) for encoder in encoders.values())}"
+
+
+def _new_folder() -> Path:
+    from datetime import datetime
+
+    return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+
+
+def _finish(run: Run) -> None:
+    """Only the first of several processes writes and speaks."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        first = torch.distributed.get_rank() == 0
+        torch.distributed.destroy_process_group()
+        if not first:
+            return
+    from sightline.report import write_report
+
+    path = write_report(run)
+    for name in run:
+        module = plugins.find("analyses", name)
+        typer.secho(module.TITLE, bold=True)
+        for label, number, detail in module.headlines(run[name]):
+            typer.echo(f"  {label}: {number} ({detail})")
+    typer.echo(f"Report: {path}")
+
+
+def _list_sites(which: str | None) -> None:
+    if which is None:
+        raise InputError("Say of which encoder, such as `sightline list sites timm:resnet18@random`")
+    from sightline.encoder import load_encoder
+    from sightline.plan import probe
+
+    encoder = load_encoder(which)
+    shapes = probe(encoder, encoder.sites)
+    _table({name: f"(B, {', '.join(map(str, shape))})" for name, shape in shapes.items()}, "site")
+
+
+def _list_names(pattern: str) -> None:
+    from fnmatch import fnmatch
+
+    pattern = pattern.partition(":")[2] or pattern
+    names = [
+        f"{source}:{name}"
+        for source in plugins.names("sources")
+        for name in plugins.find("sources", source).names()
+        if fnmatch(name, pattern if "*" in pattern else f"*{pattern}*")
+    ]
+    if not names:
+        every = [name for source in plugins.names("sources") for name in plugins.find("sources", source).names()]
+        raise InputError(f"No encoder matches {pattern!r}{nearest(pattern, every)}")
+    typer.echo("\n".join(names))
+
+
+def _table(rows: dict[str, str], heading: str) -> None:
+    width = max(len(heading), *map(len, rows))
+    typer.echo(f"{heading:<{width}}  ")
+    for name, text in rows.items():
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def _first_line(module: Any) -> str:
+    return (module.__doc__ or "").strip().splitlines()[0]
+
+
+def spread_sites(words: list[str]) -> list[str]:
+    """Let `--sites` take several patterns: the words after it that are neither options nor references.
+
+    >>> spread_sites(["compare", "timm:a", "--sites", "block.*", "block.*.qkv", "timm:b"])
+    ['compare', 'timm:a', '--sites', 'block.*', '--sites', 'block.*.qkv', 'timm:b']
+    """
+    result: list[str] = []
+    inside = False
+    for word in words:
+        if word == "--sites":
+            inside = True
+            continue
+        if inside and (word.startswith("-") or ":" in word):
+            inside = False
+        result += ["--sites", word] if inside else [word]
+    return result
+
+
+def main() -> None:
+    """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
+    try:
+        app(spread_sites(sys.argv[1:]), prog_name="sightline")
+    except InputError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("Interrupted; give the same command again to go on where it stopped", 130)
+    except OSError as error:
+        _fail(explain(error, Path(error.filename or ".")), 2)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _fail("Not enough memory; lower --batch, choose fewer --sites or compare fewer encoders", 2)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _fail(message: str, code: int) -> None:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise SystemExit(code)
