@@ -24,7 +24,7 @@ from sightline import plugins, progress
 from sightline.encoder import Encoder, load_encoder, name_apart
 from sightline.errors import InputError
 from sightline.files import write_atomically
-from sightline.images import FEWEST, Batch, Images, batches, load_images
+from sightline.images import FEWEST, Batch, Images, batch_count, batches, load_images
 from sightline.plan import Key, Plan, announce, make_plans, module_of, question
 from sightline.run import Run, fingerprint, plan_run, provenance
 from sightline.sites import watch
@@ -83,6 +83,8 @@ def analyze(
         metrics = {name: module_of(name).Analysis(configs[name], plan).to(target) for name, plan in plans.items()}
         run = plan_run(None if out is None else Path(out), _request(plans, configs, settings), overwrite)
         todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
+        if process.world > 1:
+            torch.distributed.barrier()  # all have looked at the folder before one of them writes to it
         if todo:
             shown = show_progress and process.rank == 0
             announce(todo, configs, shown)
@@ -191,8 +193,8 @@ def _pass(
     plan = plans[next(iter(metrics))]
     splits = tuple(dict.fromkeys(split for name in metrics for split in plans[name].splits))
     sums = _Sums(run.path, fingerprint([keys[name] for name in metrics]), process, metrics)
-    start, began = sums.restore(), time.monotonic()
-    skipped: list[tuple[str, str]] = []
+    start, skipped = sums.restore()
+    began = time.monotonic()
     loader = batches(
         plan.images,
         {encoder.preprocess for encoder in plan.encoders.values()},
@@ -206,15 +208,16 @@ def _pass(
     )
     total = sum(len(plan.images.indices(split)) for split in splits)
     share = -(-total // process.world)
-    with progress.bar("Comparing", share, 0, shown) as move, torch.inference_mode():
+    done = share * start // sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in splits)
+    with progress.bar("Comparing", share, done, shown) as move, contextlib.closing(loader), torch.inference_mode():
         for batch in loader:
             skipped += batch.skipped
             if batch.ids:
-                _step(
-                    batch, {name: m for name, m in metrics.items() if batch.split in plans[name].splits}, plans, device
-                )
-            move(len(batch.ids))
-            sums.save(batch.number + 1)
+                asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
+                _step(batch, asking, plans, device)
+            move(len(batch.ids) + len(batch.skipped))
+            sums.save(batch.number + 1, skipped)
+    skipped = _of_all_processes(skipped, process)
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
     for name, metric in metrics.items():
@@ -244,10 +247,11 @@ def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], d
             asking = {name: set(plans[name].sites[key]) for name in metrics if view in module_of(name).VIEWS}
 
             def see(site: str, activation: Tensor, key: str = key, view: str = view, asking: Any = asking) -> None:
-                for name, sites in asking.items():
-                    if site in sites:
-                        whose = Key(key, site, view)
-                        reductions[name][whose] = metrics[name].reduce(whose, activation)
+                whose = Key(key, site, view)
+                with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
+                    for name, sites in asking.items():
+                        if site in sites:
+                            reductions[name][whose] = metrics[name].reduce(whose, activation)
 
             wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
             inputs = encoder.preprocess.normalize(make_view(view, pixels))
@@ -255,6 +259,14 @@ def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], d
                 encoder(inputs)
     for name, metric in metrics.items():
         metric.update(batch, reductions[name])
+
+
+def _of_all_processes(skipped: list[tuple[str, str]], process: Process) -> list[tuple[str, str]]:
+    if process.world == 1:
+        return skipped
+    parts: list[list[tuple[str, str]]] = [[]] * process.world
+    torch.distributed.all_gather_object(parts, skipped)
+    return [pair for part in parts for pair in part]
 
 
 def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:
@@ -288,8 +300,8 @@ class _Sums:
         self.path = None if folder is None else folder / "cache" / name
         self.key, self.metrics, self.saved = key, metrics, time.monotonic()
 
-    def save(self, number: int) -> None:
-        """Every half minute, together with the number of the next batch."""
+    def save(self, number: int, skipped: Sequence[tuple[str, str]]) -> None:
+        """Every half minute, together with the number of the next batch and the images that could not be read."""
         if self.path is None or time.monotonic() - self.saved < SAVE_EVERY:
             return
         from safetensors.torch import save
@@ -299,27 +311,29 @@ class _Sums:
             for name, metric in self.metrics.items()
             for key, value in metric.metric_state.items()
         }
-        write_atomically(self.path, save(state, metadata={"question": self.key, "next": str(number)}))
+        about = {"question": self.key, "next": str(number), "skipped": json.dumps(skipped)}
+        write_atomically(self.path, save(state, metadata=about))
         self.saved = time.monotonic()
 
-    def restore(self) -> int:
-        """Put the sums back if they belong to this question, and say which batch comes next."""
+    def restore(self) -> tuple[int, list[tuple[str, str]]]:
+        """Put the sums back if they belong to this question; which batch comes next, and what was skipped so far."""
         if self.path is None or not self.path.is_file():
-            return 0
+            return 0, []
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.path, "pt") as file:
-                about = file.metadata() or {}
-                if about.get("question") != self.key:
-                    return 0
-                for name, metric in self.metrics.items():
-                    for key, value in metric.metric_state.items():
-                        value.copy_(file.get_tensor(f"{name}.{key}"))
-                    metric._update_count = 1  # torchmetrics warns where compute comes before any update
-                return int(about["next"])
-        except (SafetensorError, OSError, KeyError, ValueError):
-            return 0
+                about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if about.get("question") != self.key:
+                return 0, []
+            number, skipped = int(about["next"]), [(name, why) for name, why in json.loads(about["skipped"])]
+        except (SafetensorError, OSError, KeyError, ValueError):  # damaged: begin anew
+            return 0, []
+        for name, metric in self.metrics.items():
+            for key, value in metric.metric_state.items():
+                value.copy_(tensors[f"{name}.{key}"])
+            metric._update_count = 1  # torchmetrics warns where compute comes before any update
+        return number, skipped
 
     def forget(self) -> None:
         """The results are written; the sums have served."""

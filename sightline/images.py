@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_all_start_methods
 from pathlib import Path
@@ -283,7 +283,7 @@ def batches(
     rank: int = 0,
     world: int = 1,
     start: int = 0,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Batches of the splits, one split after the other; rank r sees the batches r, r + world, … from `start` on.
 
     The sizes of the batches of a split differ by one at most, so that the last one is not short. Decoding, resizing and

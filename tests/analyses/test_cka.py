@@ -129,7 +129,7 @@ def activations(encoder, images, sites, order):  # type: ignore[no-untyped-def]
     arrays = [item.image for item in images.source.read([int(i) for i in order])]
     with torch.inference_mode(), capture(encoder, sites) as acts:
         encoder(encoder.preprocess(arrays))
-    return {site: value.numpy() for site, value in acts.items()}
+    return {site: value.float().numpy() for site, value in acts.items()}
 
 
 def view(x: np.ndarray, tokens: str) -> np.ndarray:
@@ -230,6 +230,18 @@ def test_bootstrap_is_the_plain_one() -> None:
     at = {"encoder_a": "a", "encoder_b": "b", "tokens": "all", "site_a": "block.1", "site_b": "block.1"}
     assert float(result.cka_low.sel(at)) == pytest.approx(np.percentile(values, 2.5), abs=1e-9)
     assert float(result.cka_high.sel(at)) == pytest.approx(np.percentile(values, 97.5), abs=1e-9)
+
+
+def test_bf16_rounds_the_model_not_the_measurement() -> None:
+    encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
+    images = load_images("shapes?size=32", limit=32)
+    options = {"batch": 32, "workers": 0, "sites": ["block.1.fc1"], "show_progress": False}
+    result = analyze(encoders, images, ["cka"], precision="bf16", **options)["cka"]
+    with torch.autocast("cpu", torch.bfloat16):
+        order = images.order("test", 0)
+        x, y = (activations(e, images, ["block.1.fc1"], order)["block.1.fc1"] for e in encoders.values())
+    at = {"encoder_a": "a", "encoder_b": "b", "tokens": "all", "site_a": "block.1.fc1", "site_b": "block.1.fc1"}
+    assert float(result.cka.sel(at)) == pytest.approx(textbook_cka(x, y, 32), abs=1e-7)
 
 
 class Odd(nn.Module):
