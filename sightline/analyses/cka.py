@@ -57,7 +57,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
-CHUNK = 16384  # columns of the activations that are centred at a time; 32 rows of them stay in the cache
+CHUNK = 16384  # columns of the activations that are multiplied at a time; 32 rows of them stay in the cache
 
 
 @dataclass(frozen=True)
@@ -109,23 +109,36 @@ def cka(
 
 
 def gram(x: Tensor) -> Tensor:
-    """Gram matrix of the column-centred rows, (n, p) → float64 (n, n); exactly zero if all rows are the same.
+    """Gram matrix for CKA, (n, p) → float64 (n, n); exactly zero if all rows are the same.
 
-    CKA does not change when the mean is taken off, and without it float32 is enough: the error of a product of
-    features with mean m and deviation s grows with (m/s)². Chunks of columns are centred while in the cache.
+    CKA does not see the mean of the features, but float32 does: its error grows with mean² / variance. So where the
+    mean dominates, in a sample or in the end, the first row is taken off all rows, chunk by chunk while in the cache.
     """
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    # The look at the sample waits for the device, which is worth it only where products are slower than that.
+    if x.device.type == "cpu" and not _mean_dominates(_products(x[:, :CHUNK])):
+        total = _products(x)
+        if not _mean_dominates(total):
+            return total
+    total = _products(x, shift=True)
+    # What is left of constant features is rounding: about eps of each feature.
+    rounding = len(x) * x[0].double().square().sum() * (8 * torch.finfo(x.dtype).eps) ** 2
+    return torch.where(total.trace() <= rounding, 0.0, total)
+
+
+def _products(x: Tensor, shift: bool = False) -> Tensor:
+    """X Xᵀ, or that of the rows minus the first row; summed over chunks of columns in float64."""
     total = x.new_zeros((len(x), len(x)), dtype=torch.float64)
-    mean_square = x.new_zeros((), dtype=torch.float64)
     for start in range(0, x.shape[1], CHUNK):
         part = x[:, start : start + CHUNK]
-        mean = part.mean(0)
-        centred = part - mean
-        total += centred @ centred.T
-        mean_square += mean.square().sum()
-    # What centring leaves of constant features is rounding: about eps of the mean in every feature.
-    rounding = len(x) * mean_square * (8 * torch.finfo(x.dtype).eps) ** 2
-    return torch.where(total.trace() <= rounding, 0.0, total)
+        part = part - part[:1] if shift else part
+        total += part @ part.T
+    return total
+
+
+def _mean_dominates(gram: Tensor) -> bool:
+    """Whether less than a tenth of the squares is variance (or they are not finite): Σ‖x − x̄‖² < 0.1 Σ‖x‖²."""
+    return not gram.trace() - gram.mean() * len(gram) >= 0.1 * gram.trace()
 
 
 def grams(activation: Tensor, views: Sequence[str], tokens: Tokens | None) -> dict[str, Tensor]:
