@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
+from sightline import neighbours
 from sightline.analyses import knn
 from sightline.analyses.knn import Analysis, Config, knn_predict, wilson
 from sightline.encoder import Preprocess
@@ -81,8 +82,8 @@ KINDS = [normal, clustered, narrow, near_duplicates, duplicates, constant, with_
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_same_as_the_definition(kind: Callable[..., Array], dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knn, "BLOCK_NUMBERS", 32 * 1100)  # several blocks of training rows
-    monkeypatch.setattr(knn, "QUERIES", 64)
+    monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 32 * 1100)  # several blocks of training rows
+    monkeypatch.setattr(neighbours, "QUERIES", 64)
     random = np.random.default_rng(0)
     train, test = kind(random, 3000).astype(dtype), kind(random, 150).astype(dtype)
     labels = random.integers(-2, 8, 3000)
@@ -117,8 +118,8 @@ def test_float32_alone_would_choose_other_neighbours() -> None:
         scan = (rounded[0].to(dtype) @ rounded[1].to(dtype).T)[0].topk(20).indices.numpy()
         assert labels[scan].mean() < 0.5, "the test must be hard enough to fool a plain scan"
     assert knn_predict(train, labels, query) == 1
-    keys = knn._neighbours(knn._Rows(torch.from_numpy(train)), torch.from_numpy(query), 20)
-    assert set(knn._row(keys)[0].tolist()) == set(nearest.tolist())
+    keys = neighbours.nearest(neighbours.Rows(train), torch.from_numpy(query), 20)
+    assert set(neighbours.row_of(keys)[0].tolist()) == set(nearest.tolist())
 
 
 def test_queries_without_proof_are_done_again_and_only_those(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +127,13 @@ def test_queries_without_proof_are_done_again_and_only_those(monkeypatch: pytest
     train = np.concatenate([normal(random, 2000), np.repeat(normal(random, 1), 200, 0)])
     test = np.concatenate([normal(random, 30), train[-1:]])  # one query whose nearest rows are 200 equal ones
     again = []
-    real = knn._sweep
+    real = neighbours._sweep
 
     def spy(rows: Any, queries: torch.Tensor, *rest: Any) -> Any:
         again.append((queries.dtype, len(queries)))
         return real(rows, queries, *rest)
 
-    monkeypatch.setattr(knn, "_sweep", spy)
+    monkeypatch.setattr(neighbours, "_sweep", spy)
     knn_predict(train, np.arange(2200), test)
     assert again == [(torch.float32, 31), (torch.float64, 1)]
 
