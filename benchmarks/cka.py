@@ -16,7 +16,6 @@ import datetime
 import io
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -226,7 +225,9 @@ def peak(tool: str) -> None:
                 bare(encoders, part)
         else:
             {"pytorch-cka": pytorch_cka, "torch-cka": torch_cka}[tool](encoders, sites, inputs)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    # Not ru_maxrss, which a process inherits from the one that started it.
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1]))
 
 
 def main() -> None:

@@ -137,8 +137,8 @@ def _products(x: Tensor, shift: bool = False) -> Tensor:
 
 
 def _mean_dominates(gram: Tensor) -> bool:
-    """Whether less than a tenth of the squares is variance (or they are not finite): Σ‖x − x̄‖² < 0.1 Σ‖x‖²."""
-    return not gram.trace() - gram.mean() * len(gram) >= 0.1 * gram.trace()
+    """Whether less than a quarter of the squares is variance, or they are not finite: Σ‖x − x̄‖² < ¼ Σ‖x‖²."""
+    return not gram.trace() - gram.mean() * len(gram) >= 0.25 * gram.trace()
 
 
 def grams(activation: Tensor, views: Sequence[str], tokens: Tokens | None) -> dict[str, Tensor]:

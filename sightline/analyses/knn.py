@@ -324,8 +324,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """Accuracy over depth: a panel for each feature, a colour for each encoder, chance as a line."""
     from sightline.figures import Figure, curve_over_depth, depth_of
 
-    known = result.sel(site=result.block >= 0)
+    known = result.sel(site=result.layer_type == "block")
     table = known[["accuracy", "accuracy_low", "accuracy_high"]].to_dataframe().reset_index().dropna(subset="accuracy")
+    if table.empty:  # only other sites were chosen: the table of the report has them
+        return []
     blocks = {str(name): sorted(set(rows.block)) for name, rows in table.groupby("encoder", sort=False)}
     depth, title = depth_of(blocks)
     names = {"encoder": "series", "accuracy": "value", "accuracy_low": "low", "accuracy_high": "high"}
@@ -340,6 +342,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         facet="feature",
         reference=(float(result.attrs["chance"]), "chance"),
         percent=True,
+        domain=(0, min(1.0, math.ceil(10 * points.high.max()) / 10)),
     )
     caption = (
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
