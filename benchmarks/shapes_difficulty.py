@@ -1,6 +1,6 @@
 """How hard `shapes` is: test accuracy of raw pixels, of a random ViT and of a small supervised ViT.
 
-    python benchmarks/shapes_difficulty.py [--minutes 8] [--size 64]
+    python benchmarks/shapes_difficulty.py [--epochs 8] [--size 64]
 
 Prints one line per measurement; chance is 1/16 = 6.25 %.
 """
@@ -40,38 +40,25 @@ def nearest_neighbours(train: Tensor, labels: Tensor, test: Tensor, k: int = 20)
     return votes.argmax(1)
 
 
-def vit(size: int, width: int, depth: int, stem: bool) -> nn.Module:
-    """Small ViT with heads of 32 channels and 8 × 8 patches, whose embedding three small convolutions may replace."""
-    model = timm.models.VisionTransformer(
+def vit(size: int, width: int = 128, depth: int = 6) -> nn.Module:
+    """Small ViT with heads of 32 channels on 8 × 8 patches, mean-pooled."""
+    return timm.models.VisionTransformer(
         img_size=size,
         patch_size=size // 8,
         embed_dim=width,
         depth=depth,
         num_heads=width // 32,
         num_classes=16,
+        class_token=False,
         global_pool="avg",
     )
-    if stem:
-        layers: list[nn.Module] = []
-        for a, b in ((3, 32), (32, 64), (64, width)):
-            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
-        model.patch_embed = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(8), nn.Flatten(2), Transposed())
-    return model
-
-
-class Transposed(nn.Module):
-    """(B, D, N) to (B, N, D)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Swap channels and tokens."""
-        return x.transpose(1, 2)
 
 
 def linear_probe(model: nn.Module, train: Tensor, labels: Tensor, test: Tensor) -> Tensor:
     """Logistic regression on standardised means of the patch tokens of the last block."""
     with torch.inference_mode():
         x, y = (
-            torch.cat([model.forward_features(scaled(part))[:, 1:].mean(1) for part in data.split(256)])
+            torch.cat([model.forward_features(scaled(part)).mean(1) for part in data.split(256)])
             for data in (train, test)
         )
     mean, std = x.mean(0), x.std(0) + 1e-6
@@ -79,49 +66,47 @@ def linear_probe(model: nn.Module, train: Tensor, labels: Tensor, test: Tensor) 
     return torch.from_numpy(fit.predict(((y - mean) / std).numpy()))
 
 
-def supervise(model: nn.Module, train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, minutes: float) -> None:
-    """AdamW with a cosine over the given time; random shifts as augmentation."""
+def supervise(model: nn.Module, train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, epochs: int) -> None:
+    """AdamW, warm-up of an epoch, cosine; random shifts and mirror images as augmentation."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     generator = torch.Generator().manual_seed(0)
-    start, epoch, said = time.monotonic(), 0, 0.0
-    while (past := (time.monotonic() - start) / 60 / minutes) < 1:
+    start, steps, step = time.monotonic(), epochs * -(-len(train) // 64), 0
+    for epoch in range(1, epochs + 1):
         model.train()
         for rows in torch.randperm(len(train), generator=generator).split(64):
-            past = min(1.0, (time.monotonic() - start) / 60 / minutes)
-            optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, past * 20) * 0.5 * (1 + np.cos(np.pi * past))
+            past = step / steps
+            optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, past * epochs) * 0.5 * (1 + np.cos(np.pi * past))
             dy, dx = torch.randint(-6, 7, (2,), generator=generator).tolist()
             x = scaled(train[rows].roll((dy, dx), (2, 3)))
+            x = x.flip(-1) if torch.rand((), generator=generator) < 0.5 else x
             loss = F.cross_entropy(model(x), labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        epoch += 1
-        if past - said > 0.1 or past >= 1:
-            said = past
-            model.eval()
-            with torch.inference_mode():
-                guess = torch.cat([model(scaled(part)).argmax(1) for part in test.split(256)])
-            passed = (time.monotonic() - start) / 60
-            accuracy = (guess == truth).float().mean().item()
-            print(f"supervised ViT, {epoch} epochs, {passed:.1f} min: {accuracy:.1%}", flush=True)
+            step += 1
+        model.eval()
+        with torch.inference_mode():
+            guess = torch.cat([model(scaled(part)).argmax(1) for part in test.split(256)])
+        passed, accuracy = (time.monotonic() - start) / 60, (guess == truth).float().mean().item()
+        print(f"supervised ViT, {epoch} epochs, {passed:.1f} min: {accuracy:.1%}", flush=True)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--size", type=int, default=64)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     images = load_images(f"shapes?size={arguments.size}")
     (train, labels), (test, truth) = pixels(images, "train"), pixels(images, "test")
-    plain = vit(arguments.size, 128, 4, stem=False).eval()
+    untrained = vit(arguments.size).eval()
     for name, guess in {
         "20-NN on pixels": nearest_neighbours(scaled(train), labels, scaled(test)),
-        "linear probe of a random ViT": linear_probe(plain, train, labels, test),
+        "linear probe of a random ViT": linear_probe(untrained, train, labels, test),
     }.items():
         print(f"{name}: {(guess == truth).float().mean().item():.1%}", flush=True)
-    supervise(vit(arguments.size, 128, 4, stem=True), train, labels, test, truth, arguments.minutes)
+    supervise(vit(arguments.size), train, labels, test, truth, arguments.epochs)
 
 
 if __name__ == "__main__":

@@ -15,26 +15,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sightline import plugins, progress
 from sightline.encoder import Encoder, load_encoder, name_apart
-from sightline.errors import InputError
+from sightline.errors import InputError, first_line
 from sightline.files import write_atomically
 from sightline.images import FEWEST, Batch, Images, batch_count, batches, load_images
 from sightline.plan import Key, Plan, announce, make_plans, module_of, question
 from sightline.run import Run, fingerprint, plan_run, provenance
 from sightline.sites import watch
 from sightline.views import make_view
-from sightline.weights import check_finite, hash_weights
+from sightline.weights import hash_weights
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["analyze", "result_of"]
+
+Choice = TypeVar("Choice")
 
 SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
 
@@ -47,12 +49,12 @@ class Process(NamedTuple):
 
 
 def analyze(
-    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str],
+    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
     images: Images | str = "shapes",
     analyses: Sequence[str] | Mapping[str, Any] | None = None,
     *,
     out: str | Path | None = None,
-    sites: Sequence[str] | None = None,
+    sites: Sequence[str] | str | None = None,
     batch: int = 32,
     device: str = "auto",
     precision: str = "float32",
@@ -69,16 +71,21 @@ def analyze(
     """
     process = _join_processes(device)
     target = _device(device, process)
+    out = _agreed(out, process)
     members = _members(encoders)
     images = load_images(images)
     configs = _configs(analyses)
+    sites = [sites] if isinstance(sites, str) else sites
     settings = {"batch": batch, "seed": seed, "precision": precision}
-    _check_settings(batch, precision)
+    _check_settings(batch, precision, seed)
     with contextlib.ExitStack() as stack:
         for encoder in members.values():
             stack.enter_context(encoder.evaluating())
-            encoder.module.to(target)
-        plans = make_plans(members, images, configs, sites, settings, _cache_folder(out, stack), target)
+            if (home := next(encoder.module.parameters(), torch.empty(0)).device) != target:
+                encoder.module.to(target)
+                stack.callback(encoder.module.to, home)
+        cache = _agreed(_cache_folder(out, stack), process)
+        plans = make_plans(members, images, configs, sites, settings, cache, target)
         keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
         metrics = {name: module_of(name).Analysis(configs[name], plan).to(target) for name, plan in plans.items()}
         run = plan_run(None if out is None else Path(out), _request(plans, configs, settings), overwrite)
@@ -98,16 +105,17 @@ def analyze(
 # What was asked
 
 
-def _members(encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str]) -> dict[str, Encoder]:
+def _members(
+    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
+) -> dict[str, Encoder]:
     if isinstance(encoders, Mapping):
         loaded = [load_encoder(what, name=name) for name, what in encoders.items()]
     else:
-        loaded = [load_encoder(what) for what in encoders]
+        several = [encoders] if isinstance(encoders, (str, Encoder, nn.Module)) else encoders
+        loaded = [load_encoder(what) for what in several]
     if not loaded:
         raise InputError("There is nothing to compare; give at least one encoder")
     # Again: a module may have been trained on since it was loaded, and a stale hash would find stale features.
-    for encoder in loaded:
-        check_finite(encoder.module, encoder.name)
     return name_apart(replace(encoder, weights=hash_weights(encoder.module)) for encoder in loaded)
 
 
@@ -119,11 +127,13 @@ def _configs(analyses: Sequence[str] | Mapping[str, Any] | None) -> dict[str, An
     return {name: config if config is not None else module_of(name).Config() for name, config in given.items()}
 
 
-def _check_settings(batch: int, precision: str) -> None:
+def _check_settings(batch: int, precision: str, seed: int) -> None:
     if batch < FEWEST:
         raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
     if precision not in ("float32", "bf16"):
         raise InputError(f"There is no precision {precision!r}; choose float32 or bf16")
+    if seed < 0:
+        raise InputError(f"The seed is {seed}, but a whole number from 0 on is expected")
 
 
 def _request(plans: Mapping[str, Plan], configs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +155,7 @@ def _request(plans: Mapping[str, Plan], configs: Mapping[str, Any], settings: Ma
 
 
 def _join_processes(device: str) -> Process:
-    """Join the others if torchrun or SLURM started several of us; one process needs nothing of the kind."""
+    """Join the others if torchrun started several of us; one process needs nothing of the kind."""
     distributed = torch.distributed
     if not distributed.is_available():
         return Process(0, 1)
@@ -163,9 +173,20 @@ def _device(name: str, process: Process) -> torch.device:
     if name == "cuda" and process.world > 1:
         name = f"cuda:{os.environ.get('LOCAL_RANK', process.rank)}"
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"Device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        device = torch.empty(0, device=name, dtype=torch.float64).device  # sums need float64, which MPS has not
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"Device {name!r} cannot be used here: {first_line(error)}") from error
+    if device.type == "cuda" and process.world > 1:
+        torch.cuda.set_device(device)  # NCCL talks through the current device
+    return device
+
+
+def _agreed(choice: Choice, process: Process) -> Choice:
+    """What the first process chose: a folder named by the time, or a temporary one, would differ between them."""
+    choices = [choice]
+    if process.world > 1:
+        torch.distributed.broadcast_object_list(choices, src=0)
+    return choices[0]
 
 
 def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
@@ -191,7 +212,8 @@ def _pass(
     shown: bool,
 ) -> None:
     plan = plans[next(iter(metrics))]
-    splits = tuple(dict.fromkeys(split for name in metrics for split in plans[name].splits))
+    # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
+    splits = sorted({split for name in metrics for split in plans[name].splits})
     sums = _Sums(run.path, fingerprint([keys[name] for name in metrics]), process, metrics)
     start, skipped = sums.restore()
     began = time.monotonic()
@@ -219,6 +241,8 @@ def _pass(
             sums.save(batch.number + 1, skipped)
     skipped = _of_all_processes(skipped, process)
     _report_skipped(skipped, shown)
+    if len(skipped) == total:
+        raise InputError(f"None of the {total} images of {plan.images.name} could be read: {': '.join(skipped[0])}")
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
     for name, metric in metrics.items():
         result = result_of(metric)
@@ -228,7 +252,8 @@ def _pass(
             run.save(name, result)
     if process.rank == 0:
         run.request["timing"] = timing
-        run.request["skipped"] = [list(pair) for pair in skipped]
+        known = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
+        run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*known, *skipped])]
         run.save_request()
     sums.forget()
     if process.world > 1:
@@ -288,7 +313,8 @@ def result_of(metric: Any) -> xr.Dataset:
 
 def _signed(result: xr.Dataset, name: str, key: str, plan: Plan, run: Run) -> xr.Dataset:
     """A result with what it takes to reproduce it."""
-    about = {k: run.request[k] for k in ("encoders", "images", "settings", "versions", "date")}
+    about = {k: run.request[k] for k in ("encoders", "images", "settings")}
+    about |= {k: v for k, v in provenance().items() if k in ("versions", "date")}  # the folder may be older
     return result.assign_attrs(analysis=name, fingerprint=key, provenance=json.dumps(about))
 
 
@@ -332,7 +358,6 @@ class _Sums:
         for name, metric in self.metrics.items():
             for key, value in metric.metric_state.items():
                 value.copy_(tensors[f"{name}.{key}"])
-            metric._update_count = 1  # torchmetrics warns where compute comes before any update
         return number, skipped
 
     def forget(self) -> None:

@@ -11,7 +11,6 @@ import typer
 
 from sightline import plugins
 from sightline.errors import InputError, nearest
-from sightline.files import explain
 
 if TYPE_CHECKING:
     from sightline.encoder import Encoder
@@ -44,7 +43,7 @@ DEMO = {
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; run the same command again to resume.")]
 Batch = Annotated[int, typer.Option(help="Images per batch, at least 4; also the minibatch of CKA.")]
 Limit = Annotated[int, typer.Option(help="At most this many images of each split, balanced over classes; 0: all.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
 
@@ -256,9 +255,11 @@ def spread_sites(words: list[str]) -> list[str]:
     """
     result: list[str] = []
     inside = False
-    for word in words:
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
         if word == "--sites":
             inside = True
+            if following.startswith("-") or ":" in following:
+                raise InputError("--sites needs at least one pattern, such as --sites 'block.*' 'block.*.qkv'")
             continue
         if inside and (word.startswith("-") or ":" in word):
             inside = False
@@ -272,10 +273,12 @@ def main() -> None:
         app(spread_sites(sys.argv[1:]), prog_name="sightline")
     except InputError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("Interrupted; give the same command again to go on where it stopped", 130)
+    except SystemExit as stop:
+        if stop.code == 130:  # what Typer makes of Ctrl-C
+            typer.secho("Interrupted; give the same command again to go on where it stopped", err=True)
+        raise
     except OSError as error:
-        _fail(explain(error, Path(error.filename or ".")), 2)
+        _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from sightline.errors import first_line
 from sightline.images import Item
 
 __all__ = ["ENDINGS", "decode"]
@@ -74,4 +75,4 @@ def _reason(file: Path | bytes, error: Exception) -> str:
         return "it has more pixels than PIL accepts, which may be a decompression bomb"
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return (error.strerror or "it cannot be opened").lower()
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)

@@ -188,18 +188,21 @@ def load_encoder(
     For a module, `preprocess` says what it wants to see and `tokens` how its tokens are laid out; both are worked
     out where the architecture is known. Modules of unknown architecture have their own module names as sites.
     """
-    if isinstance(what, Encoder):
-        return replace(what, name=name or what.name)
-    if isinstance(what, str):
-        reference = parse_reference(what)
-        encoder: Encoder = plugins.find("sources", reference.source).load(reference)
-        if preprocess is not None:
-            encoder.preprocess, encoder.tokens = preprocess, anatomy(encoder.module, preprocess.size).tokens
-        encoder.tokens = tokens or encoder.tokens
-    else:
+    if isinstance(what, nn.Module):
         encoder = build_encoder(what, reference=f"module:{type(what).__name__}", preprocess=preprocess, tokens=tokens)
+    else:
+        encoder = replace(what) if isinstance(what, Encoder) else _load(parse_reference(what))
+        if preprocess is not None:
+            encoder.preprocess = preprocess
+            encoder.tokens = anatomy(encoder.module, preprocess.size).tokens or encoder.tokens
+        encoder.tokens = tokens or encoder.tokens
     encoder.name = name or encoder.name
     check_finite(encoder.module, encoder.name)
+    return encoder
+
+
+def _load(reference: Reference) -> Encoder:
+    encoder: Encoder = plugins.find("sources", reference.source).load(reference)
     return encoder
 
 
@@ -230,7 +233,7 @@ def build_encoder(
     return Encoder(
         name=name or type(module).__name__,
         module=module,
-        preprocess=preprocess or Preprocess(size=known.size or (224, 224)),
+        preprocess=preprocess or _whole_image(known.size or (224, 224)),
         tokens=tokens or known.tokens,
         depth=known.depth,
         heads=known.heads,
@@ -243,6 +246,11 @@ def build_encoder(
         notes=list(notes),
         forward=forward or known.forward,
     )
+
+
+def _whole_image(size: tuple[int, int]) -> Preprocess:
+    """Where a module says nothing about its preprocessing: see as much of the image as its shape allows."""
+    return Preprocess(size, resize=size[0] if size[0] == size[1] else size)
 
 
 def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:

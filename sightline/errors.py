@@ -5,11 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "nearest"]
+__all__ = ["InputError", "first_line", "nearest"]
 
 
 class InputError(Exception):
     """Something the user gave cannot be used; the message is one sentence and the command line exits with 2."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library had to say, as a part of one sentence.
+
+    >>> first_line(ValueError("no such thing\\nat 0x7f")), first_line(AssertionError())
+    ('no such thing', 'AssertionError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest(given: str, choices: Iterable[str]) -> str:

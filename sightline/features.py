@@ -18,6 +18,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
@@ -38,26 +39,34 @@ if TYPE_CHECKING:
     from sightline.encoder import Encoder
     from sightline.images import Images
 
-__all__ = ["Features", "describe_features", "reserve"]
+__all__ = ["Features", "describe_encoder", "describe_features", "reserve"]
 
 FORMAT = 1  # of the files; a new number leaves all older entries unread
 VALUES, ROWS, ABOUT = "features.npy", "rows.npy", "about.json"
 
 
-def describe_features(encoder: Encoder, images: Images, split: str, precision: str) -> dict[str, Any]:
-    """All that can change the numbers beside site and pooling, as plain data for the key of an entry.
+def describe_encoder(encoder: Encoder) -> dict[str, Any]:
+    """All of an encoder that can change its activations, as plain data for keys and fingerprints.
 
     The weights do not tell everything: the number of heads, for one, is not in them. So the architecture as the
-    module prints it and the layout that we know of it are part of the key.
+    module prints it (without addresses in memory) and the layout that we know of it are part of it.
     """
+    printed = re.sub(r"0x[0-9a-fA-F]+", "", repr(encoder.module))
     return {
         "weights": encoder.weights,
-        "architecture": hashlib.sha256(repr(encoder.module).encode()).hexdigest(),
+        "architecture": hashlib.sha256(printed.encode()).hexdigest(),
         "reference": encoder.reference,
         "family": encoder.family,
         "layout": [encoder.depth, encoder.heads, encoder.patch],
         "tokens": None if encoder.tokens is None else asdict(encoder.tokens),
         "preprocess": asdict(encoder.preprocess),
+    }
+
+
+def describe_features(encoder: Encoder, images: Images, split: str, precision: str) -> dict[str, Any]:
+    """All that can change the numbers beside site and pooling, as plain data for the key of an entry."""
+    return {
+        **describe_encoder(encoder),
         "precision": precision,
         "images": images.name,
         "split": split,

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline import plugins, progress
+from sightline import __version__, plugins, progress
 from sightline.encoder import Encoder
-from sightline.errors import InputError
+from sightline.errors import InputError, first_line
+from sightline.features import describe_encoder
 from sightline.images import Images, batch_count
 from sightline.run import fingerprint
 from sightline.sites import select, unmatched, watch
@@ -78,14 +79,22 @@ def make_plans(
     shapes = {
         key: probe(encoder, {s for of in chosen.values() for s in of[key]}, device) for key, encoder in encoders.items()
     }
+    for pattern in sites or ():
+        if not any(select(found, [pattern]) for found in shapes.values()):
+            raise InputError(f"No forward pass reaches a site that matches {pattern!r}; leave it out")
+    reached = {
+        name: {key: _reached(encoders[key], found, shapes[key]) for key, found in of.items()}
+        for name, of in chosen.items()
+    }
     plans = {}
     for name in configs:
         # Where the source has no splits of its own, they were made for k-NN and probes; others may use all images.
         splits = tuple(module_of(name).SPLITS if images.own_splits else images.splits)
         for split in splits:
-            images.indices(split)
+            if not len(images.indices(split)):
+                raise InputError(f"The {split} split of {images.name} has no images; leave {name} out, or give some")
         count = sum(batch_count(len(images.indices(split)), settings["batch"]) for split in splits)
-        plans[name] = Plan(encoders, chosen[name], shapes, images, splits, batches=count, cache=cache, **settings)
+        plans[name] = Plan(encoders, reached[name], shapes, images, splits, batches=count, cache=cache, **settings)
     return plans
 
 
@@ -102,7 +111,7 @@ def _sites(encoder: Encoder, patterns: Sequence[str], chosen_by_user: bool) -> t
 
 
 def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None = None) -> dict[str, tuple[int, ...]]:
-    """Forward one grey image: shapes for the cost, and a model that cannot run fails before the pass does."""
+    """Shapes of the sites that a grey image reaches, for the cost; a model that cannot run fails before the pass."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def see(site: str, activation: Tensor) -> None:
@@ -116,13 +125,18 @@ def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None 
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         height, width = encoder.preprocess.size
         raise InputError(
-            f"Encoder {encoder.name!r} fails on an image of {height} × {width} pixels: {str(error).splitlines()[0]}; "
+            f"Encoder {encoder.name!r} fails on an image of {height} × {width} pixels: {first_line(error)}; "
             "check its preprocessing"
         ) from error
-    # A module that the forward pass never calls has nothing to show.
-    if silent := [site for site in wanted if site not in shapes]:
-        raise InputError(f"Encoder {encoder.name!r} never reaches site {silent[0]!r}; leave it out with --sites")
     return shapes
+
+
+def _reached(encoder: Encoder, sites: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Sites without those that the forward pass never reaches, such as heads that serve training only."""
+    reached = tuple(site for site in sites if site in shapes)
+    if not reached:
+        raise InputError(f"Encoder {encoder.name!r} never reaches site {sites[0]!r} in its forward pass; choose others")
+    return reached
 
 
 def question(name: str, config: Any, plan: Plan) -> str:
@@ -130,10 +144,10 @@ def question(name: str, config: Any, plan: Plan) -> str:
     return fingerprint(
         {
             "analysis": name,
+            "version": __version__,
             "config": asdict(config),
             "encoders": {
-                key: [encoder.weights, asdict(encoder.preprocess), list(plan.sites[key])]
-                for key, encoder in plan.encoders.items()
+                key: [describe_encoder(encoder), list(plan.sites[key])] for key, encoder in plan.encoders.items()
             },
             "images": {split: plan.images.digest(split) for split in plan.splits},
             "settings": [plan.batch, plan.seed, plan.precision],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import InputError, nearest
-from sightline.files import replacing, write_atomically
+from sightline.files import write_atomically
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,6 +51,10 @@ class Run(Mapping[str, "xr.Dataset"]):
             self._results[name] = _read(self._file(name))
         return self._results[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The result of an analysis, or `default` if it is not there."""
+        return self[name] if name in self.names() else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
@@ -65,13 +69,17 @@ class Run(Mapping[str, "xr.Dataset"]):
 
     def finished(self, name: str, key: str) -> bool:
         """Whether a result is there that answers exactly this question (encoders, images, settings)."""
-        return name in self.names() and self[name].attrs.get("fingerprint") == key
+        if not self._replaces and name in self.names() and self[name].attrs.get("fingerprint") == key:
+            return True
+        self._results.pop(name, None)  # the answer to another question, read just now
+        return False
 
     def begin(self) -> None:
         """The question is sound and the pass starts: write down what was asked, clear away the run it replaces."""
         if self.path is not None and self._replaces:
-            for file in (self.path / "results").glob("*.nc"):
-                file.unlink()
+            old = [*self.path.glob("results/*.nc"), *self.path.glob("figures/*.*"), self.path / "report.html"]
+            for file in old:
+                file.unlink(missing_ok=True)
         self._replaces = False
         self.save_request()
 
@@ -79,13 +87,14 @@ class Run(Mapping[str, "xr.Dataset"]):
         """Keep a result, on disk too if the run has a folder; a partial file is never seen under its name."""
         self._results[name] = result
         if self.path is not None:
-            with replacing(self._file(name)) as temporary:
-                result.to_netcdf(temporary, engine="h5netcdf", encoding=_compressed(result))
+            # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
+            content = result.to_netcdf(engine="h5netcdf", encoding=_compressed(result))
+            write_atomically(self._file(name), bytes(content))
 
     def save_request(self) -> None:
         """Write `run.json`."""
         if self.path is not None:
-            write_atomically(self.path / "run.json", json.dumps(self.request, indent=2, ensure_ascii=False).encode())
+            write_atomically(self.path / "run.json", json.dumps(self.request, indent=2).encode())
 
     def _file(self, name: str) -> Path:
         assert self.path is not None

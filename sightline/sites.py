@@ -198,8 +198,9 @@ def token_view(activation: Tensor, view: str, tokens: Tokens | None) -> Tensor |
 
 
 @contextlib.contextmanager
-def capture(encoder: Encoder, sites: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+def capture(encoder: Encoder, sites: Sequence[str] | str) -> Iterator[dict[str, Tensor]]:
     """Collect copies of activations: `with capture(encoder, ["block.*"]) as acts: encoder(images)`, site → tensor."""
+    sites = [sites] if isinstance(sites, str) else sites
     missing = unmatched(sites, encoder.sites)
     if missing:
         raise InputError(missing)

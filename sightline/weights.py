@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError
+from sightline.errors import InputError, first_line
 
 __all__ = ["check_finite", "hash_weights", "load_weights", "read_weights"]
 
@@ -35,7 +35,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         if isinstance(error, pickle.UnpicklingError):
             reason = "it is not a checkpoint, or holds Python objects, which could run code; save its state dict alone"
         raise InputError(f"Cannot read weights from {str(path)!r}: {reason}") from error

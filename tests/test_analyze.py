@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from PIL import Image
 from torch import nn
 
 import sightline as sl
@@ -163,6 +166,82 @@ def test_a_changed_module_is_not_taken_for_the_old_one(
         measure(encoders, images, ["knn"], out=tmp_path / "x")
 
 
+def test_an_architecture_is_more_than_its_weights(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, small: str
+) -> None:
+    """The number of heads is not in the weights: the old result must not answer for it."""
+    first = measure({"a": encoders["a"]}, images, ["cka"], out=tmp_path / "x")["cka"]
+    other = sl.load_encoder(small.replace("num_heads=3", "num_heads=2"))
+    assert other.weights == encoders["a"].weights
+    second = measure({"a": other}, images, ["cka"], out=tmp_path / "x", overwrite=True)["cka"]
+    assert first.attrs["fingerprint"] != second.attrs["fingerprint"]
+    xr.testing.assert_equal(second, measure({"a": other}, images, ["cka"])["cka"])
+    assert not second.cka.equals(first.cka)
+    encoders["a"].module.blocks[0].mlp.act = nn.ReLU()  # nor is the activation function, which no description tells
+    third = measure({"a": encoders["a"]}, images, ["cka"], out=tmp_path / "y")["cka"]
+    assert third.attrs["fingerprint"] != first.attrs["fingerprint"]
+
+
+def test_replacing_a_run_keeps_no_result_and_loses_none(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
+) -> None:
+    """Other training images are another comparison, though they mean nothing to CKA, which sees the test split only."""
+    less = replace(images, splits={**images.splits, "train": images.splits["train"][:20]})
+    measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
+    sl.write_report(sl.open_run(tmp_path / "x"))
+    measure(encoders, less, ["cka", "knn"], out=tmp_path / "x", overwrite=True)
+    run = sl.open_run(tmp_path / "x")
+    assert run.names() == ["cka", "knn"]
+    assert run["knn"].attrs["n_train"] == 20
+    assert not (tmp_path / "x" / "report.html").exists()  # it told of the other run
+    assert not list((tmp_path / "x" / "figures").iterdir())
+
+
+def test_analyses_of_different_days_tell_their_own(encoders: dict[str, sl.Encoder], tmp_path: Path) -> None:
+    for name in [f"{split}/{label}/{i}.png" for split in ("train", "test") for label in "ab" for i in range(6)]:
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (len(name) * 9, 20 * int(name[-5]), 7)).save(tmp_path / "images" / name)
+    (tmp_path / "images" / "train" / "a" / "0.png").write_bytes(b"no picture")
+    images = sl.load_images(f"folder:{tmp_path / 'images'}")
+    measure(encoders, images, ["knn"], out=tmp_path / "x")
+    about = json.loads((tmp_path / "x" / "run.json").read_text())
+    (tmp_path / "x" / "run.json").write_text(json.dumps({**about, "versions": {"torch": "0.1"}}))
+    run = measure(encoders, images, ["cka"], out=tmp_path / "x")
+    assert json.loads(run["cka"].attrs["provenance"])["versions"]["torch"] != "0.1"
+    assert [name for name, _ in sl.open_run(tmp_path / "x").request["skipped"]] == ["train/a/0.png"]  # seen by k-NN
+
+
+FULL = """
+import resource, signal, sys, numpy as np, xarray as xr
+from pathlib import Path
+from sightline.run import Run
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+values = np.random.default_rng(0).normal(size=(500, 500))
+try:
+    Run(Path(sys.argv[1])).save("cka", xr.Dataset({"cka": (("a", "b"), values)}))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit on the size of files")
+def test_a_result_that_finds_no_room_ends_in_a_sentence(tmp_path: Path) -> None:
+    """HDF5 on a disk that is really full crashes the process when it closes the file."""
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "x")], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("InputError Cannot write")
+    assert not done.stderr
+    assert not list((tmp_path / "x" / "results").iterdir())
+
+
+def test_names_that_are_not_utf_8(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
+    strange = replace(images, classes=("caf\udce9", *images.classes[1:]))
+    measure(encoders, strange, ["knn"], out=tmp_path / "x")
+    assert sl.open_run(tmp_path / "x").request["images"]["classes"][0] == "caf\udce9"
+    measure(encoders, strange, ["knn"], out=tmp_path / "x")  # the same comparison
+
+
 def test_the_same_weights_twice_are_alike(encoders: dict[str, sl.Encoder], images: sl.Images) -> None:
     same = measure({"one": encoders["a"], "two": encoders["a"]}, images, ["cka"])["cka"].cka
     pair = same.sel(encoder_a="one", encoder_b="two", tokens="all", site_a="block.1", site_b="block.1")
@@ -175,12 +254,24 @@ def test_bf16_is_close_to_float32(encoders: dict[str, sl.Encoder], images: sl.Im
     assert float(abs(exact - fast).max()) > 0
 
 
+def test_the_choice_and_order_of_analyses_change_no_number(encoders: dict[str, sl.Encoder], images: sl.Images) -> None:
+    alone, both, turned = (measure(encoders, images, names) for names in (["cka"], ["cka", "knn"], ["knn", "cka"]))
+    xr.testing.assert_equal(alone["cka"], both["cka"])
+    xr.testing.assert_equal(both["cka"], turned["cka"])
+    assert alone.get("knn") is None
+    assert alone.get("cka") is alone["cka"]
+
+
 WORKER = """
-import sys, torch, sightline as sl
+import os, sys, torch, sightline as sl
 torch.set_num_threads(1)
 small, out = sys.argv[1:]
 encoders = {"a": sl.load_encoder(small), "b": sl.load_encoder(small + "&seed=1")}
-sl.analyze(encoders, sl.load_images("shapes?size=32", limit=40), batch=8, workers=0, out=out, show_progress=False)
+images, how = sl.load_images("shapes?size=32", limit=40), {"batch": 8, "workers": 0, "show_progress": False}
+# A folder that is named by the time differs between processes: the first one's counts.
+run = sl.analyze(encoders, images, out=out + ("" if os.environ["RANK"] == "0" else "-a-second-later"), **how)
+# In memory, features are written to a temporary folder, which has to be the same one.
+assert sl.analyze(encoders, images, ["knn"], **how)["knn"].accuracy.equals(run["knn"].accuracy)
 torch.distributed.destroy_process_group()
 """
 
@@ -194,6 +285,7 @@ def test_two_processes_give_the_result_of_one(
     subprocess.run([sys.executable, *arguments, small, str(tmp_path / "x")], check=True, env=environment, timeout=300)
     shared, alone = sl.open_run(tmp_path / "x"), measure(encoders, images, ["cka", "knn"])
     assert shared.request["timing"]["processes"] == 2
+    assert not list(tmp_path.glob("*-later"))
     for name in alone:
         xr.testing.assert_allclose(shared[name], alone[name], rtol=1e-12, atol=1e-12)
 
@@ -207,6 +299,7 @@ def test_two_processes_give_the_result_of_one(
     [
         ({"batch": 3}, "The batch size is 3"),
         ({"precision": "float16"}, "choose float32 or bf16"),
+        ({"seed": -1}, "The seed is -1"),
         ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
         ({"sites": ["blok.*"]}, "No site matches 'blok"),
         ({"analyses": ["ckaa"]}, "did you mean 'cka'"),
@@ -235,6 +328,26 @@ def test_a_site_must_match_somewhere_but_not_everywhere(encoders: dict[str, sl.E
         measure({**encoders, "r": cnn}, images, ["cka"], sites=["block.1.qkv"])
 
 
+class WithASpare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.spare, self.last = nn.Conv2d(3, 4, 8, 8), nn.Linear(2, 2), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+def test_parts_that_are_never_called_are_no_sites(images: sl.Images) -> None:
+    encoder = sl.load_encoder(WithASpare(), name="mine", preprocess=sl.Preprocess((32, 32)))
+    for sites in (None, ["**"], "**"):
+        assert list(measure([encoder], images, ["cka"], sites=sites)["cka"].site.values) == ["first", "last"]
+    with pytest.raises(InputError, match="No forward pass reaches a site that matches 'spare'"):
+        measure([encoder], images, ["cka"], sites=["first", "spare"])
+    other = sl.load_encoder(nn.Sequential(OrderedDict(spare=nn.Conv2d(3, 4, 8, 8))), name="other")
+    with pytest.raises(InputError, match="'mine' never reaches site 'spare'"):
+        measure([encoder, other], images, ["cka"], sites=["spare"])
+
+
 def test_a_model_that_cannot_run_is_named(images: sl.Images) -> None:
     class Picky(nn.Module):
         def __init__(self) -> None:
@@ -246,6 +359,34 @@ def test_a_model_that_cannot_run_is_named(images: sl.Images) -> None:
 
     with pytest.raises(InputError, match="Encoder 'picky' fails on an image of 224 × 224"):
         measure({"picky": Picky()}, images, ["cka"])
+
+
+def test_a_model_that_fails_without_a_word_is_named_too(images: sl.Images) -> None:
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError
+
+    with pytest.raises(InputError, match=r"Encoder 'silent' fails .* AssertionError"):
+        measure({"silent": nn.Sequential(nn.Identity(), Silent())}, images, ["cka"], sites=["0"])
+
+
+@pytest.mark.parametrize(
+    ("tests", "sentence"), [([], "has no images"), ([17, 18, 19], "the test split of arrays has 3")]
+)
+def test_too_few_images_are_said_before_the_pass(
+    tests: list[int], sentence: str, encoders: dict[str, sl.Encoder]
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    images = sl.load_images(pixels, splits={"train": range(17), "test": tests})
+    with pytest.raises(InputError, match=sentence):
+        measure(encoders, images, ["cka"])
+
+
+def test_nothing_but_unreadable_images_is_an_error(encoders: dict[str, sl.Encoder], tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"None of the 8 images .* could be read: \d\.png: it is no image"):
+        measure(encoders, sl.load_images(f"folder:{tmp_path}"), ["cka"])
 
 
 def test_nan_weights_are_refused(small: str, images: sl.Images) -> None:

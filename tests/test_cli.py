@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -141,6 +142,8 @@ def fails(words: list[object], sentence: str, capsys: pytest.CaptureFixture[str]
         ([SMALL, "--images", "foldr:x"], "did you mean 'folder'"),
         ([SMALL, "--only", "ckaa"], "did you mean 'cka'"),
         ([SMALL, "--sites", "blok.*"], "No site matches"),
+        ([SMALL, "--sites"], "--sites needs at least one pattern"),
+        ([SMALL, "--seed", "-1"], "The seed is -1"),
         ([SMALL, "--batch", "3"], "The batch size is 3"),
         ([SMALL, "--limit", "2"], "at least 4"),
         ([SMALL, "--device", "warp"], "Device 'warp' cannot be used"),
@@ -233,6 +236,19 @@ def test_a_full_disk_in_the_middle(
     assert not list(tmp_path.rglob("*.nc"))
     monkeypatch.setattr(os, "replace", replace)
     assert sightline(*words, capsys=capsys)[0] == 0
+
+
+def test_interrupted_by_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("sightline.analyze"), "_step", interrupt)
+    code, _, err = sightline("compare", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys)
+    assert code == 130
+    assert "give the same command again" in err
+    assert "Traceback" not in err
 
 
 def test_mistakes_about_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +131,15 @@ def test_an_encoder_passes_through_and_a_module_is_wrapped():
     assert mine.tokens == Tokens(0, None, (2, 2))
 
 
+def test_another_preprocessing_for_an_encoder():
+    encoder = load_encoder(VIT)
+    other = replace(encoder.preprocess, mean=(0.1, 0.2, 0.3))
+    changed = load_encoder(encoder, preprocess=other)
+    assert (changed.preprocess, changed.tokens) == (other, encoder.tokens)
+    assert encoder.preprocess != other
+    assert load_encoder(encoder, tokens=Tokens(0, None, (2, 2))).tokens == Tokens(0, None, (2, 2))
+
+
 def test_description_is_plain_data():
     about = json.loads(json.dumps(load_encoder(VIT).describe()))
     assert about["tokens"] == {"prefix": 1, "cls": 0, "grid": [4, 4]}
@@ -215,3 +226,18 @@ def test_runs_take_no_weights_nor_options(tmp_path):
     (folder / "encoder.safetensors").unlink()
     with pytest.raises(InputError, match="There is no weights file"):
         load_encoder(f"run:{folder}")
+
+
+def test_a_bare_module_sees_the_whole_image() -> None:
+    """Without a word on preprocessing a large photo is resized, not looked at through a hole of 224 pixels."""
+    encoder = load_encoder(torch.nn.Conv2d(3, 8, 16, 16))
+    assert (encoder.preprocess.size, encoder.preprocess.resize) == ((224, 224), 224)
+
+
+def test_weights_that_the_description_does_not_fit(tmp_path: Path) -> None:
+    first, other = (load_encoder(f"timm:test_vit@random?seed={seed}") for seed in (0, 1))
+    save_encoder(first, tmp_path / "first")
+    save_encoder(other, tmp_path / "other")
+    (tmp_path / "other" / "encoder.safetensors").replace(tmp_path / "first" / "encoder.safetensors")
+    with pytest.raises(InputError, match=r"not those that its encoder\.json describes"):
+        load_encoder(f"run:{tmp_path / 'first'}")

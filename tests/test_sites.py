@@ -144,6 +144,13 @@ def test_containers_have_no_site_and_odd_outputs_are_handled():
         encoder(torch.zeros(2))
 
 
+def test_a_single_pattern_is_a_list_of_one():
+    module = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with capture(load_encoder(module), "1") as acts:
+        module(torch.ones(1, 3))
+    assert list(acts) == ["1"]
+
+
 def test_captured_activations_belong_to_the_user():
     encoder = load_encoder(VIT)
     with torch.no_grad(), capture(encoder, ["block.0"]) as acts:

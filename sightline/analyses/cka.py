@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, nearest
 from sightline.figures import Figure, curve_over_depth, depth_of, heatmap
+from sightline.images import FEWEST, batch_count
 from sightline.plan import Cost, Key, Plan
 from sightline.run import ABSENT
 from sightline.sites import Tokens, block_number, layer_type, token_view, union_of_sites
@@ -72,6 +73,10 @@ class Config:
         for view in self.tokens:
             if view not in TOKENS:
                 raise InputError(f"CKA has no token view {view!r}{nearest(view, TOKENS)}")
+        if not self.tokens or self.bootstrap < 1:
+            raise InputError(
+                f"CKA needs a token view and a bootstrap sample at least, not {len(self.tokens)} and {self.bootstrap}"
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -93,10 +98,16 @@ def cka(
     >>> abs(cka(x, noise, unbiased=True)) < 0.1 < cka(x, noise, unbiased=False)
     True
     """
-    a, b = (torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v).flatten(1).double() for v in (x, y))
-    if len(a) != len(b) or len(a) < 4:
-        raise InputError(f"CKA needs the same images twice, at least 4 of them; got {len(a)} and {len(b)}")
-    parts = 1 if batch is None or not unbiased else -(-len(a) // max(batch, 4))
+    a, b = (torch.as_tensor(v if isinstance(v, Tensor) else np.asarray(v)) for v in (x, y))
+    if a.ndim < 2 or b.ndim < 2 or len(a) != len(b) or len(a) < FEWEST:
+        raise InputError(
+            f"CKA needs features (images, …) of the same images twice, at least {FEWEST} of them; "
+            f"got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if batch is not None and batch < FEWEST:
+        raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
+    a, b = a.flatten(1).double(), b.flatten(1).double()
+    parts = 1 if batch is None or not unbiased else batch_count(len(a), batch)
     hsic = torch.zeros(2, 2, dtype=torch.float64)
     for rows in torch.arange(len(a)).tensor_split(parts):
         centred = centre(torch.stack([gram(a[rows]), gram(b[rows])]), unbiased)
@@ -112,7 +123,7 @@ def gram(x: Tensor) -> Tensor:
     """Gram matrix for CKA, (n, p) → float64 (n, n); exactly zero if all rows are the same.
 
     CKA does not see the mean of the features, but float32 does: its error grows with mean² / variance. So where the
-    mean dominates, in a sample or in the end, the first row is taken off all rows, chunk by chunk while in the cache.
+    mean dominates, in a sample or in the end, it is taken off all rows, chunk by chunk while in the cache.
     """
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     # The look at the sample waits for the device, which is worth it only where products are slower than that.
@@ -127,11 +138,14 @@ def gram(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, shift: bool = False) -> Tensor:
-    """X Xᵀ, or that of the rows minus the first row; summed over chunks of columns in float64."""
+    """X Xᵀ, or that of the rows minus the mean of (at most 32 of) them; summed over chunks of columns in float64."""
     total = x.new_zeros((len(x), len(x)), dtype=torch.float64)
+    few = x[:: -(-len(x) // 32)]  # a longer sum would round constant features to something else
+    share = few.new_full((len(few),), 1 / len(few))
     for start in range(0, x.shape[1], CHUNK):
         part = x[:, start : start + CHUNK]
-        part = part - part[:1] if shift else part
+        if shift:  # not by one of the rows, which might be an outlier; a product is faster than a mean over rows
+            part = part - few[:, start : start + CHUNK].T @ share
         total += part @ part.T
     return total
 
@@ -179,7 +193,10 @@ def centre(grams: Tensor, unbiased: bool = True) -> Tensor:
     grams = grams - torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
     rows = grams.sum(-1, keepdim=True) / (n - 2)
     centred = grams - rows - rows.mT + rows.sum(-2, keepdim=True) / (n - 1)
-    return centred - torch.diag_embed(centred.diagonal(dim1=-2, dim2=-1))
+    centred = centred - torch.diag_embed(centred.diagonal(dim1=-2, dim2=-1))
+    # Where all images but one are the same, nothing but rounding is left, and its ratio would look like a value.
+    whole, left = (torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True) for part in (grams, centred))
+    return centred.mul_(left > 1e-12 * whole)
 
 
 def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False) -> Tensor:
@@ -216,6 +233,11 @@ class Analysis(torchmetrics.Metric):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
         self.config, self.plan = config, plan
+        if (most := max(len(plan.images.indices(split)) for split in plan.splits)) < FEWEST:
+            raise InputError(
+                f"CKA needs at least {FEWEST} images, but the {' and '.join(plan.splits)} split of {plan.images.name} "
+                f"has {most}; give more, or leave cka out (--only knn)"
+            )
         self.layers = [(encoder, site) for encoder, sites in plan.sites.items() for site in sites]
         t, s = len(config.tokens), len(self.layers)
         shapes = {"hsic": (t, GROUPS, s, s), "null": (t, s, s), "flaws": (t, s, 3), "images": (GROUPS,), "dropped": ()}
@@ -229,7 +251,7 @@ class Analysis(torchmetrics.Metric):
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the HSIC of all pairs of layers on this batch; batches count by the images they hold."""
         n, group = len(batch.ids), batch.number % GROUPS
-        if n < 4:
+        if n < FEWEST:
             self.dropped += n
             return
         self.images[group] += n
@@ -255,7 +277,11 @@ class Analysis(torchmetrics.Metric):
         full = {"cka": ratio(total), "cka_low": low, "cka_high": high, "cka_null": ratio(null, norm=total)}
         data = {name: (dims, _spread(values, place, len(encoders), len(sites))) for name, values in full.items()}
         reason = np.full((len(views), len(encoders), len(sites)), ABSENT, dtype=object)
-        reason[:, place[0], place[1]] = [[_reason(counts) for counts in view] for view in flaws]
+        own = np.diagonal(total, axis1=1, axis2=2)  # (T, S)
+        reason[:, place[0], place[1]] = [
+            [self._reason(counts, hsic) for counts, hsic in zip(*view, strict=True)]
+            for view in zip(flaws, own, strict=True)
+        ]
         return xr.Dataset(
             {**data, "reason": (("tokens", "encoder", "site"), reason.astype(str))},
             coords={
@@ -272,6 +298,18 @@ class Analysis(torchmetrics.Metric):
                 "dropped_images": int(self.dropped),
             },
         )
+
+    def _reason(self, counts: npt.NDArray[np.float64], own: float) -> str:
+        seen, constant, infinite = counts
+        if not self.images.any():
+            return f"no batch had {FEWEST} images that could be read"
+        if seen == 0:
+            return "this site has no such token view"
+        if infinite:
+            return f"the activations are not finite (NaN or infinity) in {infinite:.0f} of {seen:.0f} batches"
+        if constant == seen:
+            return "the activations are the same for all images"
+        return "" if own > 0 else "all pairs of images are equally alike, so that there is nothing to compare"
 
     def _interval(self, hsic: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Percentile bootstrap over groups of batches: resample the groups, sum again, take the ratio again."""
@@ -300,15 +338,6 @@ def _spread(
     e, s = place
     full[:, e[:, None], e[None, :], s[:, None], s[None, :]] = values
     return full
-
-
-def _reason(counts: npt.NDArray[np.float64]) -> str:
-    seen, constant, infinite = counts
-    if seen == 0:
-        return "this site has no such token view"
-    if infinite:
-        return f"the activations are not finite (NaN or infinity) in {infinite:.0f} of {seen:.0f} batches"
-    return "the activations are the same for all images" if constant == seen else ""
 
 
 def cost(config: Config, plan: Plan) -> Cost:

@@ -186,7 +186,7 @@ class Analysis(torchmetrics.Metric):
             if not entry.complete and (not entry.exists or int(entry.written().sum()) != expected):
                 raise InputError(
                     f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
-                    "start the run anew (--overwrite)"
+                    "delete the folder 'cache' of the run and give the same command again"
                 )
         _barrier()
         if _process()[0] == 0:

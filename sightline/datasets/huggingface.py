@@ -16,7 +16,7 @@ import numpy as np
 from sightline.datasets.arrays import encode_labels
 from sightline.datasets.parquet import LABEL_NAMES
 from sightline.decoding import decode
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, first_line, nearest
 from sightline.images import Images, Item, by_name, halves, read_options, split_name
 
 __all__ = ["Tables", "load"]
@@ -87,8 +87,7 @@ def _open(datasets: Any, where: str, config: str) -> dict[str, Any]:
     try:
         opened = datasets.load_from_disk(str(path)) if path.is_dir() else datasets.load_dataset(where, config or None)
     except Exception as error:  # whatever the network, the hub or the data set's files lead to
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"The data set {where!r} cannot be loaded: {reason}") from error
+        raise InputError(f"The data set {where!r} cannot be loaded: {first_line(error)}") from error
     return dict(opened) if isinstance(opened, dict) else {"all": opened}
 
 

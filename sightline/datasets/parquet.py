@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from sightline.datasets.arrays import encode_labels
 from sightline.decoding import decode
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, first_line, nearest
 from sightline.images import Images, Item, by_name, halves, read_options, split_name
 
 __all__ = ["Rows", "load"]
@@ -51,7 +51,7 @@ class Rows:
             try:
                 items[index] = self._decode(group, self._group(group)[index - int(self.starts[group])].as_py())
             except (OSError, pa.ArrowException) as error:
-                items[index] = Item(None, f"{self._file(group).name} cannot be read: {str(error).splitlines()[0]}")
+                items[index] = Item(None, f"{self._file(group).name} cannot be read: {first_line(error)}")
         return [items[index] for index in indices]
 
     def _file(self, group: int) -> Path:
@@ -89,6 +89,9 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         for f, file in enumerate(opened)
         for g in range(file.metadata.num_row_groups)
     ]
+    for path, file in zip(files, opened, strict=True):
+        if image not in file.schema_arrow.names:
+            raise InputError(f"{path} has no column {image!r}, which other files have")
     counts = [file.metadata.num_rows for file in opened]
     stems = [file.relative_to(root).with_suffix("").as_posix() for file in files]
     ids = np.array([f"{stem}/{row:06d}" for stem, n in zip(stems, counts, strict=True) for row in range(n)], str)
@@ -126,7 +129,7 @@ def _open(file: Path) -> Any:
     try:
         return pq.ParquetFile(file, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{file} is no readable Parquet file: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{file} is no readable Parquet file: {first_line(error)}") from error
 
 
 def _footer(file: Path) -> bytes:
@@ -182,7 +185,7 @@ def _labels(path: Path, file: Any, label: str) -> list[Any]:
     try:
         values: list[Any] = file.read(columns=[label], use_threads=False).column(0).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path} is no readable Parquet file: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{path} is no readable Parquet file: {first_line(error)}") from error
     if not all(isinstance(value, int | str | None) for value in values):
         raise InputError(f"The column {label!r} of {path} must hold whole numbers or names to serve as labels")
     return values

@@ -28,6 +28,7 @@ TEXTURE_NAMES = tuple(TEXTURES)  # TEXTURE_NAMES[i] is the texture of CLASSES[i]
 KINDS = ("plain", "conflict", "scenes")
 SPLITS = ("train", "val", "test")
 COUNTS = {"plain": (16384, 2048, 2048), "conflict": (7680, 960, 1920), "scenes": (4096, 512, 512)}
+DRAWING = 1  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
 MOST = 10_000_000
 DRAWS = 512  # random numbers at hand for an image; a scene of eight objects takes some 300
 SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth an annotation
@@ -70,7 +71,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         classes=CLASSES,
         splits=splits,
         extras={"texture": textures} if kind == "conflict" else {},
-        fingerprint=f"shapes {kind} size {chosen['size']}",
+        fingerprint=f"shapes {DRAWING} {kind} size {chosen['size']}",
     )
 
 
@@ -199,16 +200,16 @@ def material(dice: Dice, texture: int, turn: float, period: float, contrast: flo
     middle = dice.between(0.5 * contrast + 0.08, 0.98 - 0.5 * contrast)
     dark = rgb(hue, dice.between(0.3, 0.9), middle - 0.5 * contrast)
     pale = rgb(hue + other, dice.between(0.05, 0.6), middle + 0.5 * contrast)
-    return Material(texture, turn, period, (dark, pale) if dice.whole(2) else (pale, dark))
+    return Material(texture, turn, period, (dark, pale))
 
 
 def background(canvas: Canvas, dice: Dice) -> None:
     """A textured wall and blobs of other textures, all independent of what stands in front."""
     everywhere = slice(0, canvas.size), slice(0, canvas.size)
-    wall = material(dice, dice.whole(16), dice.between(0, 1), dice.between(0.1, 0.2), dice.between(0.04, 0.26))
+    wall = material(dice, dice.whole(16), dice.between(0, 1), dice.between(0.1, 0.2), dice.between(0.02, 0.14))
     canvas.pixels[:] = wall.paint(canvas, everywhere, dice.between(0, 1), dice.between(0, 1))
-    for _ in range(1 + dice.whole(3)):
-        blob(canvas, dice, dice.between(0, 1), dice.between(0, 1), dice.between(0.1, 0.28), dice.between(0.1, 0.5))
+    for _ in range(dice.whole(3)):
+        blob(canvas, dice, dice.between(0, 1), dice.between(0, 1), dice.between(0.08, 0.2), dice.between(0.1, 0.35))
 
 
 def blob(canvas: Canvas, dice: Dice, x: float, y: float, size: float, contrast: float) -> None:
@@ -256,7 +257,7 @@ def shifted(distance: np.ndarray, light: float, reach: float) -> np.ndarray:
 
 def portrait(canvas: Canvas, dice: Dice, light: float, label: int, texture: int) -> np.ndarray:
     """One large object, in half of the images with something in front of it; returns the owner of each pixel."""
-    size, turn = dice.between(0.26, 0.42), dice.between(-0.1, 0.1)
+    size, turn = dice.between(0.3, 0.46), dice.between(-0.08, 0.08)
     x, y = (0.5 + dice.between(-1, 1) * (0.56 - size) * 0.75 for _ in range(2))
     period = size * dice.between(0.34, 0.48)
     stuff = material(dice, texture, turn + dice.between(-0.08, 0.08), period, dice.between(0.45, 0.8))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, Preprocess, Reference, build_encoder
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, first_line, nearest
 from sightline.families.huggingface import find_trunk, forward_of, image_size
 
 EXAMPLE = "huggingface:facebook/dinov2-small"
@@ -117,8 +117,7 @@ def _plain_errors(reference: Reference) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"Cannot load {reference}: {reason}") from error
+        raise InputError(f"Cannot load {reference}: {first_line(error).rstrip('.')}") from error
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ def load(reference: Reference) -> Encoder:
     known = anatomy(encoder.module, preprocess.size)
     encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
     encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), folder.name, str(reference)
+    if encoder.weights != about.get("weights"):
+        raise InputError(f"The weights in {str(folder)!r} are not those that its encoder.json describes; save it again")
     return encoder
 
 

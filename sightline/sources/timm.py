@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sightline.encoder import Encoder, Preprocess, Reference, build_encoder
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, first_line, nearest
 from sightline.weights import load_weights, read_weights
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
@@ -47,7 +47,7 @@ def load(reference: Reference) -> Encoder:
         module.eval(),
         reference=str(reference),
         name=reference.id,
-        preprocess=preprocess_of(module, official=reference.weights != "random", size=size),
+        preprocess=preprocess_of(module, official=reference.weights != "random", size=size, tag=reference.id),
         architecture=str(Reference("timm", reference.id, "random", reference.options)),
         notes=notes,
     )
@@ -76,10 +76,10 @@ def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Modu
             torch.manual_seed(seed)
             module: nn.Module = timm.create_model(name, pretrained=reference.weights is None, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
-        raise InputError(f"timm cannot build {reference}: {_first_line(error)}") from error
+        raise InputError(f"timm cannot build {reference}: {first_line(error)}") from error
     except Exception as error:  # whatever the hub client raises when it cannot be reached
         raise InputError(
-            f"Cannot get the pretrained weights of {reference.id!r}: {_first_line(error)}; "
+            f"Cannot get the pretrained weights of {reference.id!r}: {first_line(error)}; "
             "check the network, or give a file with @FILE, or @random"
         ) from error
     return module
@@ -93,12 +93,18 @@ def _fixed_size(reference: Reference) -> bool:
     return bool(config and config.fixed_input_size)
 
 
-def preprocess_of(module: nn.Module, official: bool, size: int | None = None) -> Preprocess:
-    """The evaluation preprocessing of the model's own configuration; random weights have none to keep to."""
+def preprocess_of(module: nn.Module, official: bool, size: int | None = None, tag: str | None = None) -> Preprocess:
+    """The evaluation preprocessing of the model's own configuration; random weights have none to keep to.
+
+    `tag` is the name with its pretrained tag: a file of such weights wants what the tag wants (MAE another mean than
+    the default weights of the same architecture).
+    """
+    import timm
     from timm.data import config as data_config
 
-    resolve: Callable[[nn.Module], dict[str, Any]] = data_config.resolve_model_data_config
-    config = resolve(module)
+    resolve: Callable[..., dict[str, Any]] = data_config.resolve_model_data_config
+    known: Any = timm.get_pretrained_cfg(tag) if tag is not None and tag in timm.list_pretrained(tag) else None
+    config = resolve(module, pretrained_cfg=None if known is None else known.to_dict())
     built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
     height, width = built_for or (config["input_size"][-2:] if size is None else (size, size))
     crop = config["crop_pct"] if official else 1.0
@@ -114,7 +120,3 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sightline.encoder import Encoder, Preprocess, Reference, build_encoder
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, first_line, nearest
 from sightline.weights import load_weights, read_weights
 
 EXAMPLE = "torchvision:resnet50@IMAGENET1K_V2"
@@ -82,7 +82,7 @@ def _create(reference: Reference, official: Any) -> nn.Module:
         module: nn.Module = models.get_model(reference.id, weights=official)
     except Exception as error:  # whatever the download raises
         raise InputError(
-            f"Cannot get the weights of {reference}: {str(error).strip().splitlines()[0]}; "
+            f"Cannot get the weights of {reference}: {first_line(error)}; "
             "check the network, or give a file with @FILE, or @random"
         ) from error
     return module

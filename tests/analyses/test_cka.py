@@ -11,7 +11,7 @@ from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import cka as plugin
-from sightline.analyses.cka import Config, centre, cka, gram, products
+from sightline.analyses.cka import Config, _products, centre, cka, gram, products
 from sightline.errors import InputError
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
@@ -97,7 +97,7 @@ def test_stretching_one_direction_does_matter() -> None:
     assert abs(cka(stretched, y) - cka(x, y)) > 0.1
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e30, -7e-20])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e18, -7e-20])
 def test_constant_features_give_nan(value: float) -> None:
     x = torch.full((16, 300), value)
     assert np.isnan(cka(x, torch.randn(16, 4)))
@@ -113,9 +113,59 @@ def test_float32_gram_is_exact_enough_on_offset_features() -> None:
     assert ours == pytest.approx(textbook_cka(x.numpy(), y.numpy(), 32), abs=1e-6)
 
 
+@pytest.mark.parametrize("n", [5, 6, 7, 9, 11])
+def test_no_part_is_too_small(n: int) -> None:
+    """⌈n / 4⌉ parts of n images would have fewer than 4 of them, which HSIC₁ cannot take."""
+    x, y = random((n, 5), 0), random((n, 4), 1)
+    parts = [np.arange(n)] if n < 8 else np.array_split(np.arange(n), 2)
+    sums = np.zeros((2, 2))
+    for rows in parts:
+        centred = centre(torch.stack([gram(torch.from_numpy(v[rows])) for v in (x, y)]))
+        sums += len(rows) * products(centred).numpy()
+    assert cka(x, y, batch=4) == pytest.approx(sums[0, 1] / np.sqrt(sums[0, 0] * sums[1, 1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("different", [0, 5])
+@pytest.mark.parametrize("offset", [0.0, 3.0, -100.0])
+def test_all_images_but_one_the_same_give_nan(different: int, offset: float) -> None:
+    """Its unbiased HSIC is 0 in exact arithmetic; what rounding leaves of it must not be divided by itself."""
+    x = torch.full((32, 1000), offset)
+    x[different] += torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert np.isnan(cka(x, x))
+    assert np.isnan(cka(x, random((32, 10), 1)))
+    assert not centre(gram(x)[None]).any()  # as the pass does it, with float32 products
+
+
+@pytest.mark.parametrize("n", [4, 31, 32, 33, 399])
+def test_gram_of_constant_features_is_exactly_zero(n: int) -> None:
+    features = torch.from_numpy(random((1, 3000), 0)).float() * 3 + 5
+    assert not gram(features.expand(n, -1).contiguous()).any()
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, 200.0])
+@pytest.mark.parametrize("outlier", [0, 7])
+def test_float32_gram_is_exact_enough_beside_an_outlier(offset: float, outlier: int) -> None:
+    """Whichever image is the odd one, also the first of the batch."""
+    x, y = (torch.from_numpy(random((32, 5000), seed)).float() for seed in (0, 1))
+    y = x + y
+    x[outlier] *= 20
+    x = x + offset
+    exact = cka(x.double(), y.double())
+    for shift in (False, True):  # as on a GPU, and as it is here where the mean dominates
+        if shift or offset == 0:
+            hsic = products(centre(torch.stack([_products(v, shift) for v in (x, y)]))).numpy()
+            assert hsic[0, 1] / np.sqrt(hsic[0, 0] * hsic[1, 1]) == pytest.approx(exact, abs=1e-5)
+    hsic = products(centre(torch.stack([gram(x), gram(y)]))).numpy()
+    assert hsic[0, 1] / np.sqrt(hsic[0, 0] * hsic[1, 1]) == pytest.approx(exact, abs=1e-5)
+
+
 def test_mismatched_or_too_few_images() -> None:
-    with pytest.raises(InputError, match="got 8 and 9"):
+    with pytest.raises(InputError, match=r"got \(8, 3\) and \(9, 3\)"):
         cka(random((8, 3), 0), random((9, 3), 0))
+    with pytest.raises(InputError, match=r"features \(images, …\)"):
+        cka(random((8,), 0), random((8,), 0))
+    with pytest.raises(InputError, match="The batch size is 3"):
+        cka(random((8, 3), 0), random((8, 3), 0), batch=3)
     with pytest.raises(InputError, match="at least 4"):
         cka(random((3, 3), 0), random((3, 3), 0))
 
@@ -278,6 +328,27 @@ def test_constant_and_nan_layers_have_their_reason() -> None:
     assert float(values.sel(site_a="first", site_b="relu")) == pytest.approx(expected, abs=1e-6)
 
 
+class OneResponds(torch.nn.Module):
+    """A layer that says something about one image of the batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(len(x), 1, 1, 1)
+        mask[0] = 1
+        return self.layer(x * mask)
+
+
+def test_every_nan_has_a_reason() -> None:
+    encoder = load_encoder(OneResponds(), name="one", preprocess=load_encoder(SMALL).preprocess)
+    images = load_images("shapes?size=32", limit=16)
+    result = analyze({"one": encoder}, images, ["cka"], batch=8, workers=0, show_progress=False)["cka"]
+    assert np.isnan(result.cka.sel(tokens="all")).all()
+    assert "equally alike" in str(result.reason.sel(tokens="all").values.item())
+
+
 def test_batches_count_by_their_images() -> None:
     """17 images in batches of at most 8 are 6, 6 and 5: the ratio of sums is weighted by that."""
     x, y = random((17, 5), 0), random((17, 4), 1) + random((17, 4), 2)
@@ -291,3 +362,6 @@ def test_batches_count_by_their_images() -> None:
 def test_unknown_token_view() -> None:
     with pytest.raises(InputError, match="did you mean 'patches'"):
         plugin.Config(tokens=("patch",))
+    for nothing in ({"tokens": ()}, {"bootstrap": 0}):
+        with pytest.raises(InputError, match="at least"):
+            plugin.Config(**nothing)  # type: ignore[arg-type]

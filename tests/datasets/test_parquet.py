@@ -126,6 +126,14 @@ def test_columns_that_do_not_exist(tmp_path, options, message):
         load_images(f"parquet:{tmp_path}{options}")
 
 
+def test_a_file_without_the_column_of_images(tmp_path):
+    table = struct_table(range(4), [0] * 4)
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.rename_columns(["picture", *table.column_names[1:]]), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b\.parquet has no column 'image', which other files have"):
+        load_images(f"parquet:{tmp_path}")
+
+
 def test_labels_beyond_the_class_names(tmp_path):
     pq.write_table(struct_table(range(4), [0, 1, 2, None], ["a", "b"]), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="The label 2 is none of the 2 classes a, b"):

@@ -76,6 +76,18 @@ def test_preprocessing_is_that_of_timm(name, options):
     torch.testing.assert_close(preprocess_of(module, official=True)([image])[0], reference(image), rtol=0, atol=1e-6)
 
 
+def test_a_file_wants_the_preprocessing_of_the_tag_that_is_named(tmp_path):
+    """The default weights of this architecture want another mean and standard deviation than those of MAE."""
+    small = "img_size=32&patch_size=8&embed_dim=32&depth=1&num_heads=4"
+    torch.save(load_encoder(f"timm:vit_base_patch16_224@random?{small}").module.state_dict(), tmp_path / "mae.pth")
+    mae = load_encoder(f"timm:vit_base_patch16_224.mae@{tmp_path / 'mae.pth'}?{small}").preprocess
+    plain = load_encoder(f"timm:vit_base_patch16_224@{tmp_path / 'mae.pth'}?{small}").preprocess
+    assert (mae.mean, mae.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (plain.mean, plain.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert mae.size == plain.size == (32, 32)
+    load_encoder(f"timm:vit_base_patch16_224.my_own@random?{small}")  # a tag that timm does not know means nothing
+
+
 def test_size_of_the_images():
     cnn = load_encoder("timm:resnet18@random?size=64&channels=(8,8,8,8)")
     assert (cnn.preprocess.size, cnn.preprocess.resize) == ((64, 64), 64)
