@@ -105,7 +105,7 @@ def compare(
 
 
 @app.command()
-def demo(out: Out = Path("runs/demo"), limit: Limit = 512, batch: Batch = 32, device: Device = "auto") -> None:
+def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
     """Compare three small encoders with random weights on the embedded images: what a report looks like."""
     compare(
         [f"{name}={reference}" for name, reference in DEMO.items()], out=out, limit=limit, batch=batch, device=device
