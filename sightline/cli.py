@@ -141,7 +141,10 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.
     from sightline.report import write_report
     from sightline.run import open_run
 
-    typer.echo(write_report(open_run(run)))
+    found = open_run(run)
+    if not found.names():
+        raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")
+    typer.echo(write_report(found))
 
 
 @app.command()

@@ -123,6 +123,9 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
         return Run(path, request)
     old = open_run(path)
     changed = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
+    before, after = old.request.get("analyses", {}), _plain(request["analyses"])
+    done = [name for name in after if name in before and name in old.names()]
+    changed += [f"sites or settings of {name}" for name in done if before[name] != after[name]]
     if changed and not overwrite:
         raise InputError(
             f"{str(path)!r} holds a run with other {' and '.join(changed)}; choose another folder, "

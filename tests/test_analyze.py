@@ -156,6 +156,21 @@ def test_another_run_is_not_overwritten(
         measure(encoders, images, ["cka"], out=tmp_path / "mine", overwrite=True)
 
 
+def test_other_sites_are_another_question(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
+    measure(encoders, images, ["cka"], out=tmp_path / "x")
+    with pytest.raises(InputError, match="other sites or settings of cka"):
+        measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"])
+    run = measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"], overwrite=True)
+    assert list(run["cka"].site.values) == ["block.0", "block.1"]
+
+
+def test_knn_needs_a_class_in_both_splits(encoders: dict[str, sl.Encoder]) -> None:
+    pixels = np.zeros((8, 32, 32, 3), np.uint8)
+    images = sl.load_images(pixels, labels=list(range(8)))
+    with pytest.raises(InputError, match="no class of the test split is in the train split"):
+        measure(encoders, images, ["knn"])
+
+
 def test_a_changed_module_is_not_taken_for_the_old_one(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
 ) -> None:

@@ -252,8 +252,11 @@ def test_interrupted_by_the_user(
 
 
 def test_mistakes_about_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "run.json").write_text("{}")
     for command in ("report", "export"):
         fails([command, tmp_path / "nothing"], "is not a run folder", capsys)
+        fails([command, tmp_path / "unfinished"], "no finished analysis", capsys)
 
 
 # ---------------------------------------------------------------------------------------------------------------

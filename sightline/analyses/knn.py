@@ -263,6 +263,12 @@ def check_labels(images: Images) -> None:
                 f"{classes or 'no'} labelled class{'es' if classes != 1 else ''}; "
                 "give images with class folders or labels, or leave knn out (--only cka)"
             )
+    train, test = (set(images.labels_of(split).tolist()) - {-1} for split in SPLITS)
+    if not train & test:
+        raise InputError(
+            f"k-NN cannot be right on {images.name}: no class of the test split is in the train split; "
+            "give more images of each class, or leave knn out (--only cka)"
+        )
 
 
 def pooled(activation: Tensor, encoder: Encoder) -> dict[str, Tensor]:
