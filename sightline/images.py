@@ -10,11 +10,11 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_all_start_methods
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,8 +27,23 @@ from sightline.errors import InputError, nearest
 if TYPE_CHECKING:
     from sightline.encoder import Preprocess
 
-__all__ = ["Batch", "Images", "Item", "Source", "batch_count", "batches", "load_images", "mix", "read_options"]
+__all__ = [
+    "Batch",
+    "Images",
+    "Item",
+    "Reader",
+    "Source",
+    "batch_count",
+    "batches",
+    "id_keys",
+    "load_images",
+    "mix",
+    "parallel",
+    "read_options",
+]
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
 SPLIT_NAMES = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}
 
@@ -96,7 +111,7 @@ class Images:
         return replace(self, splits={name: self._balanced(where, limit, seed) for name, where in self.splits.items()})
 
     def _balanced(self, where: np.ndarray, limit: int, seed: int) -> np.ndarray:
-        keys = mix(_keys(self.ids[where]), seed)
+        keys = mix(id_keys(self.ids[where]), seed)
         labels = self.labels[where]
         by_class = np.lexsort((keys, labels))
         ordered = labels[by_class]
@@ -130,7 +145,7 @@ class Images:
     def order(self, split: str, seed: int) -> np.ndarray:
         """Positions of a split in the shuffled order of the pass: class folders must not make one-class batches."""
         where = self.indices(split)
-        return where[np.argsort(mix(_keys(self.ids[where]), seed, 1), kind="stable")]
+        return where[np.argsort(mix(id_keys(self.ids[where]), seed, 1), kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -216,7 +231,7 @@ def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
 
     Classes with an odd number of images take turns in who gets the odd one, so that the halves differ by one at most.
     """
-    ordered = np.lexsort((_keys(ids), labels))
+    ordered = np.lexsort((id_keys(ids), labels))
     return {"train": np.sort(ordered[0::2]), "test": np.sort(ordered[1::2])}
 
 
@@ -255,7 +270,7 @@ def mix(keys: np.ndarray, *numbers: int) -> np.ndarray:
     return result
 
 
-def _keys(ids: np.ndarray) -> np.ndarray:
+def id_keys(ids: np.ndarray) -> np.ndarray:
     """uint64 keys of ids, from sha256: Python's own hash differs from process to process."""
     digests = [hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8] for name in ids.tolist()]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
@@ -301,7 +316,9 @@ def batches(
     bare = {p: replace(p, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)) for p in preprocesses}
     geometries = list(dict.fromkeys(bare.values()))
     jobs = [cuts[number][1] for number in mine]
-    for number, read in zip(mine, _parallel(_Reader(images.source, jobs, geometries), images, workers), strict=True):
+    largest = max((len(job) for job in jobs), default=0) * sum(3 * g.size[0] * g.size[1] for g in geometries)
+    reader = _Reader(images.source, jobs, geometries)
+    for number, read in zip(mine, parallel(reader, range(len(jobs)), images, workers, largest), strict=True):
         split, where = cuts[number]
         skipped = tuple((str(images.ids[where[i]]), reason) for i, reason in read.errors)
         if skipped and images.strict:
@@ -326,15 +343,12 @@ class _Read(NamedTuple):
     pixels: list[Any]  # one (B, 3, h, w) per geometry
 
 
-class _Reader(Dataset[_Read]):
+class _Reader:
     """Decodes whole batches; what a worker process runs."""
 
     def __init__(self, source: Source, jobs: list[np.ndarray], geometries: list[Preprocess]) -> None:
         self.source, self.jobs, self.geometries = source, jobs, geometries
         self.shared_memory = False
-
-    def __len__(self) -> int:
-        return len(self.jobs)
 
     def __getitem__(self, number: int) -> _Read:
         job = self.jobs[number]
@@ -352,16 +366,29 @@ class _Reader(Dataset[_Read]):
         return result
 
 
-def _parallel(reader: _Reader, images: Images, workers: int | None) -> Iterator[_Read]:
-    count = min(_default_workers(images) if workers is None else workers, len(reader))
+class Reader(Protocol[T_co]):
+    """Makes whole batches, in worker processes or in this one."""
+
+    shared_memory: bool  # hand over tensors, which go through shared memory, instead of arrays, which are copied
+
+    def __getitem__(self, number: int) -> T_co:
+        """Batch of this number."""
+        ...
+
+
+def parallel(
+    reader: Reader[T], numbers: range, images: Images, workers: int | None, largest: int
+) -> Generator[T, None, None]:
+    """The batches of these numbers in order, made in worker processes; `largest` is the size of one in bytes."""
+    count = min(_default_workers(images) if workers is None else workers, len(numbers))
     if count <= 0:
-        yield from (reader[number] for number in range(len(reader)))
+        yield from (reader[number] for number in numbers)
         return
-    largest = max(len(job) for job in reader.jobs) * sum(3 * g.size[0] * g.size[1] for g in reader.geometries)
     reader.shared_memory = _shared_memory() > 8 * count * largest
-    loader = DataLoader(
-        reader,
+    loader: DataLoader[T] = DataLoader(
+        cast("Dataset[T]", reader),
         batch_size=None,
+        sampler=numbers,
         num_workers=count,
         collate_fn=_as_it_is,
         worker_init_fn=_leave_interrupts_to_the_parent,
