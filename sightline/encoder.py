@@ -268,8 +268,11 @@ def _computes(module: nn.Module) -> bool:
     return not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict))
 
 
-def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
-    """Write `encoder.safetensors` and `encoder.json`, which `load_encoder("run:FOLDER")` reads."""
+def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+    """Write `encoder.safetensors` and `encoder.json`, which `load_encoder("run:FOLDER")` reads.
+
+    `dtype=torch.bfloat16` halves the file; what is loaded are then the rounded weights.
+    """
     from safetensors.torch import save
 
     if encoder.architecture is None:
@@ -279,13 +282,14 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
         )
     folder = Path(folder)
     state = {key: value.detach().cpu().contiguous() for key, value in encoder.module.state_dict().items()}
+    stored = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
     about = {
         "format": 1,
         "architecture": encoder.architecture,
         "name": encoder.name,
         "preprocess": asdict(encoder.preprocess),
-        "weights": hash_weights(encoder.module),
+        "weights": hash_weights({key: value.to(state[key].dtype) for key, value in stored.items()}),
     }
-    write_atomically(folder / "encoder.safetensors", save(state))
+    write_atomically(folder / "encoder.safetensors", save(stored))
     write_atomically(folder / "encoder.json", json.dumps(about, indent=2).encode())
     return folder

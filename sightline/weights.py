@@ -134,10 +134,11 @@ def check_finite(module: nn.Module, name: str) -> None:
             raise InputError(f"Encoder {name!r} has NaN or infinite weights (first in {key}); give a sound checkpoint")
 
 
-def hash_weights(module: nn.Module) -> str:
+def hash_weights(what: nn.Module | Mapping[str, Tensor]) -> str:
     """Sha256 over names, types, shapes and bytes of all weights: part of every cache key and result."""
+    state = what.state_dict() if isinstance(what, nn.Module) else what
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(state.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -28,17 +28,20 @@ def names() -> list[str]:
 def load(reference: Reference) -> Encoder:
     """Build the model; weights are the pretrained ones of the tag, random ones from a seed, or a file's.
 
-    Options: `size` of the images in pixels, `seed` of random weights, and whatever timm's model takes (`depth=6`).
+    Options: `size` of the images in pixels, `seed` of random weights, `stem=small` for a ResNet on small images, and
+    whatever timm's model takes (`depth=6`).
     """
     _check_name(reference)
     options = {key: _value(text) for key, text in reference.options.items()}
-    seed, size = options.pop("seed", 0), options.pop("size", None)
+    seed, size, stem = options.pop("seed", 0), options.pop("size", None), options.pop("stem", "")
     for key, value in (("seed", seed), ("size", 1 if size is None else size)):
         if not isinstance(value, int) or value < (key == "size"):
             raise InputError(f"Option {key}={value} of {reference} must be a whole number")
     if size is not None and _fixed_size(reference):
         options["img_size"] = size
     module = _create(reference, options, seed)
+    if stem:
+        _small_stem(module, stem, seed, reference)
     notes: list[str] = []
     if reference.weights not in (None, "random"):
         state = read_weights(Path(reference.weights))
@@ -83,6 +86,17 @@ def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Modu
             "check the network, or give a file with @FILE, or @random"
         ) from error
     return module
+
+
+def _small_stem(module: Any, stem: str, seed: int, reference: Reference) -> None:
+    """A 3 × 3 convolution without stride or pooling, as is usual for ResNets on images of 32 to 64 pixels."""
+    if stem != "small" or not isinstance(getattr(module, "conv1", None), nn.Conv2d):
+        raise InputError(f"{reference}: stem={stem} cannot be used; stem=small is for ResNets such as timm:resnet18")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module.conv1 = nn.Conv2d(3, module.conv1.out_channels, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    module.maxpool = nn.Identity()
 
 
 def _fixed_size(reference: Reference) -> bool:

@@ -1,0 +1,233 @@
+"""Backbones to train: timm's ViT, ResNet and ConvNeXt-V2, by name or by measures, and a ViT's forward pass in steps.
+
+B images, N patches on a grid of rows × columns, P prefix tokens (CLS, registers), T = P + N tokens, D width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import torch
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, load_encoder
+from sightline.errors import InputError
+
+__all__ = [
+    "Backbone",
+    "build",
+    "embed",
+    "encode",
+    "features",
+    "fix_positions",
+    "grid_of",
+    "is_vit",
+    "patch_of",
+    "sincos",
+    "xavier",
+]
+
+# The name `vit` is timm's ViT with measures of one's own.
+VIT = "vit_tiny_patch16_224"
+VIT_OPTIONS = {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size"}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Architecture to train. A measure that is 0 is the named model's own.
+
+    >>> Backbone("vit", width=96, depth=12, heads=6, patch=8, size=48).reference()
+    'timm:vit_tiny_patch16_224@random?size=48&embed_dim=96&depth=12&num_heads=6&patch_size=8&num_classes=0'
+    """
+
+    backbone: str = "vit"
+    size: int = 224  # pixels of the images
+    width: int = 0
+    depth: int = 0
+    heads: int = 0
+    patch: int = 0  # of a ConvNeXt: timm's patch_size; 1 for small images, which makes the stride 8 instead of 32
+    stem: str = ""  # "small": a ResNet without the stride and pooling of its first layers
+    drop_path: float = 0.0
+    attention_window: int = 0  # odd k: a patch attends to the k × k patches around it (and to CLS); 0: to all
+
+    def __post_init__(self) -> None:
+        if self.attention_window and self.attention_window % 2 == 0:
+            raise InputError(
+                f"attention_window is {self.attention_window}; it must be odd, since a patch is its centre"
+            )
+        if self.patch and self.size % self.patch:
+            raise InputError(f"Images of size {self.size} cannot be cut into patches of {self.patch}; choose a divisor")
+        if self.width and self.heads and self.width % self.heads:
+            raise InputError(f"A width of {self.width} cannot be shared by {self.heads} heads; choose a divisor")
+
+    @property
+    def patch_side(self) -> int:
+        """Pixels of a patch, also where the name says it; 1 for an architecture without patches."""
+        named = re.search(r"patch(\d+)", VIT if self.backbone == "vit" else self.backbone)
+        return self.patch or (int(named[1]) if named else 1)
+
+    def reference(self, classes: int = 0, seed: int = 0) -> str:
+        """The encoder reference that builds it anew."""
+        name = VIT if self.backbone == "vit" else self.backbone
+        options: dict[str, Any] = {"size": self.size}
+        if name.startswith("vit"):
+            options |= {word: getattr(self, key) for key, word in VIT_OPTIONS.items() if getattr(self, key)}
+        elif misplaced := [key for key in ("width", "depth", "heads") if getattr(self, key)]:
+            raise InputError(
+                f"{' and '.join(misplaced)} can be set for a ViT only, not for {name}; choose another name"
+            )
+        elif self.patch:
+            options["patch_size"] = self.patch
+        if self.attention_window and not name.startswith("vit"):
+            raise InputError(f"attention_window needs self-attention, which {name} does not have")
+        options |= {"stem": self.stem} if self.stem else {}
+        options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}
+        options |= {"num_classes": classes} | ({"seed": seed} if seed else {})
+        return f"timm:{name}@random?" + "&".join(f"{key}={value}" for key, value in options.items())
+
+
+def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
+    """An encoder with random weights, ready to be trained."""
+    encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
+    # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
+    encoder.preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    encoder.module.attention_window = backbone.attention_window  # type: ignore[assignment]
+    encoder.module.train()
+    return encoder
+
+
+def is_vit(module: nn.Module) -> TypeGuard[VisionTransformer]:
+    """Whether it is cut into patches, so that its tokens can be masked."""
+    return isinstance(module, VisionTransformer)
+
+
+def patch_of(vit: VisionTransformer) -> int:
+    """Side of a patch in pixels."""
+    height, width = vit.patch_embed.patch_size
+    if height != width:
+        raise InputError(f"Patches of {height} × {width} pixels are not supported here; they must be square")
+    return int(height)
+
+
+def grid_of(vit: VisionTransformer, images: Tensor) -> tuple[int, int]:
+    """Rows and columns of patches of images (B, 3, h, w)."""
+    patch = patch_of(vit)
+    return images.shape[-2] // patch, images.shape[-1] // patch
+
+
+def features(
+    backbone: nn.Module, images: Tensor, keep: Tensor | None = None
+) -> Tensor:  # (B, 3, h, w) -> (B, D), the backbone's own pooling
+    """Pooled features before any classifier; `keep` as in `encode`."""
+    if is_vit(backbone):
+        tokens = encode(backbone, embed(backbone, images), grid_of(backbone, images), keep)
+        pooled: Tensor = backbone.forward_head(tokens, pre_logits=True)
+        return pooled
+    if keep is not None:
+        raise InputError(f"Patches can be left out of a ViT only, not of {type(backbone).__name__}")
+    timm_model: Any = backbone
+    result: Tensor = timm_model.forward_head(timm_model.forward_features(images), pre_logits=True)
+    return result
+
+
+def embed(
+    vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, mask_token: Tensor | None = None
+) -> Tensor:  # (B, 3, h, w) -> (B, T, D)
+    """Tokens with their positions, as they enter the first block, for any size of image.
+
+    Where mask (B, N) is true, mask_token (1, 1, D) stands in the place of the patch's embedding.
+    """
+    patches = vit.patch_embed.norm(vit.patch_embed.proj(images).flatten(2).transpose(1, 2))  # (B, N, D)
+    if mask is not None and mask_token is not None:
+        patches = torch.where(mask.unsqueeze(-1), mask_token.to(patches.dtype), patches)
+    prefix = [t.expand(len(images), -1, -1) for t in (vit.cls_token, vit.reg_token) if t is not None]
+    positions = _positions(vit, grid_of(vit, images))
+    if positions is None:
+        tokens = torch.cat([*prefix, patches], 1)
+    elif vit.no_embed_class:
+        tokens = torch.cat([*prefix, patches + positions], 1)
+    else:
+        tokens = torch.cat([*prefix, patches], 1) + positions
+    result: Tensor = vit.norm_pre(vit.pos_drop(tokens))
+    return result
+
+
+def _positions(vit: VisionTransformer, grid: tuple[int, int]) -> Tensor | None:
+    if vit.pos_embed is None or grid == tuple(vit.patch_embed.grid_size):
+        return vit.pos_embed
+    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    size = list(vit.patch_embed.grid_size)
+    resampled: Tensor = resample_abs_pos_embed(vit.pos_embed, list(grid), size, num_prefix_tokens=prefix)
+    return resampled
+
+
+def encode(
+    vit: VisionTransformer, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None
+) -> Tensor:  # (B, T, D) -> (B, T, D), or (B, P + kept, D)
+    """Blocks and final norm; `keep` (B, kept) names the patches that enter, in that order, all others are left out."""
+    prefix = vit.num_prefix_tokens
+    rows = None
+    if keep is not None:
+        rows = torch.cat([torch.arange(prefix, device=keep.device).expand(len(keep), -1), keep + prefix], 1)
+        tokens = tokens.gather(1, rows.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+    window = int(getattr(vit, "attention_window", 0))
+    if window:
+        mask = _neighbours(grid, window, prefix, tokens.device)  # (T, T)
+        if rows is not None:
+            mask = mask[rows.unsqueeze(2), rows.unsqueeze(1)].unsqueeze(1)  # (B, 1, P + kept, P + kept)
+        for block in vit.blocks:
+            tokens = block(tokens, attn_mask=mask)
+    else:
+        tokens = vit.blocks(tokens)
+    result: Tensor = vit.norm(tokens)
+    return result
+
+
+def _neighbours(grid: tuple[int, int], window: int, prefix: int, device: torch.device) -> Tensor:
+    """Who may attend to whom, (T, T): patches in a window around each other; prefix tokens and everyone."""
+    rows, columns = torch.meshgrid(*(torch.arange(n, device=device) for n in grid), indexing="ij")
+    place = torch.stack([rows.flatten(), columns.flatten()], 1)
+    near = (place[:, None] - place[None, :]).abs().amax(-1) <= window // 2
+    mask = torch.ones(prefix + len(near), prefix + len(near), dtype=torch.bool, device=device)
+    mask[prefix:, prefix:] = near
+    return mask
+
+
+def sincos(grid: Sequence[int], width: int, prefix: int = 0, column_first: bool = True) -> Tensor:  # (1, P + N, D)
+    """Fixed positions [sin(xω), cos(xω), sin(yω), cos(yω)], ω = 10000^(−k/(D/4)), zeros for the prefix tokens.
+
+    x is the column and y the row, as in MAE; MoCo-v3 has them the other way round (`column_first=False`).
+    """
+    if width % 4:
+        raise InputError(f"Sine-cosine positions need a width that 4 divides, not {width}")
+    omega = 10000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
+    axes = (columns, rows) if column_first else (rows, columns)
+    angles = [axis.flatten()[:, None] * omega for axis in axes]
+    patches = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1)
+    return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches]).float().unsqueeze(0)
+
+
+@torch.no_grad()
+def fix_positions(vit: VisionTransformer, column_first: bool = True) -> None:
+    """Give a ViT sine-cosine positions that are not trained."""
+    if vit.pos_embed is None:
+        raise InputError("This ViT has no absolute positions that could be fixed; choose another backbone")
+    prefix = vit.pos_embed.shape[1] - vit.patch_embed.num_patches
+    vit.pos_embed.copy_(sincos(vit.patch_embed.grid_size, vit.embed_dim, prefix, column_first))
+    vit.pos_embed.requires_grad_(False)
+
+
+@torch.no_grad()
+def xavier(module: nn.Module) -> None:
+    """Initialise linear layers as MAE and MoCo-v3 do: Xavier uniform, biases zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)

@@ -1,0 +1,217 @@
+"""DINO: the student's distribution for any crop of an image must match the teacher's for another, larger one.
+
+With s and t the K outputs of student and teacher, c the centre and V crops, of which the teacher sees the first two,
+
+    P = softmax((t − c) / T_t)
+    loss = 1 / 2(V − 1)  Σ_{g = 1, 2} Σ_{v ≠ g}  −P_g · log softmax(s_v / T_s),  mean over images
+
+and after each step c ← 0.9 c + 0.1 mean(t) and θ_t ← m θ_t + (1 − m) θ_s, with m rising along half a cosine to 1.
+
+Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers".
+
+Shapes: B images of this process, V crops, D width, K outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from sightline import augment
+from sightline.augment import Policy
+from sightline.backbones import Backbone, features, is_vit, patch_of
+from sightline.distributed import mean
+from sightline.errors import InputError
+from sightline.objective import Progress, Views, cosine, momentum_copy, spread, update_momentum
+
+__all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
+
+TITLE = "DINO"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Temperatures, momenta, the head and the crops."""
+
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.07
+    warmup_temperature: float = 0.04  # the teacher's in the first epoch
+    warmup_temperature_epochs: int = 30
+    momentum: float = 0.996
+    center_momentum: float = 0.9
+    hidden: int = 2048
+    bottleneck: int = 256
+    out: int = 65536
+    norm_last_layer: bool = True
+    freeze_last_layer: int = 1  # epochs
+    multi_crop: bool = True
+    local_crops: int = 8
+    local_size: int = 0  # pixels; 0: 96/224 of the image, rounded to whole patches
+    global_scale: tuple[float, float] = (0.4, 1.0)  # share of the image that a crop covers
+    local_scale: tuple[float, float] = (0.05, 0.4)
+
+    def __post_init__(self) -> None:
+        for name in ("student_temperature", "teacher_temperature", "warmup_temperature"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"DINO needs a {name} above 0, not {getattr(self, name)}")
+        for name in ("momentum", "center_momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"DINO needs a {name} in [0, 1], not {getattr(self, name)}")
+        for name in ("hidden", "bottleneck", "out"):
+            if getattr(self, name) < 1:
+                raise InputError(f"DINO's head needs {name} of at least 1, not {getattr(self, name)}")
+        for name in ("warmup_temperature_epochs", "freeze_last_layer", "local_crops", "local_size"):
+            if getattr(self, name) < 0:
+                raise InputError(f"DINO needs {name} of at least 0, not {getattr(self, name)}")
+
+
+def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+    """Two global crops, and local ones if `multi_crop`."""
+    return augment.dino(
+        backbone.size,
+        config.local_size or local_size(backbone),
+        config.local_crops if config.multi_crop else 0,
+        crop=config.global_scale,
+        local_crop=config.local_scale,
+    )
+
+
+def local_size(backbone: Backbone) -> int:
+    """Pixels of a small crop: the whole number of patches that comes next to 96/224 of the image.
+
+    >>> [local_size(Backbone("vit", size=size, patch=patch)) for size, patch in [(224, 16), (48, 8), (32, 4)]]
+    [96, 24, 12]
+    """
+    patch = backbone.patch_side
+    return patch * max(1, round(backbone.size * 96 / 224 / patch))
+
+
+def check_size(size: int, backbone: nn.Module) -> None:
+    """Small crops must consist of whole patches."""
+    if is_vit(backbone) and size % (patch := patch_of(backbone)):
+        raise InputError(f"Small crops of {size} pixels cannot be cut into patches of {patch}; choose a multiple")
+
+
+class Head(nn.Module):
+    """Three linear layers to a bottleneck of length one, then K outputs by weights of length one.
+
+    lightly's DINOProjectionHead has the same layers, but a weight normalisation that is deprecated, and that cannot be
+    copied after a forward pass.
+    """
+
+    def __init__(self, width: int, config: Config) -> None:
+        super().__init__()
+        hidden, bottleneck = config.hidden, config.bottleneck
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, bottleneck),
+        )
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.last_layer = weight_norm(nn.Linear(bottleneck, config.out, bias=False))
+        length: Any = self.last_layer.parametrizations.weight.original0
+        nn.init.ones_(length).requires_grad_(not config.norm_last_layer)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, K)
+        """Outputs before any softmax."""
+        outputs: Tensor = self.last_layer(F.normalize(self.mlp(x), dim=1))
+        return outputs
+
+
+class Objective(nn.Module):
+    """Student and teacher, each a backbone with a head."""
+
+    center: Tensor  # (K,)
+
+    def __init__(self, backbone: nn.Module, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone
+        check_size(config.local_size, backbone)
+        width: Any = backbone.num_features
+        self.head = Head(width, config)
+        self.teacher_backbone = momentum_copy(backbone)
+        self.teacher_head = momentum_copy(self.head)
+        self.register_buffer("center", torch.zeros(config.out))
+        self.seen: list[Tensor] = []  # means of the teacher's outputs in this step; empty between steps
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The teacher's backbone."""
+        return self.teacher_backbone
+
+    def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy between the teacher's distributions of the global crops and the student's of all others."""
+        outputs = self.forward_teacher(views)
+        student = self.forward_student(views)
+        teacher = self.sharpen(outputs, views.progress.epoch)
+        loss = cross_entropy(student / self.config.student_temperature, teacher)
+        return loss, {"entropy": torch.special.entr(teacher).sum(-1).mean(), "std": spread(outputs)}
+
+    @torch.no_grad()
+    def forward_teacher(self, views: Views) -> Tensor:
+        """Outputs (2B, K) of the global crops."""
+        outputs: Tensor = self.teacher_head(features(self.teacher_backbone, torch.cat(views.pixels[:2]))).float()
+        self.seen.append(outputs.mean(0))
+        return outputs
+
+    def forward_student(self, views: Views) -> Tensor:
+        """Outputs (V, B, K) of all crops; those of one size go through the backbone as one batch."""
+        sizes = [crops for crops in (views.pixels[:2], views.pixels[2:]) if crops]
+        found = torch.cat([features(self.backbone, torch.cat(crops)) for crops in sizes])
+        outputs: Tensor = self.head(found).float()
+        return outputs.view(len(views.pixels), -1, outputs.shape[1])
+
+    def sharpen(self, outputs: Tensor, epoch: int) -> Tensor:  # (2B, K) -> (2, B, K)
+        """The teacher's distributions: centred, and sharpened by its temperature."""
+        temperature = teacher_temperature(self.config, epoch)
+        return F.softmax((outputs - self.center) / temperature, dim=1).view(2, -1, outputs.shape[1])
+
+    def before_step(self, progress: Progress) -> None:
+        """Leave the last layer as it is in the first epochs."""
+        if progress.epoch < self.config.freeze_last_layer:
+            for parameter in self.head.last_layer.parameters():
+                parameter.grad = None
+
+    @torch.no_grad()
+    def after_step(self, progress: Progress) -> None:
+        """Let teacher and centre follow."""
+        # Once per step, however many batches were accumulated for it; as in the official code, the loss of a step sees
+        # the centre of the steps before.
+        self.center.lerp_(mean(torch.stack(self.seen).mean(0)), 1 - self.config.center_momentum)
+        self.seen.clear()
+        momentum = cosine(self.config.momentum, 1.0, (progress.step - 1) / progress.steps)  # of the step just made
+        update_momentum(self.teacher_backbone, self.backbone, momentum)
+        update_momentum(self.teacher_head, self.head, momentum)
+
+
+def teacher_temperature(config: Config, epoch: int) -> float:
+    """Rises from `warmup_temperature` in the first to `teacher_temperature` in the last epoch of the warm-up.
+
+    >>> [round(teacher_temperature(Config(warmup_temperature_epochs=4), epoch), 3) for epoch in range(5)]
+    [0.04, 0.05, 0.06, 0.07, 0.07]
+    """
+    if epoch >= config.warmup_temperature_epochs:
+        return config.teacher_temperature
+    done = epoch / max(1, config.warmup_temperature_epochs - 1)
+    return config.warmup_temperature + done * (config.teacher_temperature - config.warmup_temperature)
+
+
+def cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:  # logits (V, B, K), probabilities (2, B, K) -> ()
+    """Mean of −P_g · log softmax(s_v) over images and the pairs of a global crop g with another crop v ≠ g."""
+    # −P · log softmax(s) = log Σ exp s − P · s since P sums to one. So no log-probabilities of all crops are kept, and
+    # all pairs take one matrix product.
+    with torch.autocast(student.device.type, enabled=False):
+        alike = torch.einsum("gbk,vbk->gv", teacher, student) / student.shape[1]
+    entropies = torch.logsumexp(student, -1).mean(1) - alike  # (2, V)
+    return (entropies.sum() - entropies.diagonal().sum()) / (entropies.numel() - len(entropies))

@@ -1,0 +1,116 @@
+"""How weights are moved: optimisers, the schedules of learning rate and weight decay, and what is not decayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sightline.errors import InputError, nearest
+from sightline.objective import Progress, cosine
+
+__all__ = ["Optimization", "make_optimizer", "schedule"]
+
+OPTIMIZERS = ("adamw", "lars", "sgd")
+SCHEDULES = ("cosine", "multistep", "constant")
+# Parameters of two or more axes that are not decayed either.
+TOKENS = ("cls_token", "reg_token", "mask_token", "pos_embed", "prototypes")
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Settings of the optimiser and its schedules.
+
+    >>> Optimization(base_lr=1.5e-4, batch=4096).peak_lr
+    0.0024
+    """
+
+    batch: int = 256  # images per step, over all processes and accumulated forwards
+    epochs: float = 100
+    optimizer: str = "adamw"
+    base_lr: float = 1.5e-4  # the learning rate is base_lr · batch / 256 …
+    lr: float = 0.0  # … unless it is given itself
+    min_lr: float = 0.0
+    warmup_epochs: float = 0.0  # linear, from 0
+    schedule: str = "cosine"
+    milestones: tuple[float, ...] = (0.875,)  # of `multistep`: shares of the training after which lr · 0.1
+    weight_decay: float = 0.05
+    weight_decay_end: float = -1.0  # a cosine from weight_decay to here; −1: constant
+    betas: tuple[float, float] = (0.9, 0.95)  # of adamw
+    sgd_momentum: float = 0.9  # of sgd and lars
+    clip: float = 0.0  # largest norm of the gradient; 0: any
+    accumulate: int = 1  # forwards and backwards per step; each contrasts its own part of the batch only
+
+    def __post_init__(self) -> None:
+        for key, value, choices in (
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("schedule", self.schedule, SCHEDULES),
+        ):
+            if value not in choices:
+                raise InputError(f"There is no {key} {value!r}{nearest(value, choices)}")
+        for key in ("batch", "accumulate"):
+            if getattr(self, key) < 1:
+                raise InputError(f"{key} is {getattr(self, key)}, but at least 1 is needed")
+        if not self.epochs > 0:
+            raise InputError(f"epochs is {self.epochs}, but training needs more than 0")
+        for key in ("base_lr", "lr", "min_lr", "warmup_epochs", "weight_decay", "clip"):
+            if not getattr(self, key) >= 0:
+                raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up: the linear scaling rule of large batches (Goyal et al. 2017)."""
+        return self.lr or self.base_lr * self.batch / 256
+
+
+def make_optimizer(module: nn.Module, settings: Optimization) -> torch.optim.Optimizer:
+    """The optimiser with two groups of parameters: those that are decayed, then biases, norms and tokens."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            alone = parameter.ndim <= 1 or name.rpartition(".")[2] in TOKENS
+            (plain if alone else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    lr = settings.peak_lr
+    match settings.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=lr, betas=settings.betas, fused=True)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=lr, momentum=settings.sgd_momentum, fused=True)
+    from lightly.utils.lars import LARS
+
+    return LARS(groups, lr=lr, momentum=settings.sgd_momentum)  # type: ignore[no-any-return]
+
+
+def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
+    """Learning rate and weight decay of the next step.
+
+    >>> settings = Optimization(lr=1.0, epochs=10, warmup_epochs=2)
+    >>> [round(schedule(settings, Progress(step, 100, 10))[0], 3) for step in (0, 10, 20, 60, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    warmup = settings.warmup_epochs * progress.per_epoch
+    peak, low = settings.peak_lr, min(settings.min_lr, settings.peak_lr)
+    after = (progress.step - warmup) / max(1.0, progress.steps - warmup)
+    if progress.step < warmup:
+        lr = peak * progress.step / warmup
+    elif settings.schedule == "cosine":
+        lr = cosine(peak, low, after)
+    elif settings.schedule == "multistep":
+        lr = peak * 0.1 ** sum(progress.fraction >= share for share in settings.milestones)
+    else:
+        lr = peak
+    end = settings.weight_decay_end
+    decay = settings.weight_decay if end < 0 else cosine(settings.weight_decay, end, progress.fraction)
+    return lr, decay
+
+
+def set_schedule(groups: Iterable[dict[str, object]], lr: float, weight_decay: float) -> None:
+    """Give the optimiser its numbers for the next step; the second group is not decayed."""
+    for number, group in enumerate(groups):
+        group["lr"] = lr
+        if number == 0:
+            group["weight_decay"] = weight_decay
