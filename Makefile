@@ -1,16 +1,20 @@
-# make demo   install if needed, compare three small encoders on the embedded images, leave a report
+# make demo   install if needed, compare the reference encoders on the embedded images, leave a report
 # make test   install if needed, run the whole gate (format, lint, types, tests)
+# make zoo    train the reference encoders again (hours); what is interrupted goes on
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/ready
 
-.PHONY: demo test install bench clean
+.PHONY: demo test zoo install bench clean
 
 demo: $(READY)
 	$(VENV)/bin/sightline demo -o runs/demo
 
 test: $(READY)
 	scripts/check
+
+zoo: $(READY)
+	$(VENV)/bin/python scripts/zoo
 
 install: $(READY)
 
@@ -26,6 +30,8 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/cka.py
 	$(VENV)/bin/python benchmarks/knn.py
 	$(VENV)/bin/python benchmarks/shapes.py
+	$(VENV)/bin/python benchmarks/augment.py
+	$(VENV)/bin/python benchmarks/pretrain.py
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sightline.encoder import Encoder, Preprocess, load_encoder, save_encoder
     from sightline.errors import InputError
     from sightline.images import Images, load_images
+    from sightline.pretrain import pretrain
     from sightline.report import write_report
     from sightline.run import Run, open_run
     from sightline.sites import Tokens, capture
@@ -38,6 +39,7 @@ __all__ = [
     "load_encoder",
     "load_images",
     "open_run",
+    "pretrain",
     "save_encoder",
     "write_report",
 ]
@@ -55,6 +57,7 @@ _HOME = {
     "load_encoder": "encoder",
     "load_images": "images",
     "open_run": "run",
+    "pretrain": "pretrain",
     "save_encoder": "encoder",
     "write_report": "report",
 }

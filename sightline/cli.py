@@ -24,21 +24,18 @@ app = typer.Typer(
     help="""
 Shows what vision models learn and how they differ.
 
-**Try it:** `sightline demo` compares three small encoders on embedded images and writes a report.
+**Try it:** `sightline demo` compares small reference encoders on embedded images and writes a report.
 
 **Compare encoders:**
 `sightline compare timm:vit_small_patch16_224.dino timm:vit_base_patch16_224.mae --images folder:/data/val -o runs/x`
+
+**Train one:** `sightline pretrain moco_v3 --images folder:/data/train -o runs/moco`, then compare `run:runs/moco`.
 
 Encoders are written `source:id[@weights][?option=value&…]`; `sightline list encoders` shows the sources.
 """,
 )
 
 EMBEDDED = "the embedded images `shapes`"
-DEMO = {
-    "vit": "timm:vit_tiny_patch16_224@random?size=64&patch_size=8",
-    "vit, other seed": "timm:vit_tiny_patch16_224@random?size=64&patch_size=8&seed=1",
-    "resnet": "timm:resnet18@random?size=64&zero_init_last=False",
-}
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; run the same command again to resume.")]
 Batch = Annotated[int, typer.Option(help="Images per batch, at least 4; also the minibatch of CKA.")]
@@ -105,21 +102,94 @@ def compare(
 
 
 @app.command()
+def pretrain(
+    objective: Annotated[
+        str | None,
+        typer.Argument(
+            help="simclr, moco_v3, dino, msn, mae, simmim, beit, hybrid or supervised; see `list objectives`."
+        ),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: Out = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A recipe of `list recipes` or a TOML file; by default the objective's small one."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be given many times.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
+    ] = False,
+    device: Device = "auto",
+    devices: Annotated[
+        int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes, as SLURM has started them.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder with a training.")] = False,
+) -> None:
+    """Pre-train an encoder with an objective of the literature.
+
+    Examples: `sightline pretrain mae -o runs/mae` trains the small recipe on the embedded images in minutes;
+    `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`;
+    `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`.
+
+    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The encoder is `run:FOLDER`, also meanwhile.
+    Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
+    """
+    from sightline.pretrain import pretrain as train
+    from sightline.recipe import parse_settings
+    from sightline.training import Stopped
+
+    out = out or _new_folder()
+    try:
+        encoder = train(
+            objective,
+            images,
+            out,
+            recipe=recipe,
+            settings=parse_settings(set_ or []),
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            devices=devices,
+            nodes=nodes,
+            workers=workers,
+        )
+    except Stopped as stop:
+        if _first_process():
+            typer.echo(stop)
+        raise SystemExit(128 + stop.signal) from stop
+    if _first_process():
+        for note in encoder.notes:
+            typer.echo(note)
+        typer.echo(f"Encoder: run:{out}")
+
+
+@app.command()
 def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
-    """Compare three small encoders with random weights on the embedded images: what a report looks like."""
-    compare(
-        [f"{name}={reference}" for name, reference in DEMO.items()], out=out, limit=limit, batch=batch, device=device
-    )
+    """Compare the reference encoders, one per objective, on the embedded images that they were trained on."""
+    from sightline.sources import zoo
+
+    compare([f"zoo:{name}" for name in zoo.names()], out=out, limit=limit, batch=batch, device=device)
 
 
 @app.command(name="list")
 def list_(
-    what: Annotated[Literal["encoders", "images", "analyses", "sites"], typer.Argument(help="What to list.")],
+    what: Annotated[
+        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes"],
+        typer.Argument(help="What to list."),
+    ],
     which: Annotated[
         str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
     ] = None,
 ) -> None:
-    """Show what can be used: encoders, images, analyses, or the sites of an encoder.
+    """Show what can be used: encoders, images, analyses, the sites of an encoder, objectives of pre-training, recipes.
 
     Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
     """
@@ -127,12 +197,18 @@ def list_(
         _list_sites(which)
     elif what == "encoders" and which is not None:
         _list_names(which)
+    elif what == "recipes":
+        from sightline.recipe import FOLDER, recipe_names
+
+        _table({name: _comment(FOLDER / f"{name}.toml") for name in recipe_names()}, "recipe")
     else:
-        folder = {"encoders": "sources", "images": "datasets", "analyses": "analyses"}[what]
-        _table(
-            {name: _first_line(plugins.find(folder, name)) for name in plugins.names(folder)},
-            {"encoders": "source", "images": "source", "analyses": "analysis"}[what],
-        )
+        folder, heading = {
+            "encoders": ("sources", "source"),
+            "images": ("datasets", "source"),
+            "analyses": ("analyses", "analysis"),
+            "objectives": ("objectives", "objective"),
+        }[what]
+        _table({name: _first_line(plugins.find(folder, name)) for name in plugins.names(folder)}, heading)
 
 
 @app.command()
@@ -192,15 +268,21 @@ def _new_folder() -> Path:
     return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
-def _finish(run: Run) -> None:
-    """Only the first of several processes writes and speaks."""
+def _first_process() -> bool:
+    """Whether this is the process that speaks; the others have nothing left to do together."""
     import torch
 
-    if torch.distributed.is_initialized():
-        first = torch.distributed.get_rank() == 0
-        torch.distributed.destroy_process_group()
-        if not first:
-            return
+    if not torch.distributed.is_initialized():
+        return True
+    first = torch.distributed.get_rank() == 0
+    torch.distributed.destroy_process_group()
+    return first
+
+
+def _finish(run: Run) -> None:
+    """Only the first of several processes writes and speaks."""
+    if not _first_process():
+        return
     from sightline.report import write_report
 
     path = write_report(run)
@@ -246,6 +328,11 @@ def _table(rows: dict[str, str], heading: str) -> None:
         typer.echo(f"{name:<{width}}  {text}")
 
 
+def _comment(path: Path) -> str:
+    """The first line of a recipe, which says what it is."""
+    return path.read_text().partition("\n")[0].lstrip("# ")
+
+
 def _first_line(module: Any) -> str:
     return (module.__doc__ or "").strip().splitlines()[0]
 
@@ -277,7 +364,7 @@ def main() -> None:
     except InputError as error:
         _fail(str(error), 2)
     except SystemExit as stop:
-        if stop.code == 130:  # what Typer makes of Ctrl-C
+        if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
             typer.secho("Interrupted; give the same command again to go on where it stopped", err=True)
         raise
     except OSError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +19,15 @@ def console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+class Move(Protocol):
+    """Moves a bar on by so many images, with a word about how it goes."""
+
+    def __call__(self, images: int, note: str = "") -> None: ...
+
+
 @contextlib.contextmanager
-def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Give a function that moves the bar on by so many images."""
+def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[Move]:
+    """A bar over so many images, with throughput and time left."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -39,15 +45,15 @@ def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[C
         TimeElapsedColumn(),
         TextColumn("elapsed,"),
         TimeRemainingColumn(),
-        TextColumn("left"),
+        TextColumn("left{task.fields[note]}"),
     )
     with Progress(*columns, console=console(), disable=not shown) as progress:
-        task = progress.add_task(title, total=total, completed=done, rate="")
+        task = progress.add_task(title, total=total, completed=done, rate="", note="")
 
-        def move(steps: int) -> None:
-            progress.advance(task, steps)
+        def move(images: int, note: str = "") -> None:
+            progress.advance(task, images)
             speed = progress.tasks[0].speed
-            progress.update(task, rate=f"{speed:.1f} images/s" if speed else "")
+            progress.update(task, rate=f"{speed:.1f} images/s" if speed else "", note=f", {note}" if note else "")
 
         yield move
 

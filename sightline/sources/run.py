@@ -1,4 +1,4 @@
-"""Encoders that Sightline has written: `run:FOLDER` with `encoder.safetensors` and `encoder.json`."""
+"""Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sightline.checkpoints import latest
 from sightline.encoder import Encoder, Preprocess, Reference, anatomy, load_encoder
 from sightline.errors import InputError
 from sightline.weights import hash_weights, load_weights, read_weights
@@ -14,7 +15,7 @@ EXAMPLE = "run:runs/mine"
 
 
 def names() -> list[str]:
-    """Any folder that `save_encoder` wrote."""
+    """Any folder that `sightline pretrain` or `save_encoder` wrote."""
     return ["FOLDER"]
 
 
@@ -23,6 +24,11 @@ def load(reference: Reference) -> Encoder:
     if reference.weights is not None or reference.options:
         raise InputError(f"{reference} names a folder with its own weights and settings; write run:{reference.id}")
     folder = Path(reference.id).expanduser()
+    return load_folder(latest(folder) or folder, folder.name, reference)
+
+
+def load_folder(folder: Path, name: str, reference: Reference) -> Encoder:
+    """The encoder that `save_encoder` wrote into a folder."""
     try:
         about = json.loads((folder / "encoder.json").read_text())
         architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])
@@ -36,7 +42,7 @@ def load(reference: Reference) -> Encoder:
     # Once more, because the classifier may have been replaced by one of another size.
     known = anatomy(encoder.module, preprocess.size)
     encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
-    encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), folder.name, str(reference)
+    encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), name, str(reference)
     if encoder.weights != about.get("weights"):
         raise InputError(f"The weights in {str(folder)!r} are not those that its encoder.json describes; save it again")
     return encoder

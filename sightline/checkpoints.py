@@ -1,0 +1,134 @@
+"""Checkpoints of a training: written whole or not at all, weights as safetensors, nothing pickled.
+
+RUN/latest.json                         which one is valid
+RUN/checkpoints/00001200/training.safetensors   all weights and buffers of the objective
+                        /optimizer.safetensors  state of the optimiser and of the random number generators
+                        /state.json             step, settings of the optimiser
+                        /encoder.safetensors, encoder.json   what `run:RUN` loads
+                        /decoder.safetensors    of objectives with a decoder
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from sightline.errors import InputError, first_line
+from sightline.files import explain, write_atomically
+
+__all__ = ["latest", "load", "load_module", "save_checkpoint", "tensors_of"]
+
+LATEST = "latest.json"
+
+
+def latest(run: Path) -> Path | None:
+    """Folder of the newest whole checkpoint of a run, None before the first."""
+    try:
+        pointer = json.loads((run / LATEST).read_text())
+        folder = run / "checkpoints" / str(pointer["checkpoint"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start anew") from error
+    if not (folder / "state.json").is_file():
+        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start anew")
+    return folder
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, each once: a state dict repeats what two parts share."""
+    return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    generators: Mapping[str, Tensor],
+    more: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write a checkpoint beside the last one, point to it, then delete the last one."""
+    folder = run / "checkpoints" / f"{step:08d}"
+    if latest(run) == folder:
+        return folder
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    state, plain = _flat(optimizer.state_dict())
+    try:
+        temporary.mkdir(parents=True)
+        write_atomically(temporary / "training.safetensors", _packed(tensors_of(module)))
+        write_atomically(
+            temporary / "optimizer.safetensors", _packed(state | {f"rng.{k}": v for k, v in generators.items()})
+        )
+        if more is not None:
+            more(temporary)
+        write_atomically(temporary / "state.json", json.dumps({"step": step, "optimizer": plain}, indent=1).encode())
+        shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed before it could point here
+        os.replace(temporary, folder)
+        write_atomically(run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Tensor]]:
+    """Put a checkpoint into module and optimiser; give back its step and the states of the generators."""
+    load_module(folder, module)
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        tensors = load_file(folder / "optimizer.safetensors")
+    except Exception as error:
+        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
+    generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    optimizer.load_state_dict(_nested(tensors, state["optimizer"]))
+    return int(state["step"]), generators
+
+
+def load_module(folder: Path, module: nn.Module) -> None:
+    """Put the weights of a checkpoint into the module that they were saved from."""
+    try:
+        tensors = load_file(folder / "training.safetensors")
+    except Exception as error:
+        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
+    own = tensors_of(module)
+    if own.keys() != tensors.keys() or any(own[name].shape != value.shape for name, value in tensors.items()):
+        raise InputError(f"The checkpoint {str(folder)!r} belongs to another objective or backbone; start anew")
+    for name, value in tensors.items():
+        own[name].copy_(value)
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> bytes:
+    packed: bytes = save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
+    return packed
+
+
+def _flat(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimiser's state dict as named tensors and what JSON can hold."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for parameter, values in state["state"].items():
+        for name, value in values.items():
+            (tensors if isinstance(value, Tensor) else numbers)[f"{parameter}.{name}"] = value
+    return tensors, {"numbers": numbers, "groups": state["param_groups"]}
+
+
+def _nested(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **plain["numbers"]}.items():
+        parameter, _, name = key.partition(".")
+        state.setdefault(int(parameter), {})[name] = value
+    return {"state": state, "param_groups": plain["groups"]}

@@ -1,0 +1,89 @@
+"""What a training tells while it runs: `metrics.csv`, TensorBoard, a line per epoch, and a word when it collapses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import InputError
+from sightline.files import explain, write_atomically
+
+__all__ = ["Monitor"]
+
+COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have
+
+
+class Monitor:
+    """Rows of numbers by step, in a CSV file that opens in pandas in one line and in TensorBoard."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Go on after `step`: later rows, of a training that was killed, are taken back."""
+        self.path = folder / "metrics.csv"
+        self.rows = [row for row in _read(self.path) if int(row["step"]) <= step]
+        self.columns = list(self.rows[0]) if self.rows else []
+        self.warned = False
+        self._rewrite()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Add a row; new columns are added to the file, absent ones stay empty."""
+        texts = {key: _text(value) for key, value in row.items()}
+        for key, value in row.items():
+            if key != "step" and math.isfinite(value):
+                self.board.add_scalar(key, value, int(row["step"]))
+        self.rows.append(texts)
+        if set(row) <= set(self.columns):
+            try:
+                with open(self.path, "a", newline="") as file:
+                    csv.DictWriter(file, self.columns, restval="").writerow(texts)
+            except OSError as error:
+                raise InputError(explain(error, self.path)) from error
+        else:
+            self.columns += [key for key in row if key not in self.columns]
+            self._rewrite()
+
+    def collapse(self, row: Mapping[str, float]) -> str | None:
+        """A sentence, once, when the embeddings of different images have become nearly the same."""
+        spread = {key: value for key, value in row.items() if key.rpartition(".")[2] == "std"}
+        low = [f"{key} = {value:.3f}" for key, value in spread.items() if value < COLLAPSED]
+        if not low or self.warned:
+            return None
+        self.warned = True
+        return (
+            f"The embeddings have nearly collapsed at step {int(row['step'])}: {', '.join(low)}, where 1 is spread out "
+            "and 0 is the same for all images; a lower lr, a longer warm-up or a larger batch may help"
+        )
+
+    def close(self) -> None:
+        """Flush what TensorBoard has not written yet."""
+        self.board.close()
+
+    def _rewrite(self) -> None:
+        if self.rows or self.path.exists():
+            text = io.StringIO()
+            writer = csv.DictWriter(text, self.columns, restval="")
+            writer.writeheader()
+            writer.writerows(self.rows)
+            write_atomically(self.path, text.getvalue().encode())
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    """Rows of an earlier part of the training; a line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        reader = csv.reader(file)
+        columns = next(reader, [])
+        return [
+            dict(zip(columns, line, strict=True)) for line in reader if len(line) == len(columns) and line[0].isdigit()
+        ]
+
+
+def _text(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -1,0 +1,284 @@
+"""The training loop, on Lightning Fabric: one or many processes, stop and go, bit-exact resume on the CPU.
+
+Nothing in a step depends on when it is made: images, views and masks follow from the number of the step (feeding.py),
+learning rate and weight decay from the progress, and a checkpoint holds everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from sightline.checkpoints import latest, load, save_checkpoint
+from sightline.distributed import gather, rank, sync_batch_norm, world
+from sightline.errors import InputError
+from sightline.feeding import Feed
+from sightline.monitor import Monitor
+from sightline.objective import Progress
+from sightline.optimization import Optimization, make_optimizer, schedule, set_schedule
+from sightline.progress import bar, console
+
+__all__ = ["Loop", "Stopped", "make_fabric"]
+
+PRECISION = {"float32": "32-true", "bf16": "bf16-mixed"}
+
+
+class Stopped(Exception):  # noqa: N818 — not an error
+    """The training was asked to stop and has saved itself; `signal` says by which signal."""
+
+    def __init__(self, signal: int, step: int, steps: int, folder: Path) -> None:
+        super().__init__(f"Stopped and saved after step {step} of {steps}; go on with --resume -o {folder}")
+        self.signal = signal
+
+
+def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric:
+    """Devices, processes and precision, launched: several processes under torchrun or SLURM, or started here."""
+    if device not in ("auto", "cpu", "cuda", "gpu"):
+        raise InputError(f"There is no device {device!r} to train on; choose auto, cpu or cuda")
+    if device in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here; use --device cpu")
+    fabric = Fabric(
+        accelerator={"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(device, device),
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision=PRECISION[precision],  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    return fabric
+
+
+@dataclass
+class Loop:
+    """Trains one objective to its end, or until it is told to stop.
+
+    `objective` follows the contract of objective.py; `export(folder, objective)` writes what else belongs into a
+    checkpoint, `evaluate(objective)` gives numbers for metrics.csv.
+    """
+
+    objective: nn.Module
+    feed: Feed
+    settings: Optimization
+    folder: Path
+    fabric: Fabric
+    title: str
+    evaluate: Callable[[], Mapping[str, float]] | None = None
+    evaluate_every: float = 5
+    export: Callable[[Path], None] | None = None
+    log_every: int = 20
+    save_minutes: float = 2.0
+    show_progress: bool = True
+    asked: list[int] = field(default_factory=list)  # signals to stop
+
+    def run(self) -> dict[str, float]:
+        """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
+        objective = sync_batch_norm(self.objective)
+        self.objective = objective
+        optimizer = make_optimizer(objective, self.settings)
+        wrapped, optimizer = self.fabric.setup(objective, optimizer)
+        self.optimizer: Any = optimizer
+        step = self._restore()
+        if step >= self.feed.steps:
+            return {}
+        self.monitor = Monitor(self.folder, step) if rank() == 0 else None
+        try:
+            with _signals(self.asked):
+                return self._train(wrapped, step)
+        finally:
+            if self.monitor is not None:
+                self.monitor.close()
+
+    def _train(self, wrapped: Any, start: int) -> dict[str, float]:
+        objective: Any = self.objective
+        objective.train()
+        watch = _Watch(start)
+        row: dict[str, float] = {}
+        shown = self.show_progress and rank() == 0
+        total = self.feed.steps * self.feed.batch
+        with bar(self.title, total, start * self.feed.batch, shown) as move:
+            for step, forwards in enumerate(self.feed.views(start), start):
+                before = self.feed.progress(step)
+                lr, decay = schedule(self.settings, before)
+                set_schedule(self.optimizer.param_groups, lr, decay)
+                for number, views in enumerate(forwards, 1):
+                    with self.fabric.no_backward_sync(wrapped, enabled=number < len(forwards)):
+                        loss, scalars = wrapped(views)
+                        self.fabric.backward(loss / len(forwards))
+                    watch.add(loss.detach(), scalars, 1 / len(forwards))
+                norm = None
+                if self.settings.clip:
+                    norm = self.fabric.clip_gradients(
+                        wrapped, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
+                    )
+                if hasattr(objective, "before_step"):
+                    objective.before_step(before)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                done = self.feed.progress(step + 1)
+                objective.after_step(done)
+                watch.steps += 1
+                last = done.step == done.steps
+                if last or self._evaluation_due(done) or done.step % self.log_every == 0:
+                    row = self._row(watch, done, lr, decay, norm)
+                    self._tell(row, self._evaluated(done))
+                move(self.feed.batch, f"loss {row['loss']:.4f}" if row else "")
+                self._save_when_due(watch, done)
+        return row
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _row(self, watch: _Watch, done: Progress, lr: float, decay: float, norm: Tensor | None) -> dict[str, float]:
+        """Means since the last row; a loss that is not a number ends the training here, before it can be saved."""
+        means, speed = watch.take(self.feed.batch)
+        if not math.isfinite(means["loss"]):
+            kept = latest(self.folder)
+            where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
+            raise InputError(
+                f"The loss became {means['loss']} between steps {done.step - watch.taken} and {done.step}; {where}; "
+                "train anew with a lower lr, a longer warm-up (warmup_epochs) or clip=1"
+            )
+        row = {"step": done.step, "epoch": done.step / done.per_epoch, "lr": lr, "weight_decay": decay, **means}
+        if norm is not None:
+            row["gradient_norm"] = float(norm)
+        return row | {"images_per_second": speed}
+
+    def _evaluation_due(self, done: Progress) -> bool:
+        every = max(1, round(self.evaluate_every * done.per_epoch)) if self.evaluate_every else done.steps
+        return self.evaluate is not None and (done.step % every == 0 or done.step == done.steps)
+
+    def _evaluated(self, done: Progress) -> dict[str, float]:
+        """By the first process; the others wait."""
+        if self.evaluate is None or not self._evaluation_due(done):
+            return {}
+        result = dict(self.evaluate()) if rank() == 0 else {}
+        self.fabric.barrier()
+        return result
+
+    def _tell(self, row: dict[str, float], evaluated: Mapping[str, float]) -> None:
+        row.update(evaluated)
+        if self.monitor is None:
+            return
+        self.monitor.write(row)
+        note = self.monitor.collapse(row)
+        if note:
+            console().print(f"[yellow]{note}[/yellow]")
+        if self.show_progress and evaluated:
+            numbers = ", ".join(f"{key.replace('_', ' ')} {value:.1%}" for key, value in evaluated.items())
+            console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")
+
+    def _save_when_due(self, watch: _Watch, done: Progress) -> None:
+        last, stop = done.step == done.steps, self._told_to_stop()
+        if not last and not stop and not self._agreed(watch.since_save() > 60 * self.save_minutes):
+            return
+        if watch.steps and not math.isfinite(watch.peek()):
+            self._row(watch, done, 0.0, 0.0, None)  # raises: such weights are not worth saving
+        self._save(done.step)
+        watch.saved()
+        if stop and not last:
+            raise Stopped(stop, done.step, done.steps, self.folder)
+
+    def _told_to_stop(self) -> int:
+        return self._largest(self.asked[-1] if self.asked else 0)
+
+    def _agreed(self, due: bool) -> bool:
+        return bool(self._largest(int(due)))
+
+    def _largest(self, number: int) -> int:
+        """Over all processes: what one of them is told, all do, after the same step."""
+        if world() == 1:
+            return number
+        shared = torch.tensor(number, device=self.fabric.device)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        return int(shared)
+
+    def _save(self, step: int) -> None:
+        generators = {"cpu": self._gathered(torch.get_rng_state())}
+        if self.fabric.device.type == "cuda":
+            generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
+        if rank() == 0:
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            save_checkpoint(self.folder, step, self.objective, optimizer, generators, self.export)
+        self.fabric.barrier()
+
+    def _gathered(self, state: Tensor) -> Tensor:
+        """A generator's state of every process, (world, bytes)."""
+        return gather(state.to(self.fabric.device).unsqueeze(0)).cpu()
+
+    def _restore(self) -> int:
+        folder = latest(self.folder)
+        if folder is None:
+            return 0
+        step, generators = load(folder, self.objective, getattr(self.optimizer, "optimizer", self.optimizer))
+        mine = {name: states[rank()] for name, states in generators.items() if rank() < len(states)}
+        if "cpu" in mine:
+            torch.set_rng_state(mine["cpu"])
+        if "cuda" in mine and torch.cuda.is_available():
+            torch.cuda.set_rng_state(mine["cuda"])
+        return step
+
+
+class _Watch:
+    """Sums of what a step gives, added up where they are, and the time."""
+
+    def __init__(self, start: int) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.steps = self.taken = 0
+        self.begun = self.last_save = time.monotonic()
+
+    def add(self, loss: Tensor, scalars: Mapping[str, Tensor], share: float) -> None:
+        for name, value in {"loss": loss, **scalars}.items():
+            self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * share
+
+    def peek(self) -> float:
+        return float(self.sums["loss"])
+
+    def take(self, batch: int) -> tuple[dict[str, float], float]:
+        """Means over the steps since the last time (and over processes), and images per second."""
+        names = list(self.sums)
+        values = torch.stack([self.sums[name] for name in names]) / max(1, self.steps)
+        if world() > 1:
+            torch.distributed.all_reduce(values)
+            values = values / world()
+        now = time.monotonic()
+        speed = self.steps * batch / (now - self.begun)
+        self.taken, self.steps, self.begun, self.sums = self.steps, 0, now, {}
+        return dict(zip(names, values.tolist(), strict=True)), speed
+
+    def since_save(self) -> float:
+        return time.monotonic() - self.last_save
+
+    def saved(self) -> None:
+        self.last_save = time.monotonic()
+
+
+@contextlib.contextmanager
+def _signals(asked: list[int]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the training after the running step; a second one stops it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,288 @@
+"""The training loop as a user has it: stop and go, kills, bad luck, several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sightline as sl
+from sightline.checkpoints import latest
+from sightline.errors import InputError
+from sightline.pretrain import pretrain
+from sightline.training import Loop, Stopped
+
+TINY: dict[str, Any] = {
+    "backbone": "vit",
+    "size": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "patch": 4,
+    "images": "shapes?size=16&train=96&val=32&test=32",
+    "batch": 16,
+    "epochs": 2,
+    "lr": 1e-3,
+    "log_every": 1,
+    "drop_path": 0.1,  # so that the generator's state matters
+    "evaluate_every": 1,
+}
+SIMCLR = {"hidden": 16, "out": 8}
+
+
+def train(out: Path, objective: str = "simclr", resume: bool = False, **settings: Any) -> sl.Encoder:
+    own = SIMCLR if objective == "simclr" else {}
+    return pretrain(objective, out=out, settings=TINY | own | settings, resume=resume, show_progress=False)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    folder = latest(run)
+    assert folder is not None
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def assert_same(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+    tables = [pd.read_csv(run / "metrics.csv").drop(columns="images_per_second") for run in (a, b)]
+    pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(run)
+    return run
+
+
+def test_a_training_leaves_an_encoder_and_its_numbers(whole: Path) -> None:
+    encoder = sl.load_encoder(f"run:{whole}")
+    assert (encoder.depth, encoder.heads, encoder.patch, encoder.preprocess.size) == (2, 2, 4, (16, 16))
+    table = pd.read_csv(whole / "metrics.csv")
+    assert table.step.tolist() == list(range(1, 13))
+    assert table.loss.notna().all()
+    assert table.dropna(subset="knn_cls").step.tolist() == [6, 12]  # every epoch has six steps
+    assert table.knn_gap.dropna().between(0, 1).all()
+    assert list((whole / "tensorboard").iterdir())
+    recipe = (whole / "recipe.toml").read_text()
+    assert 'objective = "simclr"' in recipe
+    assert "hidden = 16" in recipe
+    about = json.loads((whole / "run.json").read_text())
+    assert about["recipe"]["width"] == 16
+    assert about["images"]["splits"]["train"] == 96
+
+
+def test_the_encoder_is_the_one_that_was_evaluated(whole: Path) -> None:
+    encoder = sl.load_encoder(f"run:{whole}")
+    images = sl.load_images(TINY["images"])
+    run = sl.analyze({"it": encoder}, images, ["knn"], show_progress=False)
+    measured = run["knn"].accuracy.sel(encoder="it", site="norm", feature="cls").item()
+    table = pd.read_csv(whole / "metrics.csv")
+    assert abs(measured - table.knn_cls.iloc[-1]) < 0.35  # another split (test, not val), so about the same only
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 6, 11])
+def test_a_stopped_training_goes_on_bit_exactly(
+    whole: Path, tmp_path: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Loop._told_to_stop
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; go on with --resume"):
+            train(tmp_path / "run")
+    assert Loop._told_to_stop is asked
+    before = sl.load_encoder(f"run:{tmp_path / 'run'}")
+    assert before.weights != sl.load_encoder(f"run:{whole}").weights
+    train(tmp_path / "run", resume=True)
+    assert_same(whole, tmp_path / "run")
+
+
+def _finished(loop: Loop) -> int:
+    assert loop.monitor is not None
+    return int(loop.monitor.rows[-1]["step"]) if loop.monitor.rows else 0
+
+
+def test_the_number_of_workers_and_where_crops_are_taken_change_nothing_but_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = sl.load_images(TINY["images"])
+    for name, resident, workers in (("memory", 10**9, 0), ("stream", 0, 0), ("workers", 0, 2)):
+        monkeypatch.setattr("sightline.feeding.RESIDENT", resident)
+        pretrain("simclr", images, tmp_path / name, settings=TINY | SIMCLR, workers=workers, show_progress=False)
+    assert_same(tmp_path / "stream", tmp_path / "workers")
+    losses = [pd.read_csv(tmp_path / name / "metrics.csv").loss for name in ("memory", "stream")]
+    # Crops in workers are rounded to 8 bits; after a few steps the batch normalisations have made much of that.
+    np.testing.assert_allclose(losses[0][:2], losses[1][:2], rtol=0.005)
+
+
+def test_accumulation_equals_one_forward_where_nothing_is_contrasted(tmp_path: Path) -> None:
+    for number in (1, 4):
+        train(tmp_path / str(number), "mae", accumulate=number, drop_path=0.0, optimizer="sgd", lr=0.1, **MAE)
+    one, four = (weights(tmp_path / str(number)) for number in (1, 4))
+    for name, value in one.items():
+        if not name.startswith("rng"):
+            torch.testing.assert_close(four[name], value, rtol=1e-4, atol=1e-6)
+
+
+MAE = {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="another lr"):
+        train(whole, resume=True, lr=2e-3)
+    with pytest.raises(InputError, match="--resume to go on or --overwrite"):
+        train(whole)
+    encoder = train(whole, resume=True)
+    assert "already finished" in encoder.notes[-1]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="something else"):
+        train(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_starts_anew(tmp_path: Path) -> None:
+    train(tmp_path / "run", epochs=1)
+    pretrain("simclr", out=tmp_path / "run", settings=TINY | SIMCLR | {"lr": 2e-3}, overwrite=True, show_progress=False)
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert len(table) == 12
+    assert "lr = 0.002" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_a_loss_that_is_not_a_number_ends_with_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sightline.objectives import simclr
+
+    forward = simclr.Objective.forward
+
+    def spoiled(self: Any, views: Any) -> Any:
+        loss, scalars = forward(self, views)
+        return loss * (float("nan") if views.progress.step >= 7 else 1), scalars
+
+    monkeypatch.setattr(simclr.Objective, "forward", spoiled)
+    with pytest.raises(InputError, match=r"The loss became nan .* last good checkpoint is 0000000[1-7].* lower lr"):
+        train(tmp_path / "run", save_minutes=0.0)
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values() if value.is_floating_point())
+    sl.load_encoder(f"run:{tmp_path / 'run'}")
+
+
+def test_a_full_disk_ends_with_a_sentence_and_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Path.write_bytes
+    count = 0
+
+    def until_full(self: Path, data: Any) -> int:
+        nonlocal count
+        count += "optimizer" in self.name
+        if count > 3:
+            written(self, bytes(data)[:10])
+            raise OSError(28, "No space left on device", str(self))
+        return written(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", until_full)
+    with pytest.raises(InputError, match="The disk is full"):
+        train(tmp_path / "run", save_minutes=0.0)
+    monkeypatch.undo()
+    assert latest(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "00000003"
+    train(tmp_path / "run", resume=True, save_minutes=0.0)
+    assert len(pd.read_csv(tmp_path / "run" / "metrics.csv")) == 12
+
+
+def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from sightline.objectives import simclr
+
+    forward = simclr.Objective.forward
+    monkeypatch.setattr(
+        simclr.Objective,
+        "forward",
+        lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)}),
+    )
+    train(tmp_path / "run")
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("nearly collapsed at step 1: std = 0.010") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# As a process
+
+
+def command(run: Path, *words: str, **settings: Any) -> list[str]:
+    values = TINY | SIMCLR | {"evaluate_every": 0} | settings
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "sightline", "pretrain", "simclr", "-o", str(run), *sets, *words]
+
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_stop(tmp_path: Path, number: int) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(run, epochs=100000), env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(run / "metrics.csv", process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "Stopped and saved after step" in out
+    assert "Traceback" not in err
+    assert latest(run) is not None
+    sl.load_encoder(f"run:{run}")
+
+
+def test_kill_leaves_a_usable_run_at_any_moment(tmp_path: Path) -> None:
+    """Saves after every step, so that a kill hits all places of a save; each time the run loads and goes on."""
+    run = tmp_path / "run"
+    chance = random.Random(0)
+    steps = []
+    for _ in range(6):
+        process = subprocess.Popen(
+            command(run, "--resume", epochs=100000, save_minutes=0.0, log_every=7),
+            env=QUIET,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        seen = steps[-1] if steps else -1
+        deadline = time.monotonic() + 120
+        while _step(run) <= seen:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.5)
+        process.kill()
+        process.wait()
+        sl.load_encoder(f"run:{run}")
+        steps.append(_step(run))
+        assert steps[-1] > seen
+
+
+def _step(run: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(json.loads((run / "latest.json").read_text())["step"])
+    return -1
