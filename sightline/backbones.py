@@ -34,6 +34,7 @@ __all__ = [
 
 # The name `vit` is timm's ViT with measures of one's own.
 VIT = "vit_tiny_patch16_224"
+CNNS = ("resnet", "convnext")
 VIT_OPTIONS = {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size"}
 
 
@@ -75,7 +76,7 @@ class Backbone:
         """The encoder reference that builds it anew."""
         name = VIT if self.backbone == "vit" else self.backbone
         options: dict[str, Any] = {"size": self.size}
-        if name.startswith("vit"):
+        if not name.startswith(CNNS):
             options |= {word: getattr(self, key) for key, word in VIT_OPTIONS.items() if getattr(self, key)}
         elif misplaced := [key for key in ("width", "depth", "heads") if getattr(self, key)]:
             raise InputError(
@@ -83,7 +84,7 @@ class Backbone:
             )
         elif self.patch:
             options["patch_size"] = self.patch
-        if self.attention_window and not name.startswith("vit"):
+        if self.attention_window and name.startswith(CNNS):
             raise InputError(f"attention_window needs self-attention, which {name} does not have")
         options |= {"stem": self.stem} if self.stem else {}
         options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}

@@ -54,9 +54,10 @@ def save_checkpoint(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     generators: Mapping[str, Tensor],
+    sums: Mapping[str, float],
     more: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write a checkpoint beside the last one, point to it, then delete the last one."""
+    """Write a checkpoint beside the last one, point to it, then delete the last one; `more` adds files to it."""
     folder = run / "checkpoints" / f"{step:08d}"
     if latest(run) == folder:
         return folder
@@ -71,7 +72,10 @@ def save_checkpoint(
         )
         if more is not None:
             more(temporary)
-        write_atomically(temporary / "state.json", json.dumps({"step": step, "optimizer": plain}, indent=1).encode())
+        write_atomically(
+            temporary / "state.json",
+            json.dumps({"step": step, "sums": dict(sums), "optimizer": plain}, indent=1).encode(),
+        )
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed before it could point here
         os.replace(temporary, folder)
         write_atomically(run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
@@ -85,8 +89,10 @@ def save_checkpoint(
     return folder
 
 
-def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Tensor]]:
-    """Put a checkpoint into module and optimiser; give back its step and the states of the generators."""
+def load(
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, dict[str, Tensor], dict[str, float]]:
+    """Put a checkpoint into module and optimiser; give back its step, the states of the generators, and the sums."""
     load_module(folder, module)
     try:
         state = json.loads((folder / "state.json").read_text())
@@ -95,7 +101,7 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> t
         raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
     generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
     optimizer.load_state_dict(_nested(tensors, state["optimizer"]))
-    return int(state["step"]), generators
+    return int(state["step"]), generators, state.get("sums", {})
 
 
 def load_module(folder: Path, module: nn.Module) -> None:

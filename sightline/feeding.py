@@ -141,19 +141,21 @@ class Feed:
         return Views(views, self.labels[chosen].to(self.device), keys, self.progress(step))
 
     def _cropped_views(self, crops: _Cropped, step: int, part: int) -> Views:
-        chosen, keys = self._mine(step, part)
-        where = _share(len(crops.pixels[0]), 0, 1, part, self.accumulate)
+        _, keys = self._mine(step, part)
+        where = _share(len(crops.shown), 0, 1, part, self.accumulate)
         views = [
             self._finish(torch.as_tensor(pixels)[where].to(self.device).float() / 255, policy, fold(keys, 2, number))
             for number, (policy, pixels) in enumerate(zip(self.policies, crops.pixels, strict=True))
         ]
-        return Views(views, self.labels[chosen].to(self.device), keys, self.progress(step))
+        return Views(views, self.labels[crops.shown[where]].to(self.device), keys, self.progress(step))
 
     def _finish(self, floats: Tensor, policy: Policy, keys: Keys) -> Tensor:
         return distort(floats, policy, keys).sub_(self._mean).div_(self._std)
 
     def _note(self, errors: Sequence[tuple[int, str]]) -> None:
         for position, reason in errors:
+            if self.images.strict:
+                raise InputError(f"{self.images.name}: {self.images.ids[position]} cannot be read: {reason}")
             self.skipped.setdefault(str(self.images.ids[position]), reason)
 
     def _decode(self) -> Tensor | None:
@@ -190,6 +192,7 @@ def _share(n: int, rank: int, world: int, part: int, parts: int) -> slice:
 class _Cropped(NamedTuple):
     pixels: list[Tensor | NDArray[np.uint8]]  # one (B, 3, h, w) per policy
     errors: list[tuple[int, str]]  # position of each unreadable image, and why
+    shown: NDArray[np.int64]  # numbers of the images that are seen
 
 
 class _Whole:
@@ -209,7 +212,7 @@ class _Whole:
                 return None
             else:
                 row[...] = item.image.transpose(2, 0, 1)
-        return _Cropped([torch.from_numpy(result) if self.shared_memory else result], errors)
+        return _Cropped([torch.from_numpy(result) if self.shared_memory else result], errors, job)
 
 
 class _Crops:
@@ -240,8 +243,8 @@ class _Crops:
         if not good:
             raise InputError(f"None of the {len(job)} images of a batch can be read, the first because: {errors[0][1]}")
         # Every process needs a whole batch: in the place of an unreadable image stands the next readable one.
-        found = [items[min(good, key=lambda g, i=i: (g - i) % len(job))].image for i in range(len(job))]  # type: ignore[misc]
-        images = [image for image in found if image is not None]
+        standing = [min(good, key=lambda g, i=i: (g - i) % len(job)) for i in range(len(job))]  # type: ignore[misc]
+        images = [image for i in standing if (image := items[i].image) is not None]
         height, width = (np.array([image.shape[axis] for image in images]) for axis in (0, 1))
         pixels: list[Tensor | NDArray[np.uint8]] = []
         for number, policy in enumerate(self.policies):
@@ -249,4 +252,4 @@ class _Crops:
             where, mirrored = boxes(height, width, policy, own), flips(policy, own)
             crops = np.stack([crop_one(*one, policy) for one in zip(images, where, mirrored.tolist(), strict=True)])
             pixels.append(torch.from_numpy(crops) if self.shared_memory else crops)
-        return _Cropped(pixels, errors)
+        return _Cropped(pixels, errors, chosen[standing])

@@ -77,12 +77,11 @@ def _read(path: Path) -> list[dict[str, str]]:
     """Rows of an earlier part of the training; a line that was cut off by a kill is left out."""
     if not path.exists():
         return []
-    with open(path, newline="") as file:
-        reader = csv.reader(file)
-        columns = next(reader, [])
-        return [
-            dict(zip(columns, line, strict=True)) for line in reader if len(line) == len(columns) and line[0].isdigit()
-        ]
+    lines = path.read_text().splitlines(keepends=True)
+    reader = csv.reader(line for line in lines if line.endswith("\n"))
+    columns = next(reader, [])
+    rows = [line for line in reader if len(line) == len(columns) and line[0].isdigit()]
+    return [dict(zip(columns, line, strict=True)) for line in rows]
 
 
 def _text(value: float) -> str:

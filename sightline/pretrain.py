@@ -81,6 +81,7 @@ def pretrain(
         _train_first(plan, wanted, feed, out, fabric, show_progress)
     if wanted.training.compile:
         _compile(module)
+    torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
     loop = Loop(
         objective=module,
         feed=feed,
@@ -117,9 +118,9 @@ def _resolve(
     if resume and kept.is_file():
         old = read_recipe(kept)
         before = make_recipe(str(old.get("objective")), old)
-        after = make_recipe(
-            objective or before.objective, before.values() | {"objective": objective or before.objective}, *layers
-        )
+        if objective not in (None, before.objective):
+            raise InputError(f"{str(out)!r} holds a training of {before.objective}, not of {objective}; name that one")
+        after = make_recipe(before.objective, before.values(), *layers)
         changed = [key for key, value in after.values().items() if before.values().get(key) != value]
         if changed:
             raise InputError(
@@ -148,7 +149,7 @@ def _begin(out: Path, wanted: Recipe, data: Images, resume: bool) -> None:
         if digest != data.digest():
             raise InputError(f"{data.name} has changed since {str(out)!r} was trained on it; train into another folder")
         return
-    if (out / "recipe.toml").is_file():  # --overwrite
+    if not resume and (out / "recipe.toml").is_file():  # --overwrite
         (out / "latest.json").unlink(missing_ok=True)
         for name in ("checkpoints", "tensorboard", "tokenizer"):
             shutil.rmtree(out / name, ignore_errors=True)

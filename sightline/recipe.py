@@ -93,7 +93,7 @@ def read_recipe(which: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"There is no recipe {str(which)!r}{nearest(str(which), recipe_names())}")
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"Cannot read the recipe {str(path)!r}: {first_line(error)}") from error
 
@@ -115,7 +115,9 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
             value = {"True": True, "False": False}.get(text.strip(), text.strip())
         table, dot, inner = key.strip().partition(".")
         if dot:
-            result.setdefault(table, {})[inner] = value
+            if not isinstance(result.setdefault(table, {}), dict):
+                raise InputError(f"--set {word!r}: {table} was given a value of its own before; name one of the two")
+            result[table][inner] = value
         else:
             result[table] = value
     return result
@@ -172,7 +174,7 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if kind is tuple and isinstance(value, (list, tuple)):
-            return tuple(value)
+            return _elements(key, value, hint)
         if kind is Mapping and isinstance(value, Mapping):
             return value
         if isinstance(kind, type) and type(value) is kind:
@@ -181,7 +183,18 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
     raise InputError(f"{key} is {value!r}, but {wanted.get(kinds[0], 'another kind of value')} is expected")
 
 
+def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
+    """A tuple whose elements have the types that its hint names."""
+    inner = next(kind for kind in (hint, *get_args(hint)) if getattr(kind, "__origin__", None) is tuple)
+    kinds = get_args(inner)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise InputError(f"{key} is {list(value)!r}, but a list of {len(kinds)} values is expected")
+    return tuple(_fitting(f"Each value of {key}", one, kind) for one, kind in zip(value, kinds, strict=True))
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -84,26 +84,27 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
-        objective = sync_batch_norm(self.objective)
+        objective = sync_batch_norm(self.objective.to(self.fabric.device))
         self.objective = objective
         optimizer = make_optimizer(objective, self.settings)
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer
-        step = self._restore()
+        step, kept = self._restore()
         if step >= self.feed.steps:
             return {}
         self.monitor = Monitor(self.folder, step) if rank() == 0 else None
+        earlier = self.monitor.rows[-1:] if self.monitor else []
+        self.begun = time.monotonic() - (float(earlier[0].get("seconds") or 0) if earlier else 0)
         try:
             with _signals(self.asked):
-                return self._train(wrapped, step)
+                return self._train(wrapped, step, _Watch(self.fabric.device, kept))
         finally:
             if self.monitor is not None:
                 self.monitor.close()
 
-    def _train(self, wrapped: Any, start: int) -> dict[str, float]:
+    def _train(self, wrapped: Any, start: int, watch: _Watch) -> dict[str, float]:
         objective: Any = self.objective
         objective.train()
-        watch = _Watch(start)
         row: dict[str, float] = {}
         shown = self.show_progress and rank() == 0
         total = self.feed.steps * self.feed.batch
@@ -143,16 +144,11 @@ class Loop:
         """Means since the last row; a loss that is not a number ends the training here, before it can be saved."""
         means, speed = watch.take(self.feed.batch)
         if not math.isfinite(means["loss"]):
-            kept = latest(self.folder)
-            where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
-            raise InputError(
-                f"The loss became {means['loss']} between steps {done.step - watch.taken} and {done.step}; {where}; "
-                "train anew with a lower lr, a longer warm-up (warmup_epochs) or clip=1"
-            )
+            self._fail(f"The loss became {means['loss']} between steps {done.step - watch.taken} and {done.step}")
         row = {"step": done.step, "epoch": done.step / done.per_epoch, "lr": lr, "weight_decay": decay, **means}
         if norm is not None:
             row["gradient_norm"] = float(norm)
-        return row | {"images_per_second": speed}
+        return row | {"images_per_second": speed, "seconds": round(time.monotonic() - self.begun, 1)}
 
     def _evaluation_due(self, done: Progress) -> bool:
         every = max(1, round(self.evaluate_every * done.per_epoch)) if self.evaluate_every else done.steps
@@ -182,12 +178,21 @@ class Loop:
         last, stop = done.step == done.steps, self._told_to_stop()
         if not last and not stop and not self._agreed(watch.since_save() > 60 * self.save_minutes):
             return
-        if watch.steps and not math.isfinite(watch.peek()):
-            self._row(watch, done, 0.0, 0.0, None)  # raises: such weights are not worth saving
-        self._save(done.step)
+        sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
+        if self._agreed(not sound):
+            self._fail(f"The loss or the weights are no longer finite after step {done.step}")
+        self._save(done.step, watch)
         watch.saved()
         if stop and not last:
             raise Stopped(stop, done.step, done.steps, self.folder)
+
+    def _fail(self, what: str) -> None:
+        """End the training in all processes, before anything can be saved over the last good checkpoint."""
+        kept = latest(self.folder)
+        where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
+        raise InputError(
+            f"{what}; {where}; train anew with a lower lr, a longer warm-up (warmup_epochs) or gradients cut by clip=1"
+        )
 
     def _told_to_stop(self) -> int:
         return self._largest(self.asked[-1] if self.asked else 0)
@@ -203,46 +208,51 @@ class Loop:
         torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
         return int(shared)
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, watch: _Watch) -> None:
         generators = {"cpu": self._gathered(torch.get_rng_state())}
         if self.fabric.device.type == "cuda":
             generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
         if rank() == 0:
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            save_checkpoint(self.folder, step, self.objective, optimizer, generators, self.export)
+            save_checkpoint(self.folder, step, self.objective, optimizer, generators, watch.kept(), self.export)
         self.fabric.barrier()
 
     def _gathered(self, state: Tensor) -> Tensor:
         """A generator's state of every process, (world, bytes)."""
         return gather(state.to(self.fabric.device).unsqueeze(0)).cpu()
 
-    def _restore(self) -> int:
+    def _restore(self) -> tuple[int, dict[str, float]]:
+        """Number of finished steps, and the sums of the running row of the metrics."""
         folder = latest(self.folder)
         if folder is None:
-            return 0
-        step, generators = load(folder, self.objective, getattr(self.optimizer, "optimizer", self.optimizer))
+            return 0, {}
+        step, generators, sums = load(folder, self.objective, getattr(self.optimizer, "optimizer", self.optimizer))
         mine = {name: states[rank()] for name, states in generators.items() if rank() < len(states)}
         if "cpu" in mine:
             torch.set_rng_state(mine["cpu"])
         if "cuda" in mine and torch.cuda.is_available():
             torch.cuda.set_rng_state(mine["cuda"])
-        return step
+        return step, sums
 
 
 class _Watch:
     """Sums of what a step gives, added up where they are, and the time."""
 
-    def __init__(self, start: int) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.steps = self.taken = 0
+    def __init__(self, device: torch.device, kept: Mapping[str, float]) -> None:
+        """Go on with the sums that a checkpoint has kept (of the first process, which is all that rows need)."""
+        self.sums = {name: torch.tensor(value, device=device) for name, value in kept.items() if name != "steps"}
+        self.steps, self.taken = int(kept.get("steps", 0)), 0
         self.begun = self.last_save = time.monotonic()
 
     def add(self, loss: Tensor, scalars: Mapping[str, Tensor], share: float) -> None:
         for name, value in {"loss": loss, **scalars}.items():
             self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * share
 
-    def peek(self) -> float:
-        return float(self.sums["loss"])
+    def kept(self) -> dict[str, float]:
+        return {"steps": self.steps, **{name: float(value) for name, value in self.sums.items()}}
+
+    def finite(self) -> bool:
+        return not self.sums or math.isfinite(float(self.sums["loss"]))
 
     def take(self, batch: int) -> tuple[dict[str, float], float]:
         """Means over the steps since the last time (and over processes), and images per second."""

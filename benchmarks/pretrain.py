@@ -1,0 +1,299 @@
+"""Images per second of pre-training: our step, the bare passes through the backbone, lightly's step, the pipeline.
+
+    python benchmarks/pretrain.py [--objectives simclr,dino] [--rounds 5] [--steps 10] [--threads 2]
+
+Backbone, heads, batch and views are those of the objective's small recipe. Each round runs the same number of steps of
+
+    step        our training loop on views that are made already: forward, backward, clipping, optimiser, teacher
+    bare        what the method cannot do without: forwards and backwards of the backbone (and MAE's decoder) over one
+                batch per size of view, and the teacher's forwards; no heads, no loss, no optimiser
+    lightly     the same method, views, masks and widths, with the modules of `lightly` in the manner of its examples
+    pipeline    the views alone, of images that are decoded already
+    together    our training loop with its pipeline
+    bf16        the step in bfloat16 autocast
+
+in turn and in another order each time. Ratios are taken round by round; printed are medians, and the range in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import functools
+import itertools
+import os
+import platform
+import statistics
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightly
+import torch
+from lightly.loss import DINOLoss, MSNLoss, NTXentLoss
+from lightly.models import utils
+from lightly.models.modules import MaskedVisionTransformerDecoderTIMM, MaskedVisionTransformerTIMM, heads
+from torch import Tensor, nn
+
+import sightline as sl
+from sightline.backbones import build, embed, encode, grid_of
+from sightline.feeding import Feed
+from sightline.masking import random_masking
+from sightline.objective import Views
+from sightline.recipe import Recipe, make_recipe, read_recipe
+from sightline.training import Loop, make_fabric
+
+TOOLS = ("step", "bare", "lightly", "pipeline", "together", "bf16")
+IMAGES = 1024  # drawn for each objective; more would only take longer to draw
+WARM_UP = 2  # steps of the round before the first
+
+Pixels = tuple[Tensor, ...]
+Step = Callable[[], object]
+launched = functools.cache(make_fabric)
+
+
+def speed(step: Step, steps: int, batch: int) -> float:
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return steps * batch / (time.perf_counter() - began)
+
+
+def train(objective: nn.Module, feed: Feed, recipe: Recipe, precision: str, made: list[Views] | None = None) -> float:
+    """The real loop over the views of the feed, or over the same ones again and again."""
+    ticks: list[float] = []
+    source = feed.views() if made is None else itertools.repeat(made, feed.steps)
+
+    def clocked(start: int = 0) -> Iterator[list[Views]]:
+        for forwards in source:
+            ticks.append(time.perf_counter())
+            yield forwards
+
+    feed.views = clocked  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        fabric = launched("cpu", precision, devices=1, nodes=1)
+        Loop(objective, feed, recipe.optimization, Path(folder), fabric, recipe.objective, show_progress=False).run()
+    # Without the first step, which allocates the optimiser's state, and the last one, which saves a checkpoint.
+    return (feed.steps - 2) * feed.batch / (ticks[-1] - ticks[1])
+
+
+def bare(objective: nn.Module, recipe: Recipe, pixels: Pixels) -> Step:
+    """Passes through copies of the objective's backbone, with masks that are drawn already."""
+    ours: Any = copy.deepcopy(objective)
+    student, teacher = ours.backbone, copy.deepcopy(ours.backbone).requires_grad_(False)
+    focal = 1 + getattr(recipe.config, "rand_views", 0)
+    learned, taught = {
+        "moco_v3": ([pixels], pixels),
+        "dino": ([pixels[:2], pixels[2:]], pixels[:2]),
+        "msn": ([pixels[1:focal], pixels[focal:]], pixels[:1]),
+    }.get(recipe.objective, ([pixels], ()))
+    batches, targets = [torch.cat(views) for views in learned], [torch.cat(taught)] if taught else []
+    ids: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(batches)
+    if recipe.objective in ("mae", "msn"):  # some patches are left out
+        noise = torch.rand(len(batches[0]), student.patch_embed.num_patches)
+        ids[0] = random_masking(noise, int(noise.shape[1] * (1 - recipe.config.mask_ratio)))[:2]
+
+    def step() -> None:
+        with torch.no_grad():
+            for images in targets:
+                encode(teacher, embed(teacher, images), grid_of(teacher, images))
+        for images, (keep, restore) in zip(batches, ids, strict=True):
+            out = encode(student, embed(student, images), grid_of(student, images), keep)
+            if restore is not None and hasattr(ours, "decoder"):
+                out = ours.decoder(out, restore)
+            out.backward(out.detach())  # the gradient of a plain sum would vanish in the last normalisation
+        ours.zero_grad()
+
+    return step
+
+
+# ---- lightly ----------------------------------------------------------------------------------------------------
+#
+# Its examples, on our views: one forward per view (of MSN per size), AdamW with PyTorch's defaults, no clipping. Where
+# a detail decides the work, ours is followed: MSN's small views are not masked, and its prototypes are trained. There
+# is no example of MoCo-v3: here it is that of MoCo both ways, without a memory bank, and with the heads that lightly
+# describes for v3.
+
+
+def vit_of(recipe: Recipe, any_size: bool = False) -> Any:
+    option = "&dynamic_img_size=True" if any_size else ""
+    return sl.load_encoder(recipe.backbone.reference() + option).module.train()
+
+
+def trained(recipe: Recipe, loss: Callable[[], Tensor], *modules: nn.Module, before_step: Step = tuple) -> Step:
+    optimizer = torch.optim.AdamW(nn.ModuleList(modules).parameters(), lr=recipe.optimization.peak_lr)
+
+    def step() -> None:
+        loss().backward()
+        before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def simclr(recipe: Recipe, pixels: Pixels) -> Step:
+    vit, c = vit_of(recipe), recipe.config
+    head = heads.SimCLRProjectionHead(vit.num_features, c.hidden, c.out, c.layers)
+    criterion = NTXentLoss(c.temperature)
+    return trained(recipe, lambda: criterion(*[head(vit(x)) for x in pixels]), vit, head)
+
+
+def moco_v3(recipe: Recipe, pixels: Pixels) -> Step:
+    vit, c = vit_of(recipe), recipe.config
+    vit.patch_embed.proj.requires_grad_(not c.stop_grad_patch)
+    projector = heads.MoCoProjectionHead(vit.num_features, c.hidden, c.out, num_layers=3, batch_norm=True)
+    predictor = heads.MoCoProjectionHead(c.out, c.hidden, c.out, num_layers=2, batch_norm=True)
+    vit_momentum, projector_momentum = (copy.deepcopy(m).requires_grad_(False) for m in (vit, projector))
+    criterion = NTXentLoss(c.temperature)
+
+    def loss() -> Tensor:
+        utils.update_momentum(vit, vit_momentum, c.momentum)
+        utils.update_momentum(projector, projector_momentum, c.momentum)
+        q1, q2 = (predictor(projector(vit(x))) for x in pixels)
+        k1, k2 = (projector_momentum(vit_momentum(x)).detach() for x in pixels)
+        return criterion(q1, k2) + criterion(q2, k1)
+
+    return trained(recipe, loss, vit, projector, predictor)
+
+
+def dino(recipe: Recipe, pixels: Pixels) -> Step:
+    student, c = vit_of(recipe, any_size=True), recipe.config
+    teacher = copy.deepcopy(student).requires_grad_(False)
+    widths = (student.num_features, c.hidden, c.bottleneck, c.out)
+    with warnings.catch_warnings(action="ignore"):  # its weight normalisation is deprecated
+        head = heads.DINOProjectionHead(*widths, freeze_last_layer=c.freeze_last_layer)
+        teacher_head = heads.DINOProjectionHead(*widths).requires_grad_(False)
+    criterion = DINOLoss(c.out, c.warmup_temperature, c.teacher_temperature, c.warmup_temperature_epochs)
+
+    def loss() -> Tensor:
+        utils.update_momentum(student, teacher, c.momentum)
+        utils.update_momentum(head, teacher_head, c.momentum)
+        teacher_out = [teacher_head(teacher(x)) for x in pixels[:2]]
+        return criterion(teacher_out, [head(student(x)) for x in pixels], epoch=0)
+
+    return trained(recipe, loss, student, head, before_step=lambda: head.cancel_last_layer_gradients(current_epoch=0))
+
+
+def msn(recipe: Recipe, pixels: Pixels) -> Step:
+    anchor, c = MaskedVisionTransformerTIMM(vit_of(recipe, any_size=True)), recipe.config
+    anchor_head = heads.MSNProjectionHead(anchor.vit.num_features, c.hidden, c.out)
+    target, target_head = (copy.deepcopy(m).requires_grad_(False) for m in (anchor, anchor_head))
+    prototypes = nn.Linear(c.out, c.prototypes, bias=False)
+    criterion = MSNLoss(c.temperature, regularization_weight=c.me_max)
+
+    def loss() -> Tensor:
+        utils.update_momentum(anchor, target, c.momentum)
+        utils.update_momentum(anchor_head, target_head, c.momentum)
+        rand, focal = (torch.cat(x) for x in (pixels[1 : 1 + c.rand_views], pixels[1 + c.rand_views :]))
+        keep, _ = utils.random_token_mask((len(rand), anchor.sequence_length), c.mask_ratio)
+        targets = target_head(target(pixels[0]))
+        anchors = torch.cat([anchor_head(anchor(rand, idx_keep=keep)), anchor_head(anchor(focal))])
+        return criterion(anchors, targets, prototypes.weight, c.sharpening)
+
+    return trained(recipe, loss, anchor, anchor_head, prototypes)
+
+
+def mae(recipe: Recipe, pixels: Pixels) -> Step:
+    encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
+    patch, length = recipe.backbone.patch, encoder.sequence_length
+    embedding = nn.Linear(encoder.vit.embed_dim, c.decoder_width)
+    decoder = MaskedVisionTransformerDecoderTIMM(length - 1, c.decoder_width, c.decoder_depth, c.decoder_heads)
+    prediction, criterion = nn.Linear(c.decoder_width, 3 * patch**2), nn.MSELoss()
+
+    def loss() -> Tensor:
+        keep, mask = utils.random_token_mask((len(images), length), c.mask_ratio)
+        visible = embedding(encoder.encode(images, idx_keep=keep))
+        tokens = utils.set_at_index(visible.new_zeros(len(images), length, c.decoder_width), keep, visible)
+        found = prediction(utils.get_at_index(decoder(tokens, idx_mask=mask), mask))
+        return criterion(found, utils.get_at_index(utils.patchify(images, patch), mask - 1))
+
+    return trained(recipe, loss, encoder, embedding, decoder, prediction)
+
+
+def simmim(recipe: Recipe, pixels: Pixels) -> Step:
+    encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
+    patch, criterion = recipe.backbone.patch, nn.L1Loss()
+    prediction = nn.Linear(encoder.vit.embed_dim, 3 * patch**2)
+
+    def loss() -> Tensor:
+        _, mask = utils.random_token_mask((len(images), encoder.sequence_length), c.mask_ratio)
+        found = prediction(utils.get_at_index(encoder.encode(images, idx_mask=mask), mask))
+        return criterion(found, utils.get_at_index(utils.patchify(images, patch), mask - 1))
+
+    return trained(recipe, loss, encoder, prediction)
+
+
+PEERS: dict[str, Callable[[Recipe, Pixels], Step]] = {f.__name__: f for f in (simclr, moco_v3, dino, msn, mae, simmim)}
+
+# -----------------------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, rounds: int, steps: int) -> str:
+    """Print the table of an objective; gives its line of the summary."""
+    torch.manual_seed(0)
+    recipe = make_recipe(name, read_recipe(name))
+    batch = recipe.optimization.batch
+    images = sl.load_images(f"shapes?size={recipe.backbone.size}&train={max(IMAGES, batch)}&val=0&test=0")
+    feed = Feed(images, recipe.plugin.views(recipe.config, recipe.backbone), batch=batch, epochs=1)
+    objective = recipe.plugin.Objective(build(recipe.backbone).module, recipe.config)
+    made = next(feed.views())
+    fixed = {"bare": bare(objective, recipe, made[0].pixels), "lightly": PEERS[name](recipe, made[0].pixels)}
+
+    def run(tool: str, steps: int) -> float:
+        if tool in fixed:
+            return speed(fixed[tool], steps, batch)
+        fed = feed.over(feed.policies, (steps + 2) / feed.order.per_epoch)
+        if tool == "pipeline":
+            return speed(functools.partial(next, fed.views()), steps, batch)
+        again = None if tool == "together" else made
+        return train(objective, fed, recipe, "bf16" if tool == "bf16" else "float32", again)
+
+    rates: dict[str, list[float]] = {tool: [] for tool in TOOLS}
+    for number in range(rounds + 1):
+        for tool in TOOLS[number % len(TOOLS) :] + TOOLS[: number % len(TOOLS)]:
+            rate = run(tool, steps if number else WARM_UP)
+            if number:
+                rates[tool].append(rate)
+    sizes = ", ".join(f"{n} of {side} px" for side, n in Counter(view.shape[-1] for view in made[0].pixels).items())
+    print(f"\n{name}, batch {batch}, views: {sizes} ({rounds} rounds of {steps} steps)")
+    for tool, values in rates.items():
+        relative = "" if tool == "step" else f"  {ratio(values, rates['step'])} of the step"
+        print(f"  {tool:<10}{statistics.median(values):8.0f} images/s{relative}", flush=True)
+    # How much longer our step takes than the bare passes: how many more images these see per second.
+    pairs = [("bare", "step"), ("step", "lightly"), ("together", "step"), ("bf16", "step")]
+    return f"  {name:<9}" + "".join(f"{ratio(rates[a], rates[b]):>24}" for a, b in pairs)
+
+
+def ratio(values: list[float], others: list[float]) -> str:
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    return f"× {statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--objectives", default=",".join(PEERS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    names = options.objectives.split(",")
+    if unknown := set(names) - set(PEERS):
+        parser.error(f"no peer of {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
+    torch.set_num_threads(options.threads)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, {torch.get_num_threads()} threads"
+    print(f"{datetime.date.today()}, {machine}, torch {torch.__version__}, lightly {lightly.__version__}")
+    busy = ": something else is running, which the numbers feel" if os.getloadavg()[0] > 0.5 else ""
+    print(f"load before the run {os.getloadavg()[0]:.2f}{busy}")
+    lines = [measure(name, options.rounds, options.steps) for name in names]
+    titles = ("time / bare (≤ 1.1)", "speed / lightly (≥ 1)", "together / step", "bf16 / float32")
+    print(f"\n{'':<11}{''.join(f'{title:>24}' for title in titles)}", *lines, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Two processes with half the batch each train what one process trains, through the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sightline.checkpoints import latest
+from sightline.pretrain import pretrain
+
+SETTINGS: dict[str, Any] = {
+    "backbone": "vit",
+    "size": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "patch": 4,
+    "images": "shapes?size=16&train=48&val=16&test=16",
+    "batch": 16,
+    "epochs": 2,
+    # AdamW would make steps of full size out of the rounding of gradients that are 0, such as that of a bias before a
+    # batch normalisation.
+    "optimizer": "sgd",
+    "lr": 0.05,
+    "warmup_epochs": 0.5,
+    "log_every": 1,
+    "evaluate_every": 1,
+    "hidden": 16,
+    "out": 8,
+    "clip": 1.0,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return int(it.getsockname()[1])
+
+
+def train_in_two(out: Path) -> None:
+    """As torchrun starts them: the same command in each process, told apart by the environment."""
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "sightline", "pretrain", "moco_v3", "-o", str(out), "--device", "cpu", *sets]
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    started = [
+        subprocess.Popen(
+            command,
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    pretrain("moco_v3", out=folder / "one", settings=SETTINGS, device="cpu", show_progress=False)
+    train_in_two(folder / "two")
+    return folder / "one", folder / "two"
+
+
+def test_losses_are_those_of_one_process(runs: tuple[Path, Path]) -> None:
+    one, two = (pd.read_csv(run / "metrics.csv") for run in runs)
+    assert one.step.tolist() == two.step.tolist() == [1, 2, 3, 4, 5, 6]
+    assert one.loss.nunique() == 6
+    np.testing.assert_allclose(two.loss, one.loss, rtol=1e-4)
+    np.testing.assert_allclose(two.gradient_norm, one.gradient_norm, rtol=1e-3)
+    np.testing.assert_allclose(two.lr, one.lr)
+
+
+def test_weights_are_those_of_one_process(runs: tuple[Path, Path]) -> None:
+    folders = [latest(run) for run in runs]
+    one, two = (load_file(folder / "training.safetensors") for folder in folders if folder is not None)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-5)
+    # Momentum has parted them: what is compared has moved by far more than the tolerance.
+    apart = one["backbone.blocks.0.mlp.fc1.weight"] - one["momentum_backbone.blocks.0.mlp.fc1.weight"]
+    assert apart.abs().max() > 1e-3
+
+
+def test_one_process_writes_for_all(runs: tuple[Path, Path]) -> None:
+    names = [sorted(path.name for path in run.rglob("*") if "tfevents" not in path.name) for run in runs]
+    assert names[0] == names[1]
+    assert len(pd.read_csv(runs[1] / "metrics.csv").dropna(subset="knn_cls")) == 2
