@@ -504,7 +504,8 @@ def _in_pieces(work: Callable[[slice], None], n: int, numbers: int, device: torc
     when something else runs on the machine.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    pieces = threads * math.ceil(n * numbers / (threads * CACHED))
+    cached = CACHED if device.type == "cpu" else n * numbers  # a GPU wants few large operations
+    pieces = threads * math.ceil(n * numbers / max(1, threads * cached))
     step = math.ceil(n / pieces) if n else 1
     parts = [slice(i, i + step) for i in range(0, n, step)]
     if min(threads, len(parts)) < 2:

@@ -57,12 +57,17 @@ class Backbone:
     attention_window: int = 0  # odd k: a patch attends to the k × k patches around it (and to CLS); 0: to all
 
     def __post_init__(self) -> None:
+        for key in ("width", "depth", "heads", "patch", "attention_window"):
+            if getattr(self, key) < 0:
+                raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
         if self.attention_window and self.attention_window % 2 == 0:
             raise InputError(
                 f"attention_window is {self.attention_window}; it must be odd, since a patch is its centre"
             )
-        if self.patch and self.size % self.patch:
-            raise InputError(f"Images of size {self.size} cannot be cut into patches of {self.patch}; choose a divisor")
+        if self.size < 1 or self.size % self.patch_side:
+            raise InputError(
+                f"Images of size {self.size} cannot be cut into patches of {self.patch_side}; choose a multiple"
+            )
         if self.width and self.heads and self.width % self.heads:
             raise InputError(f"A width of {self.width} cannot be shared by {self.heads} heads; choose a divisor")
 
@@ -104,7 +109,8 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
 
 def is_vit(module: nn.Module) -> TypeGuard[VisionTransformer]:
     """Whether it is cut into patches, so that its tokens can be masked."""
-    return isinstance(module, VisionTransformer)
+    # A distilled DeiT has a token that the steps below do not know.
+    return isinstance(module, VisionTransformer) and getattr(module, "dist_token", None) is None
 
 
 def patch_of(vit: VisionTransformer) -> int:

@@ -44,8 +44,10 @@ def latest(run: Path) -> Path | None:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, each once: a state dict repeats what two parts share."""
-    return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+    """All parameters and persistent buffers, each once: a state dict repeats what two parts share."""
+    kept = module.state_dict().keys()
+    every = (*module.named_parameters(), *module.named_buffers())
+    return {name: value.detach() for name, value in every if name in kept}
 
 
 def save_checkpoint(

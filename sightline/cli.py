@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -112,7 +113,7 @@ def pretrain(
     images: Annotated[
         str | None, typer.Option(help="Images, `folder:PATH`, …; without it, those of the recipe.")
     ] = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder, for everything about it.")] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="A recipe of `list recipes` or a TOML file; by default the objective's small one."),
@@ -123,7 +124,7 @@ def pretrain(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
     ] = False,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     devices: Annotated[
         int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")
     ] = None,
@@ -146,7 +147,10 @@ def pretrain(
     from sightline.recipe import parse_settings
     from sightline.training import Stopped
 
-    out = out or _new_folder()
+    if out is None and max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1:
+        raise InputError("Several processes need to agree on a run folder; give one with -o")
+    if out is None:  # processes that this one starts inherit the name
+        out = Path(os.environ.setdefault("SIGHTLINE_RUN", str(_new_folder())))
     try:
         encoder = train(
             objective,
@@ -162,8 +166,9 @@ def pretrain(
             workers=workers,
         )
     except Stopped as stop:
-        if _first_process():
-            typer.echo(stop)
+        if not _first_process():
+            raise SystemExit(0) from stop  # the first process speaks for all
+        typer.echo(stop)
         raise SystemExit(128 + stop.signal) from stop
     if _first_process():
         for note in encoder.notes:
@@ -365,14 +370,19 @@ def main() -> None:
         _fail(str(error), 2)
     except SystemExit as stop:
         if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
-            typer.secho("Interrupted; give the same command again to go on where it stopped", err=True)
+            typer.secho(
+                "Interrupted; give the same command again (pretrain: with --resume) to go on where it stopped", err=True
+            )
         raise
     except OSError as error:
         _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
-        _fail("Not enough memory; lower --batch, choose fewer --sites or compare fewer encoders", 2)
+        _fail(
+            "Not enough memory; lower --batch (pretrain: --set batch=), choose fewer --sites or compare fewer encoders",
+            2,
+        )
 
 
 def _out_of_memory(error: BaseException) -> bool:

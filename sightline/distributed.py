@@ -5,11 +5,19 @@ In one process each function gives back what it was given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["BatchNorm", "gather", "mean", "rank", "sync_batch_norm", "total", "world"]
+from sightline.errors import InputError
+
+__all__ = ["BatchNorm", "by_first", "gather", "mean", "rank", "sync_batch_norm", "total", "world"]
+
+
+T = TypeVar("T")
 
 
 def world() -> int:
@@ -20,6 +28,23 @@ def world() -> int:
 def rank() -> int:
     """Number of this process."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def by_first(work: Callable[[], T]) -> T | None:
+    """What the first process makes, None in the others; if it fails, all of them fail with its sentence."""
+    result, problem = None, ""
+    if rank() == 0:
+        try:
+            result = work()
+        except InputError as error:
+            problem = str(error)
+    if world() > 1:
+        said = [problem]
+        dist.broadcast_object_list(said)  # the others wait here
+        problem = said[0]
+    if problem:
+        raise InputError(problem)
+    return result
 
 
 def gather(x: Tensor) -> Tensor:
@@ -82,17 +107,19 @@ class BatchNorm(nn.BatchNorm1d):
         """Normalise, and update the running statistics as one process with the whole batch would."""
         if not self.training or world() == 1:
             return super().forward(input)
-        across = [d for d in range(input.dim()) if d != 1]
-        shape = [1, -1, *[1] * (input.dim() - 2)]
-        n = input.numel() // input.shape[1] * world()
-        centre = total(input.sum(across)) / n
-        centred = input - centre.view(shape)
-        variance = total(centred.square().sum(across)) / n
-        self._follow(centre.detach(), variance.detach() * (n / max(1, n - 1)))
-        result = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.affine:
-            result = result * self.weight.view(shape) + self.bias.view(shape)
-        return result
+        with torch.autocast(input.device.type, enabled=False):
+            x = input.to(torch.promote_types(input.dtype, torch.float32))
+            across = [d for d in range(x.dim()) if d != 1]
+            shape = [1, -1, *[1] * (x.dim() - 2)]
+            n = x.numel() // x.shape[1] * world()
+            centre = total(x.sum(across)) / n
+            centred = x - centre.view(shape)
+            variance = total(centred.square().sum(across)) / n
+            self._follow(centre.detach(), variance.detach() * (n / max(1, n - 1)))
+            result = centred * torch.rsqrt(variance + self.eps).view(shape)
+            if self.affine:
+                result = result * self.weight.view(shape) + self.bias.view(shape)
+            return result.to(input.dtype)
 
     @torch.no_grad()
     def _follow(self, centre: Tensor, variance: Tensor) -> None:
@@ -115,6 +142,10 @@ def sync_batch_norm(module: nn.Module) -> nn.Module:
         for name, layer in list(parent.named_children()):
             if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d):
                 parent._modules[name] = _synced(layer)
+            elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, BatchNorm):
+                raise InputError(
+                    f"{type(layer).__name__} cannot be shared by processes on the CPU; train in one process"
+                )
     return module
 
 

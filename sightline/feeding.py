@@ -11,7 +11,8 @@ B images of one process in one forward, V views.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -107,7 +108,7 @@ class Feed:
         """How far the training is after so many steps."""
         return Progress(step, self.steps, self.order.per_epoch)
 
-    def views(self, start: int = 0) -> Iterator[list[Views]]:
+    def views(self, start: int = 0) -> Generator[list[Views], None, None]:
         """For each step from `start` on, the views of its forwards in this process."""
         if self.resident is not None:
             for step in range(start, self.steps):
@@ -121,6 +122,11 @@ class Feed:
             strict=True,
         ):
             self._note(crops.errors)
+            if not crops.pixels:
+                raise InputError(
+                    f"None of the {len(crops.errors)} images of a batch can be read, the first because: "
+                    f"{crops.errors[0][1]}"
+                )
             yield [self._cropped_views(crops, step, part) for part in range(self.accumulate)]
 
     def _mine(self, step: int, part: int) -> tuple[NDArray[np.int64], Keys]:
@@ -162,7 +168,8 @@ class Feed:
         """All images (n, 3, H, W) if they have one size and fit into memory; unreadable ones are left out."""
         probe = [item.image for item in self.images.source.read(self.positions[:4].tolist())]
         shapes = {image.shape for image in probe if image is not None}
-        if len(shapes) != 1 or len(self.positions) * int(np.prod(next(iter(shapes)))) > RESIDENT:
+        room = RESIDENT // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # every process has a copy of its own
+        if len(shapes) != 1 or len(self.positions) * int(np.prod(next(iter(shapes)))) > room:
             return None
         height, width, _ = shapes.pop()
         store = torch.empty((len(self.positions), 3, height, width), dtype=torch.uint8)
@@ -241,7 +248,7 @@ class _Crops:
         errors = [(int(job[i]), items[i].error or "unknown reason") for i in range(len(job)) if items[i].image is None]
         good = [i for i in range(len(job)) if items[i].image is not None]
         if not good:
-            raise InputError(f"None of the {len(job)} images of a batch can be read, the first because: {errors[0][1]}")
+            return _Cropped([], errors, chosen[:0])
         # Every process needs a whole batch: in the place of an unreadable image stands the next readable one.
         standing = [min(good, key=lambda g, i=i: (g - i) % len(job)) for i in range(len(job))]  # type: ignore[misc]
         images = [image for i in standing if (image := items[i].image) is not None]

@@ -8,10 +8,16 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from sightline.errors import InputError
 
-__all__ = ["replacing", "write_atomically"]
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["lock", "replacing", "write_atomically"]
 
 
 @contextlib.contextmanager
@@ -29,6 +35,24 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def lock(folder: Path) -> IO[str]:
+    """Keep other processes out of a folder until what is given back is closed, or the process ends in any way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 — it is the lock
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise InputError(f"Another process is working in {str(folder)!r}; wait for it or stop it") from error
+        except OSError:  # a file system without locks
+            pass
+    return file
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import signal
+import threading
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -391,7 +392,7 @@ def parallel(
         sampler=numbers,
         num_workers=count,
         collate_fn=_as_it_is,
-        worker_init_fn=_leave_interrupts_to_the_parent,
+        worker_init_fn=_leave_signals_to_the_parent,
         generator=torch.Generator(),  # or it would draw from the global one, and a pass would change later numbers
         # A fresh interpreter per worker would need an `if __name__ == "__main__"` in every user's script.
         multiprocessing_context="fork" if "fork" in get_all_start_methods() else None,
@@ -423,5 +424,15 @@ def _as_it_is(read: Any) -> Any:
     return read
 
 
-def _leave_interrupts_to_the_parent(_: int) -> None:
+def _leave_signals_to_the_parent(_: int) -> None:
+    """A job's signals reach all of its processes, but the parent needs its workers to finish a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

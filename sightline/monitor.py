@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -34,19 +35,19 @@ class Monitor:
     def write(self, row: Mapping[str, float]) -> None:
         """Add a row; new columns are added to the file, absent ones stay empty."""
         texts = {key: _text(value) for key, value in row.items()}
-        for key, value in row.items():
-            if key != "step" and math.isfinite(value):
-                self.board.add_scalar(key, value, int(row["step"]))
         self.rows.append(texts)
-        if set(row) <= set(self.columns):
-            try:
+        try:
+            if set(row) <= set(self.columns):
                 with open(self.path, "a", newline="") as file:
                     csv.DictWriter(file, self.columns, restval="").writerow(texts)
-            except OSError as error:
-                raise InputError(explain(error, self.path)) from error
-        else:
-            self.columns += [key for key in row if key not in self.columns]
-            self._rewrite()
+            else:
+                self.columns += [key for key in row if key not in self.columns]
+                self._rewrite()
+            for key, value in row.items():
+                if key != "step" and math.isfinite(value):
+                    self.board.add_scalar(key, value, int(row["step"]))
+        except OSError as error:
+            raise InputError(explain(error, self.path)) from error
 
     def collapse(self, row: Mapping[str, float]) -> str | None:
         """A sentence, once, when the embeddings of different images have become nearly the same."""
@@ -62,7 +63,8 @@ class Monitor:
 
     def close(self) -> None:
         """Flush what TensorBoard has not written yet."""
-        self.board.close()
+        with contextlib.suppress(OSError):
+            self.board.close()
 
     def _rewrite(self) -> None:
         if self.rows or self.path.exists():

@@ -135,6 +135,8 @@ def cosine(start: float, end: float, fraction: float) -> float:
 def spread(z: Tensor) -> Tensor:  # (B, d) -> ()
     """How far embeddings are from collapse: standard deviation of the unit vectors · √d; 0 where all are the same.
 
+    Of features before any batch normalisation, which would blow up the smallest remainder.
+
     >>> round(spread(torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))).item(), 2)
     1.0
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -53,8 +54,8 @@ class Optimization:
         for key in ("batch", "accumulate"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key} is {getattr(self, key)}, but at least 1 is needed")
-        if not self.epochs > 0:
-            raise InputError(f"epochs is {self.epochs}, but training needs more than 0")
+        if not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
         for key in ("base_lr", "lr", "min_lr", "warmup_epochs", "weight_decay", "clip"):
             if not getattr(self, key) >= 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
@@ -80,7 +81,7 @@ def make_optimizer(module: nn.Module, settings: Optimization) -> torch.optim.Opt
             return torch.optim.AdamW(groups, lr=lr, betas=settings.betas, fused=True)
         case "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=settings.sgd_momentum, fused=True)
-    from lightly.utils.lars import LARS
+    from lightly.utils.lars import LARS  # scales the rates of decayed parameters only
 
     return LARS(groups, lr=lr, momentum=settings.sgd_momentum)  # type: ignore[no-any-return]
 

@@ -12,21 +12,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 
 from sightline import plugins
 from sightline.backbones import build
 from sightline.checkpoints import tensors_of
-from sightline.distributed import rank
+from sightline.distributed import by_first, rank
 from sightline.encoder import Encoder, build_encoder, load_encoder, save_encoder
 from sightline.errors import InputError
 from sightline.feeding import Feed
-from sightline.files import write_atomically
+from sightline.files import lock, write_atomically
 from sightline.images import Images, load_images
 from sightline.objective import First
 from sightline.online import OnlineKnn
@@ -68,38 +69,16 @@ def pretrain(
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)
-    encoder = build(wanted.backbone, _classes(wanted, data), wanted.training.seed)
-    torch.manual_seed(wanted.training.seed)
-    plan: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
-    torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
-    module = wanted.plugin.Objective(encoder.module, wanted.config, *([] if plan is None else [plan.objective]))
-    feed = _feed(wanted, data, wanted.plugin.views(wanted.config, wanted.backbone), encoder, fabric, workers)
-    if rank() == 0:
-        _begin(out, wanted, data, resume)  # not before all settings have proved to be sound
-    fabric.barrier()
-    if plan is not None:
-        _train_first(plan, wanted, feed, out, fabric, show_progress)
-    if wanted.training.compile:
-        _compile(module)
-    torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
-    loop = Loop(
-        objective=module,
-        feed=feed,
-        settings=wanted.optimization,
-        folder=out,
-        fabric=fabric,
-        title=f"{wanted.objective} on {data.name}",
-        evaluate=_evaluation(wanted, data, encoder, module, fabric.device),
-        evaluate_every=wanted.training.evaluate_every,
-        export=lambda folder: _export(folder, encoder, module, out.name),
-        log_every=wanted.training.log_every,
-        save_minutes=wanted.training.save_minutes,
-        show_progress=show_progress,
-    )
-    last = loop.run()
-    if rank() == 0 and feed.skipped:
-        example, reason = next(iter(feed.skipped.items()))
-        console().print(f"{len(feed.skipped)} images could not be read and were left out, such as {example}: {reason}")
+    parts = _prepare(wanted, data, fabric, workers)
+    held = by_first(lambda: lock(out))
+    try:
+        by_first(lambda: _begin(out, wanted, data, resume))
+        last = _train(wanted, data, parts, out, fabric, show_progress)
+        if rank() == 0 and show_progress:
+            _tell_skipped(parts.feed)
+    finally:
+        if held is not None:
+            held.close()
     fabric.barrier()
     trained = load_encoder(f"run:{out}")
     if not last:
@@ -120,7 +99,8 @@ def _resolve(
         before = make_recipe(str(old.get("objective")), old)
         if objective not in (None, before.objective):
             raise InputError(f"{str(out)!r} holds a training of {before.objective}, not of {objective}; name that one")
-        after = make_recipe(before.objective, before.values(), *layers)
+        given = [] if recipe is None else [read_recipe(recipe)]
+        after = make_recipe(before.objective, before.values(), *given, *layers)
         changed = [key for key, value in after.values().items() if before.values().get(key) != value]
         if changed:
             raise InputError(
@@ -128,7 +108,8 @@ def _resolve(
                 "or train into another folder"
             )
         return before
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (anew and kept.is_file()):
+    started = [name for name in ("latest.json", "metrics.csv", "tokenizer") if (out / name).exists()]
+    if out.exists() and (not out.is_dir() or _occupied(out)) and not (kept.is_file() and (anew or not started)):
         hint = "pass --resume to go on or --overwrite to start anew" if kept.is_file() else "choose a new folder"
         raise InputError(f"{str(out)!r} holds {'a training' if kept.is_file() else 'something else'} already; {hint}")
     if recipe is not None:
@@ -140,6 +121,10 @@ def _resolve(
     if recipe is None:
         base = read_recipe(objective) if objective in recipe_names() else {}
     return make_recipe(objective, base, *layers)
+
+
+def _occupied(out: Path) -> bool:
+    return any(path.name != ".lock" for path in out.iterdir())
 
 
 def _begin(out: Path, wanted: Recipe, data: Images, resume: bool) -> None:
@@ -175,11 +160,26 @@ def _classes(wanted: Recipe, data: Images) -> int:
     return len(data.classes)
 
 
-def _feed(wanted: Recipe, data: Images, views: Any, encoder: Encoder, fabric: Any, workers: int | None) -> Feed:
+class _Parts(NamedTuple):
+    encoder: Encoder
+    objective: nn.Module
+    first: First | None
+    feed: Feed
+
+
+def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
+    """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
+    encoder = build(wanted.backbone, _classes(wanted, data), wanted.training.seed)
+    torch.manual_seed(wanted.training.seed)
+    first: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
+    torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
+    objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
+    if wanted.training.compile:
+        _compile(objective)
     settings = wanted.optimization
-    return Feed(
+    feed = Feed(
         data,
-        views,
+        wanted.plugin.views(wanted.config, wanted.backbone),
         batch=settings.batch,
         epochs=settings.epochs,
         seed=wanted.training.seed,
@@ -189,34 +189,63 @@ def _feed(wanted: Recipe, data: Images, views: Any, encoder: Encoder, fabric: An
         device=fabric.device,
         workers=workers,
     )
+    return _Parts(encoder, objective, first, feed)
 
 
-def _train_first(plan: First, wanted: Recipe, feed: Feed, out: Path, fabric: Any, show_progress: bool) -> None:
-    """What the objective needs trained before it, in a folder of its own, by the same loop."""
-    plan.objective.requires_grad_(True)  # the objective that uses it has frozen it
-    settings = Optimization(batch=feed.batch, epochs=plan.epochs, lr=plan.lr, weight_decay=0.0, warmup_epochs=0.1)
-    Loop(
-        objective=plan.objective,
-        feed=feed.over(plan.views, plan.epochs),
-        settings=settings,
-        folder=out / plan.name,
+def _train(
+    wanted: Recipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, show_progress: bool
+) -> dict[str, float]:
+    """Train what comes first, then the objective itself; gives the last row of the metrics."""
+    asked: list[int] = []  # signals to stop, for both
+    saving: dict[str, Any] = {
+        "save_minutes": wanted.training.save_minutes,
+        "show_progress": show_progress,
+        "asked": asked,
+    }
+    if parts.first is not None:
+        _train_first(parts.first, parts.feed, out, fabric, f"{parts.first.name} of {wanted.objective}", saving)
+    torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
+    return Loop(
+        objective=parts.objective,
+        feed=parts.feed,
+        settings=wanted.optimization,
+        folder=out,
         fabric=fabric,
-        title=f"{plan.name} of {wanted.objective}",
-        save_minutes=wanted.training.save_minutes,
-        show_progress=show_progress,
+        title=f"{wanted.objective} on {data.name}",
+        evaluate=_evaluation(wanted, data, parts, fabric.device, show_progress),
+        evaluate_every=wanted.training.evaluate_every,
+        export=lambda folder: _export(folder, parts.encoder, parts.objective, out.name),
+        log_every=wanted.training.log_every,
+        **saving,
     ).run()
-    plan.objective.requires_grad_(False)
 
 
-def _evaluation(wanted: Recipe, data: Images, encoder: Encoder, module: Any, device: torch.device) -> Any:
-    """Online k-NN, if there are labels and a split that is held out; prepared by the first process only."""
-    if rank() != 0:
-        return (dict) if OnlineKnn.possible(data) else None
+def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str, saving: dict[str, Any]) -> None:
+    """What the objective needs trained before it, in a folder of its own, by the same loop."""
+    first.objective.requires_grad_(True)  # the objective that uses it has frozen it
+    settings = Optimization(batch=feed.batch, epochs=first.epochs, lr=first.lr, weight_decay=0.0, warmup_epochs=0.1)
+    views = feed.over(first.views, first.epochs)
+    Loop(first.objective, views, settings, out / first.name, fabric, title, **saving).run()
+    first.objective.requires_grad_(False)
+
+
+def _tell_skipped(feed: Feed) -> None:
+    if feed.skipped:
+        example, reason = next(iter(feed.skipped.items()))
+        console().print(f"{len(feed.skipped)} images could not be read and were left out, such as {example}: {reason}")
+
+
+def _evaluation(
+    wanted: Recipe, data: Images, parts: _Parts, device: torch.device, told: bool
+) -> Callable[[], dict[str, float]] | None:
+    """Online k-NN, if there are labels and a split that is held out; the work of the first process."""
     if not OnlineKnn.possible(data):
-        console().print(f"{data.name} has no labels or no held-out split, so there is no k-NN accuracy on the way")
+        if rank() == 0 and told:
+            console().print(f"{data.name} has no labels or no held-out split, so there is no k-NN accuracy on the way")
         return None
-    knn = OnlineKnn(data, encoder.preprocess, device, wanted.training.seed)
-    return lambda: knn(module.encoder)
+    knn = by_first(lambda: OnlineKnn(data, parts.encoder.preprocess, device, wanted.training.seed))
+    objective: Any = parts.objective
+    return lambda: {} if knn is None else knn(objective.encoder)
 
 
 def _export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:

@@ -32,7 +32,7 @@ class Training:
     """Settings of the loop itself."""
 
     images: str = "shapes"
-    limit: int = 0  # at most this many training images, balanced over classes; 0: all
+    limit: int = 0  # at most this many images of each split, balanced over classes; 0: all
     seed: int = 0
     precision: str = "float32"  # or "bf16": products in bfloat16, weights in float32
     compile: bool = False  # blocks through torch.compile
@@ -45,6 +45,9 @@ class Training:
             raise InputError(f"There is no precision {self.precision!r}{nearest(self.precision, ('float32', 'bf16'))}")
         if self.log_every < 1:
             raise InputError(f"log_every is {self.log_every}, but at least 1 step is needed")
+        for key in ("limit", "evaluate_every", "save_minutes"):
+            if not getattr(self, key) >= 0:
+                raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
 
 
 @dataclass(frozen=True)
@@ -197,4 +200,6 @@ def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are words of TOML, too
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

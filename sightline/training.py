@@ -22,7 +22,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from sightline.checkpoints import latest, load, save_checkpoint
-from sightline.distributed import gather, rank, sync_batch_norm, world
+from sightline.distributed import by_first, gather, mean, rank, sync_batch_norm, world
 from sightline.errors import InputError
 from sightline.feeding import Feed
 from sightline.monitor import Monitor
@@ -64,8 +64,8 @@ def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric
 class Loop:
     """Trains one objective to its end, or until it is told to stop.
 
-    `objective` follows the contract of objective.py; `export(folder, objective)` writes what else belongs into a
-    checkpoint, `evaluate(objective)` gives numbers for metrics.csv.
+    `objective` follows the contract of objective.py; `export(folder)` writes what else belongs into a checkpoint,
+    `evaluate()` gives numbers for metrics.csv.
     """
 
     objective: nn.Module
@@ -108,8 +108,11 @@ class Loop:
         row: dict[str, float] = {}
         shown = self.show_progress and rank() == 0
         total = self.feed.steps * self.feed.batch
-        with bar(self.title, total, start * self.feed.batch, shown) as move:
-            for step, forwards in enumerate(self.feed.views(start), start):
+        with (
+            bar(self.title, total, start * self.feed.batch, shown) as move,
+            contextlib.closing(self.feed.views(start)) as feed,  # ends the worker processes, however this ends
+        ):
+            for step, forwards in enumerate(feed, start):
                 before = self.feed.progress(step)
                 lr, decay = schedule(self.settings, before)
                 set_schedule(self.optimizer.param_groups, lr, decay)
@@ -134,6 +137,7 @@ class Loop:
                 if last or self._evaluation_due(done) or done.step % self.log_every == 0:
                     row = self._row(watch, done, lr, decay, norm)
                     self._tell(row, self._evaluated(done))
+                    watch.begun = time.monotonic()  # evaluation is not training
                 move(self.feed.batch, f"loss {row['loss']:.4f}" if row else "")
                 self._save_when_due(watch, done)
         return row
@@ -155,19 +159,17 @@ class Loop:
         return self.evaluate is not None and (done.step % every == 0 or done.step == done.steps)
 
     def _evaluated(self, done: Progress) -> dict[str, float]:
-        """By the first process; the others wait."""
         if self.evaluate is None or not self._evaluation_due(done):
             return {}
-        result = dict(self.evaluate()) if rank() == 0 else {}
-        self.fabric.barrier()
-        return result
+        return dict(by_first(self.evaluate) or {})
 
     def _tell(self, row: dict[str, float], evaluated: Mapping[str, float]) -> None:
         row.update(evaluated)
-        if self.monitor is None:
+        monitor = self.monitor
+        by_first(lambda: monitor.write(row) if monitor is not None else None)
+        if monitor is None:
             return
-        self.monitor.write(row)
-        note = self.monitor.collapse(row)
+        note = monitor.collapse(row)
         if note:
             console().print(f"[yellow]{note}[/yellow]")
         if self.show_progress and evaluated:
@@ -175,14 +177,17 @@ class Loop:
             console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")
 
     def _save_when_due(self, watch: _Watch, done: Progress) -> None:
-        last, stop = done.step == done.steps, self._told_to_stop()
-        if not last and not stop and not self._agreed(watch.since_save() > 60 * self.save_minutes):
+        last = done.step == done.steps
+        stop, due = self._largest(self._told_to_stop(), watch.since_save() > 60 * self.save_minutes)
+        if not last and not stop and not due:
             return
         sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
-        if self._agreed(not sound):
+        if self._largest(not sound)[0]:
             self._fail(f"The loss or the weights are no longer finite after step {done.step}")
+        before = time.monotonic()
         self._save(done.step, watch)
-        watch.saved()
+        watch.last_save = time.monotonic()
+        watch.begun += watch.last_save - before  # saving is not training
         if stop and not last:
             raise Stopped(stop, done.step, done.steps, self.folder)
 
@@ -195,27 +200,22 @@ class Loop:
         )
 
     def _told_to_stop(self) -> int:
-        return self._largest(self.asked[-1] if self.asked else 0)
+        return self.asked[-1] if self.asked else 0
 
-    def _agreed(self, due: bool) -> bool:
-        return bool(self._largest(int(due)))
-
-    def _largest(self, number: int) -> int:
+    def _largest(self, *numbers: int) -> list[int]:
         """Over all processes: what one of them is told, all do, after the same step."""
         if world() == 1:
-            return number
-        shared = torch.tensor(number, device=self.fabric.device)
+            return list(numbers)
+        shared = torch.tensor(numbers, device=self.fabric.device)
         torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
-        return int(shared)
+        return [int(number) for number in shared]
 
     def _save(self, step: int, watch: _Watch) -> None:
         generators = {"cpu": self._gathered(torch.get_rng_state())}
         if self.fabric.device.type == "cuda":
             generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
-        if rank() == 0:
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            save_checkpoint(self.folder, step, self.objective, optimizer, generators, watch.kept(), self.export)
-        self.fabric.barrier()
+        optimizer, sums = getattr(self.optimizer, "optimizer", self.optimizer), watch.kept()
+        by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self.export))
 
     def _gathered(self, state: Tensor) -> Tensor:
         """A generator's state of every process, (world, bytes)."""
@@ -239,9 +239,10 @@ class _Watch:
     """Sums of what a step gives, added up where they are, and the time."""
 
     def __init__(self, device: torch.device, kept: Mapping[str, float]) -> None:
-        """Go on with the sums that a checkpoint has kept (of the first process, which is all that rows need)."""
+        """Go on with the sums that a checkpoint has kept."""
         self.sums = {name: torch.tensor(value, device=device) for name, value in kept.items() if name != "steps"}
         self.steps, self.taken = int(kept.get("steps", 0)), 0
+        self.earlier = self.steps  # made before `begun`
         self.begun = self.last_save = time.monotonic()
 
     def add(self, loss: Tensor, scalars: Mapping[str, Tensor], share: float) -> None:
@@ -249,28 +250,25 @@ class _Watch:
             self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * share
 
     def kept(self) -> dict[str, float]:
-        return {"steps": self.steps, **{name: float(value) for name, value in self.sums.items()}}
+        return {"steps": self.steps, **self._means()}
 
     def finite(self) -> bool:
         return not self.sums or math.isfinite(float(self.sums["loss"]))
 
     def take(self, batch: int) -> tuple[dict[str, float], float]:
         """Means over the steps since the last time (and over processes), and images per second."""
-        names = list(self.sums)
-        values = torch.stack([self.sums[name] for name in names]) / max(1, self.steps)
-        if world() > 1:
-            torch.distributed.all_reduce(values)
-            values = values / world()
-        now = time.monotonic()
-        speed = self.steps * batch / (now - self.begun)
-        self.taken, self.steps, self.begun, self.sums = self.steps, 0, now, {}
-        return dict(zip(names, values.tolist(), strict=True)), speed
+        means = {name: value / max(1, self.steps) for name, value in self._means().items()}
+        speed = (self.steps - self.earlier) * batch / (time.monotonic() - self.begun)
+        self.taken, self.steps, self.earlier, self.sums = self.steps, 0, 0, {}
+        return means, speed
+
+    def _means(self) -> dict[str, float]:
+        """The sums, as means over processes."""
+        values = mean(torch.stack(list(self.sums.values()))) if self.sums else torch.zeros(0)
+        return dict(zip(self.sums, values.tolist(), strict=True))
 
     def since_save(self) -> float:
         return time.monotonic() - self.last_save
-
-    def saved(self) -> None:
-        self.last_save = time.monotonic()
 
 
 @contextlib.contextmanager

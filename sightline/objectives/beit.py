@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline import augment
 from sightline.augment import Policy
 from sightline.backbones import Backbone, embed, encode, grid_of, is_vit, patch_of
 from sightline.errors import InputError
@@ -69,7 +70,7 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """One crop, mirrored or not."""
-    return (Policy(backbone.size, config.crop),)
+    return augment.reconstruction(backbone.size, config.crop)
 
 
 def first(config: Config, backbone: Backbone) -> First:

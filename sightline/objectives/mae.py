@@ -21,7 +21,7 @@ import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from sightline import fcmae
+from sightline import augment, fcmae
 from sightline.augment import Policy
 from sightline.backbones import (
     Backbone,
@@ -69,7 +69,7 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """One crop, mirrored or not."""
-    return (Policy(backbone.size, config.crop),)
+    return augment.reconstruction(backbone.size, config.crop)
 
 
 class Decoder(nn.Module):

@@ -87,19 +87,20 @@ class Objective(nn.Module):
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """InfoNCE of both directions."""
-        z1, z2 = project(self.backbone, self.projector, views.pixels)
+        h1, h2 = features_of_each(self.backbone, views.pixels)
+        z1, z2 = self.projector(h1), self.projector(h2)
         q1, q2 = self.predictor(z1), self.predictor(z2)
         k1, k2 = self.forward_keys(views, z1, z2)
         temperature = self.config.temperature
         loss = info_nce(q1, k2, temperature) + info_nce(q2, k1, temperature)
-        return loss, {"std": spread(z1)}
+        return loss, {"std": spread(h1)}
 
     @torch.no_grad()
     def forward_keys(self, views: Views, *own: Tensor) -> Sequence[Tensor]:
         """The momentum encoder's projections of both views; without momentum, those of the encoder itself."""
         if not self.config.momentum:
             return [z.detach() for z in own]
-        return project(self.momentum_backbone, self.momentum_projector, views.pixels)
+        return [self.momentum_projector(h) for h in features_of_each(self.momentum_backbone, views.pixels)]
 
     def after_step(self, progress: Progress) -> None:
         """Let the momentum encoder follow."""
@@ -113,14 +114,12 @@ class Objective(nn.Module):
         update_momentum(self.momentum_projector, self.projector, momentum)
 
 
-def project(backbone: nn.Module, projector: nn.Module, pixels: Sequence[Tensor]) -> list[Tensor]:
-    """Projections (B, d) of each view (B, 3, h, w)."""
+def features_of_each(backbone: nn.Module, pixels: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Features (B, D) of each view (B, 3, h, w)."""
     # Batch normalisation has statistics per view in the official code. A ViT has none, and one batch is faster.
     if is_vit(backbone):
-        found: Sequence[Tensor] = features(backbone, torch.cat(tuple(pixels))).chunk(len(pixels))
-    else:
-        found = [features(backbone, x) for x in pixels]
-    return [projector(x) for x in found]
+        return features(backbone, torch.cat(tuple(pixels))).chunk(len(pixels))
+    return [features(backbone, x) for x in pixels]
 
 
 def info_nce(q: Tensor, k: Tensor, temperature: float) -> Tensor:  # (B, d), (B, d) -> ()

@@ -113,8 +113,9 @@ class Objective(nn.Module):
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the anchors with the targets, and mean-entropy maximisation."""
         targets = self.forward_targets(views)
-        anchors = self.forward_anchors(views)
-        return self.forward_loss(anchors, targets)
+        anchors, spread_out = self.forward_anchors(views)
+        loss, scalars = self.forward_loss(anchors, targets)
+        return loss, {**scalars, "std": spread_out}
 
     @torch.no_grad()
     def forward_targets(self, views: Views) -> Tensor:
@@ -122,8 +123,11 @@ class Objective(nn.Module):
         projections: Tensor = self.target_head(features(self.target_backbone, views.pixels[0]))
         return projections
 
-    def forward_anchors(self, views: Views) -> Tensor:
-        """Projections (VB, d) of the anchor views; those of one size are one batch, also for batch normalisation."""
+    def forward_anchors(self, views: Views) -> tuple[Tensor, Tensor]:
+        """Projections (VB, d) of the anchor views, and how far their features are from collapse.
+
+        Views of one size are one batch, also for batch normalisation.
+        """
         first_focal = 1 + self.config.rand_views
         rand, focal = views.pixels[1:first_focal], views.pixels[first_focal:]
         found = []
@@ -134,7 +138,7 @@ class Objective(nn.Module):
             found.append(features(self.backbone, torch.cat(rand), ids_keep))
         if focal:
             found.append(features(self.backbone, torch.cat(focal)))
-        return torch.cat([self.head(x) for x in found])
+        return torch.cat([self.head(x) for x in found]), spread(torch.cat(found))
 
     def forward_loss(self, anchors: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (VB, d), (B, d)
         """The three parts of the loss."""
@@ -155,7 +159,7 @@ class Objective(nn.Module):
             loss = cross_entropy + config.me_max * me_max
             if config.entropy:
                 loss = loss - config.entropy * (p * log_p).sum(1).mean()
-        return loss, {"cross_entropy": cross_entropy.detach(), "me_max": me_max.detach(), "std": spread(anchors)}
+        return loss, {"cross_entropy": cross_entropy.detach(), "me_max": me_max.detach()}
 
     def after_step(self, progress: Progress) -> None:
         """Let the target encoder follow."""

@@ -74,9 +74,9 @@ class Objective(nn.Module):
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """NT-Xent of the two views."""
         # One batch of 2B is faster than two of B. Batch normalisation sees both views together, as it does officially.
-        z = self.projector(features(self.backbone, torch.cat(views.pixels)))  # (2B, d)
-        loss, accuracy = nt_xent(z, self.config.temperature)
-        return loss, {"accuracy": accuracy, "std": spread(z)}
+        h = features(self.backbone, torch.cat(views.pixels))  # (2B, D)
+        loss, accuracy = nt_xent(self.projector(h), self.config.temperature)
+        return loss, {"accuracy": accuracy, "std": spread(h)}
 
     def after_step(self, progress: Progress) -> None:
         """Nothing follows a step."""

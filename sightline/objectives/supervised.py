@@ -16,7 +16,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline import distributed
+from sightline import augment, distributed
 from sightline.augment import Policy
 from sightline.backbones import Backbone, features
 from sightline.errors import InputError
@@ -42,7 +42,7 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """One crop."""
-    return (Policy(backbone.size, config.crop),)
+    return augment.supervised(backbone.size, config.crop)
 
 
 class Objective(nn.Module):
