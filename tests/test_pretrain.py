@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -286,3 +287,26 @@ def _step(run: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(json.loads((run / "latest.json").read_text())["step"])
     return -1
+
+
+@pytest.mark.parametrize("objective", ["simclr", "moco_v3", "dino", "msn"])
+def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
+    from sightline import backbones, plugins
+    from sightline.monitor import COLLAPSED
+    from sightline.objective import Progress, Views
+
+    plugin = plugins.find("objectives", objective)
+    names = {field.name for field in dataclasses.fields(plugin.Config)}
+    small = {"hidden": 16, "out": 16, "bottleneck": 8, "prototypes": 8, "local_crops": 1, "focal_views": 1}
+    config = plugin.Config(**{key: value for key, value in small.items() if key in names})
+    backbone = backbones.Backbone("vit", size=16, width=16, depth=1, heads=2, patch=4)
+    module = plugin.Objective(backbones.build(backbone).module, config)
+    for norm in (part.norm for name, part in module.named_modules() if name.rpartition(".")[2].endswith("backbone")):
+        torch.nn.init.constant_(norm.weight, 1e-3)  # features: a constant, and next to nothing of the image
+        torch.nn.init.uniform_(norm.bias, 0.5, 1.0)
+    sizes = [policy.size for policy in plugin.views(config, backbone)]
+    pixels = [torch.randn(8, 3, size, size) for size in sizes]
+    _, scalars = module(
+        Views(pixels, torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64), Progress(0, 9, 3))
+    )
+    assert scalars["std"] < COLLAPSED

@@ -14,7 +14,7 @@ Shapes: B images of this process, V crops, D width, K outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Config:
     local_size: int = 0  # pixels; 0: 96/224 of the image, rounded to whole patches
     global_scale: tuple[float, float] = (0.4, 1.0)  # share of the image that a crop covers
     local_scale: tuple[float, float] = (0.05, 0.4)
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 
     def __post_init__(self) -> None:
         for name in ("student_temperature", "teacher_temperature", "warmup_temperature"):
@@ -72,13 +73,14 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """Two global crops, and local ones if `multi_crop`."""
-    return augment.dino(
+    views = augment.dino(
         backbone.size,
         config.local_size or local_size(backbone),
         config.local_crops if config.multi_crop else 0,
         crop=config.global_scale,
         local_crop=config.local_scale,
     )
+    return tuple(replace(view, jitter=config.jitter) for view in views)
 
 
 def local_size(backbone: Backbone) -> int:

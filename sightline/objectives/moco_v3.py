@@ -16,7 +16,7 @@ Shapes: B images of this process, W processes, D width, d width of the projectio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -48,6 +48,7 @@ class Config:
     out: int = 256
     stop_grad_patch: bool = True  # a ViT keeps its random patch projection
     crop: tuple[float, float] = (0.08, 1.0)
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -60,7 +61,8 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """Two views, the second one with less blur and with solarisation."""
-    return augment.moco_v3(backbone.size, crop=config.crop)
+    views = augment.moco_v3(backbone.size, crop=config.crop)
+    return tuple(replace(view, jitter=config.jitter) for view in views)
 
 
 class Objective(nn.Module):
