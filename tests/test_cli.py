@@ -270,7 +270,7 @@ def test_help_does_not_wait_for_torch() -> None:
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["list"], ["report"], ["export"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["pretrain"], ["list"], ["report"], ["export"], ["demo"]])
 def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sightline(*command, "--help", capsys=capsys)
     assert code == 0
