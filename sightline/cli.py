@@ -178,7 +178,7 @@ def pretrain(
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
-    """Compare the reference encoders, one per objective, on the embedded images that they were trained on."""
+    """Compare the reference encoders on the embedded images that they were trained on."""
     from sightline.sources import zoo
 
     compare([f"zoo:{name}" for name in zoo.names()], out=out, limit=limit, batch=batch, device=device)

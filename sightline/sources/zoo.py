@@ -1,4 +1,4 @@
-"""Reference encoders that come with Sightline: small ViTs, one per objective, trained on `shapes`; `zoo:moco_v3`."""
+"""Reference encoders that come with Sightline: small ViTs trained on `shapes`; `zoo:simclr`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sightline.encoder import Encoder, Reference
 from sightline.errors import InputError, nearest
 from sightline.sources.run import load_folder
 
-EXAMPLE = "zoo:moco_v3"
+EXAMPLE = "zoo:simclr"
 FOLDER = Path(__file__).parent.parent / "zoo"
 
 
 def names() -> list[str]:
-    """One for each objective."""
+    """Those whose training has led to features that tell the classes of `shapes`."""
     return sorted(path.parent.name for path in FOLDER.glob("*/encoder.json"))
 
 
