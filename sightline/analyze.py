@@ -12,27 +12,37 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sightline import plugins, progress
-from sightline.encoder import Encoder, load_encoder, name_apart
+from sightline import progress
+from sightline.asking import (
+    check_settings,
+    choose_analyses,
+    describe_request,
+    lacking_splits,
+    left_out_of,
+    make_metrics,
+    members_of,
+    with_conflict,
+)
 from sightline.errors import InputError, first_line
 from sightline.files import write_atomically
-from sightline.images import FEWEST, Batch, Images, batch_count, batches, load_images
-from sightline.plan import Key, Plan, announce, make_plans, module_of, question
+from sightline.images import Batch, Images, batch_count, batches, load_images
+from sightline.plan import Key, Plan, announce, make_plans, question
+from sightline.products import AttentionProduct
 from sightline.run import Run, fingerprint, plan_run, provenance
 from sightline.sites import watch
 from sightline.views import make_view
-from sightline.weights import hash_weights
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from sightline.encoder import Encoder
 
 __all__ = ["analyze", "result_of"]
 
@@ -53,6 +63,8 @@ def analyze(
     images: Images | str = "shapes",
     analyses: Sequence[str] | Mapping[str, Any] | None = None,
     *,
+    also: Sequence[str] | Mapping[str, Any] = (),
+    conflict: Images | str | None = None,
     out: str | Path | None = None,
     sites: Sequence[str] | str | None = None,
     batch: int = 32,
@@ -65,19 +77,22 @@ def analyze(
 ) -> Run:
     """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
 
-    `analyses` are names, or names with their `Config`; all by default. With `out` the run is a folder that can be
-    resumed: what is finished there is not computed again. `sites` replaces the sites that the analyses choose.
-    Started by torchrun, the processes share the images, and the results are those of one process.
+    `analyses` are names, or names with their `Config`; by default those that need one forward pass of each image,
+    with "all" all; `also` adds to them. What was not named is left out where it makes no sense, and `run.request`
+    says why. `conflict` are cue-conflict images for `shape_bias`; the embedded images have their own. With `out`
+    the run is a folder that can be resumed: what is finished there is not computed again. `sites` replaces the
+    sites of those analyses that can take any. Started by torchrun, the processes share the images, and the results
+    are those of one process.
     """
     process = _join_processes(device)
     target = _device(device, process)
     out = _agreed(out, process)
-    members = _members(encoders)
-    images = load_images(images)
-    configs = _configs(analyses)
+    members = members_of(encoders)
+    configs, named = choose_analyses(analyses, also)
+    images = with_conflict(load_images(images), conflict, configs)
     sites = [sites] if isinstance(sites, str) else sites
     settings = {"batch": batch, "seed": seed, "precision": precision}
-    _check_settings(batch, precision, seed)
+    check_settings(batch, precision, seed)
     with contextlib.ExitStack() as stack:
         for encoder in members.values():
             stack.enter_context(encoder.evaluating())
@@ -85,10 +100,16 @@ def analyze(
                 encoder.module.to(target)
                 stack.callback(encoder.module.to, home)
         cache = _agreed(_cache_folder(out, stack), process)
+        lacking = lacking_splits(configs, images, named)
+        configs = {name: config for name, config in configs.items() if name not in lacking}
         plans = make_plans(members, images, configs, sites, settings, cache, target)
+        metrics, declined = make_metrics(configs, plans, target, named)
+        plans = {name: plans[name] for name in metrics}
         keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
-        metrics = {name: module_of(name).Analysis(configs[name], plan).to(target) for name, plan in plans.items()}
-        run = plan_run(None if out is None else Path(out), _request(plans, configs, settings), overwrite)
+        request = describe_request(members, images, plans, configs, settings) | {
+            "left_out": left_out_of(plans, lacking | declined)
+        }
+        run = plan_run(None if out is None else Path(out), request, overwrite)
         todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
         if process.world > 1:
             torch.distributed.barrier()  # all have looked at the folder before one of them writes to it
@@ -99,55 +120,6 @@ def analyze(
                 run.begin()
             _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
     return run
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What was asked
-
-
-def _members(
-    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
-) -> dict[str, Encoder]:
-    if isinstance(encoders, Mapping):
-        loaded = [load_encoder(what, name=name) for name, what in encoders.items()]
-    else:
-        several = [encoders] if isinstance(encoders, (str, Encoder, nn.Module)) else encoders
-        loaded = [load_encoder(what) for what in several]
-    if not loaded:
-        raise InputError("There is nothing to compare; give at least one encoder")
-    # Again: a module may have been trained on since it was loaded, and a stale hash would find stale features.
-    return name_apart(replace(encoder, weights=hash_weights(encoder.module)) for encoder in loaded)
-
-
-def _configs(analyses: Sequence[str] | Mapping[str, Any] | None) -> dict[str, Any]:
-    chosen = plugins.names("analyses") if analyses is None else [analyses] if isinstance(analyses, str) else analyses
-    given = chosen if isinstance(chosen, Mapping) else dict.fromkeys(chosen)
-    if not given:
-        raise InputError("No analysis is chosen; name at least one (`sightline list analyses`)")
-    return {name: config if config is not None else module_of(name).Config() for name, config in given.items()}
-
-
-def _check_settings(batch: int, precision: str, seed: int) -> None:
-    if batch < FEWEST:
-        raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
-    if precision not in ("float32", "bf16"):
-        raise InputError(f"There is no precision {precision!r}; choose float32 or bf16")
-    if seed < 0:
-        raise InputError(f"The seed is {seed}, but a whole number from 0 on is expected")
-
-
-def _request(plans: Mapping[str, Plan], configs: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    plan = next(iter(plans.values()))
-    return {
-        "encoders": [encoder.describe() for encoder in plan.encoders.values()],
-        "images": plan.images.describe(),
-        "settings": dict(settings),
-        "analyses": {
-            name: {"config": asdict(configs[name]), "splits": list(plan.splits), "sites": plan.sites}
-            for name, plan in plans.items()
-        },
-        **provenance(),
-    }
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -219,7 +191,7 @@ def _pass(
     began = time.monotonic()
     loader = batches(
         plan.images,
-        {encoder.preprocess for encoder in plan.encoders.values()},
+        {encoder.preprocess for name in metrics for encoder in plans[name].encoders.values()},
         splits=splits,
         batch=plan.batch,
         seed=plan.seed,
@@ -263,27 +235,54 @@ def _pass(
 def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     plan = plans[next(iter(metrics))]
+    encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
-    views = dict.fromkeys(view for name in metrics for view in module_of(name).VIEWS)
-    bf16 = plan.precision == "bf16"
-    for key, encoder in plan.encoders.items():
+    views = dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split])
+    for metric in metrics.values():
+        if hasattr(metric, "begin"):
+            metric.begin(batch)
+    for key, encoder in encoders.items():
         pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
         for view in views:
-            asking = {name: set(plans[name].sites[key]) for name in metrics if view in module_of(name).VIEWS}
-
-            def see(site: str, activation: Tensor, key: str = key, view: str = view, asking: Any = asking) -> None:
-                whose = Key(key, site, view)
-                with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
-                    for name, sites in asking.items():
-                        if site in sites:
-                            reductions[name][whose] = metrics[name].reduce(whose, activation)
-
+            asking = {
+                name: set(plans[name].sites.get(key, ())) for name in metrics if view in plans[name].views[batch.split]
+            }
+            see = _see(Key(key, "", view), asking, metrics, reductions, device)
             wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
-            inputs = encoder.preprocess.normalize(make_view(view, pixels))
-            with watch(encoder.sites, wanted, see), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if not wanted:
+                continue
+            inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
+            with (
+                watch(encoder.sites, wanted, see),
+                torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
+            ):
                 encoder(inputs)
     for name, metric in metrics.items():
         metric.update(batch, reductions[name])
+
+
+def _see(
+    whose: Key,
+    asking: Mapping[str, set[str]],
+    metrics: Mapping[str, Any],
+    reductions: Mapping[str, dict[Key, Any]],
+    device: torch.device,
+) -> Callable[[str, Any], None]:
+    """Hands an activation to the analyses that ask for it; they keep what they make of it."""
+
+    def see(site: str, activation: Tensor | AttentionProduct) -> None:
+        key = whose._replace(site=site)
+        whole: Tensor | None = None if isinstance(activation, AttentionProduct) else activation
+        with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
+            for name, sites in asking.items():
+                if site not in sites:
+                    continue
+                product = isinstance(activation, AttentionProduct) and getattr(metrics[name], "products", False)
+                if not product and whole is None:
+                    whole = activation.map() if isinstance(activation, AttentionProduct) else activation
+                reductions[name][key] = metrics[name].reduce(key, activation if product else whole)
+
+    return see
 
 
 def _of_all_processes(skipped: list[tuple[str, str]], process: Process) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,7 +57,20 @@ def compare(
         str | None, typer.Option(help=f"Images, `folder:PATH`, `parquet:PATH`, …; without it, {EMBEDDED}.")
     ] = None,
     out: Out = None,
-    only: Annotated[str | None, typer.Option(help="Analyses, separated by commas: `cka,knn`; all by default.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Analyses, separated by commas: `cka,knn`, or `all`; by default those of one forward pass."),
+    ] = None,
+    also: Annotated[
+        str | None, typer.Option(help="Analyses besides the default ones, such as `noise,shape_bias`.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be given many times."),
+    ] = None,
+    conflict: Annotated[
+        str | None, typer.Option(help="Cue-conflict images for shape_bias; the embedded images have their own.")
+    ] = None,
     sites: Annotated[
         list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` stays within a dot.")
     ] = None,
@@ -82,14 +96,14 @@ def compare(
     from sightline.analyze import analyze
     from sightline.images import load_images
 
-    chosen = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
-    for name in chosen or ():
-        plugins.find("analyses", name)
+    chosen, besides = _analyses(only, also, set_ or [])
     loaded = _load_encoders(encoders)
     run = analyze(
         loaded,
         load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
         chosen,
+        also=besides,
+        conflict=None if conflict is None else load_images(conflict, limit=limit or None, seed=seed, strict=strict),
         out=out or _new_folder(),
         sites=sites,
         batch=batch,
@@ -178,10 +192,10 @@ def pretrain(
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
-    """Compare the reference encoders on the embedded images that they were trained on."""
+    """Compare the reference encoders on the embedded images that they were trained on, with all analyses."""
     from sightline.sources import zoo
 
-    compare([f"zoo:{name}" for name in zoo.names()], out=out, limit=limit, batch=batch, device=device)
+    compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
 
 
 @app.command(name="list")
@@ -262,6 +276,32 @@ def _load_encoders(words: list[str]) -> dict[str, Encoder]:
     return name_apart(encoders)
 
 
+def _analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The two choices of `analyze`: the analyses, and others or other settings besides."""
+    from sightline.recipe import make_settings, parse_settings
+
+    if only is not None and also is not None:
+        raise InputError("--only names all analyses, --also adds to the default ones; give one of the two")
+    names, more = ([name.strip() for name in (text or "").split(",") if name.strip()] for text in (only, also))
+    settings = parse_settings(words)
+    for name in [*(names if names != ["all"] else []), *more, *settings]:
+        plugins.find("analyses", name)
+    for name in settings:
+        if only is not None and names != ["all"] and name not in names:
+            raise InputError(f"--set {name}.…: {name} is not among the analyses of --only; add it there")
+    chosen = {}
+    for name in dict.fromkeys([*more, *settings]):
+        config, values = plugins.find("analyses", name).Config, settings.get(name, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
+        known = [field.name for field in fields(config)]
+        for key in values:
+            if key not in known:
+                raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")
+        chosen[name] = make_settings(config, values)
+    return None if only is None else "all" if names == ["all"] else names, chosen
+
+
 def _shapes_for(encoders: dict[str, Encoder]) -> str:
     """The embedded images are drawn at the size of the largest encoder, not enlarged to it."""
     return f"shapes?size={max(max(encoder.preprocess.size) for encoder in encoders.values())}"
@@ -296,6 +336,11 @@ def _finish(run: Run) -> None:
         typer.secho(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
             typer.echo(f"  {label}: {number} ({detail})")
+    for name, why in run.request.get("left_out", {}).items():
+        for reason in [why] if isinstance(why, str) else [f"{encoder}: {text}" for encoder, text in why.items()]:
+            typer.secho(
+                f"Left out of {name}: {reason}" if not isinstance(why, str) else f"Left out: {reason}", dim=True
+            )
     typer.echo(f"Report: {path}")
 
 

@@ -44,9 +44,12 @@ def tables(result: xr.Dataset, name: str) -> dict[str, pd.DataFrame]:
     """Variables that share their axes share a table; the largest one has the name of the analysis.
 
     Rows where all numbers are missing because an encoder has no such site are left out; `reason` tells of the others.
+    Pictures (uint8), which the report shows, are in the NetCDF file only.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for variable, values in result.data_vars.items():
+        if values.dtype == "uint8":
+            continue
         groups.setdefault(tuple(map(str, values.dims)), []).append(str(variable))
     largest = max(groups, key=lambda dims: result[groups[dims][0]].size)
     found = {}

@@ -12,12 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import pandas as pd
 
-__all__ = ["Figure", "curve_over_depth", "depth_of", "heatmap", "linked_charts", "same_colours", "theme"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = [
+    "Figure",
+    "curve_over_depth",
+    "depth_figure",
+    "heatmap",
+    "linked_charts",
+    "same_colours",
+    "theme",
+    "with_depth",
+]
 
 # Helvetica comes first: its metrics are those of Arial and Liberation Sans, and of the text in the PDF files.
 FONT = '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif'
@@ -87,23 +99,31 @@ def theme(dark: bool = False) -> dict[str, Any]:
     }
 
 
-def depth_of(blocks: Mapping[str, Sequence[int]]) -> tuple[dict[str, dict[int, float]], str]:
-    """Where each block of each encoder lies on a depth axis, and the title of that axis.
+def with_depth(points: pd.DataFrame, encoder: str = "encoder") -> tuple[pd.DataFrame, str]:
+    """Points (with columns `encoder`, `site`, `block`) and their `depth`, and the title of that axis.
 
     Encoders of the same depth are drawn over their block numbers; of different depths over the relative depth, first
-    block 0 and last block 1, since block 6 is the middle of one and the end of the other.
+    block 0 and last block 1, since block 6 is the middle of one and the end of the other. The blocks of a decoder
+    follow behind, from 1 to 2.
 
-    >>> depth_of({"a": [0, 1, 2], "b": [0, 1, 2]})[0]["a"]
-    {0: 0, 1: 1, 2: 2}
-    >>> depth_of({"a": [0, 1, 2], "b": [0, 1]})
-    ({'a': {0: 0.0, 1: 0.5, 2: 1.0}, 'b': {0: 0.0, 1: 1.0}}, 'relative depth')
+    >>> table = pd.DataFrame({"encoder": list("aaab"), "site": "block", "block": [0, 1, 2, 0]})
+    >>> with_depth(table)[0].depth.tolist(), with_depth(table)[1], with_depth(table[:3])[1]
+    ([0.0, 0.5, 1.0, 0.0], 'relative depth', 'block')
     """
-    if len({tuple(sorted(numbers)) for numbers in blocks.values()}) <= 1:
-        return {name: {n: n for n in sorted(numbers)} for name, numbers in blocks.items()}, "block"
-    return {
-        name: {n: i / max(len(numbers) - 1, 1) for i, n in enumerate(sorted(numbers))}
-        for name, numbers in blocks.items()
-    }, "relative depth"
+    decoder = points.site.str.startswith("decoder.")
+    blocks: dict[tuple[str, bool], set[int]] = {}
+    for name, behind, block in zip(points[encoder], decoder, points.block, strict=True):
+        blocks.setdefault((name, behind), set()).add(block)
+    if len({frozenset(own) for (_, behind), own in blocks.items() if not behind}) <= 1:
+        return points.assign(depth=points.block), "block"
+
+    def relative(name: str, behind: bool, block: int) -> float:
+        own = sorted(blocks[name, behind])
+        place = own.index(block)
+        return 1 + (place + 1) / len(own) if behind else place / max(len(own) - 1, 1)
+
+    depth = [relative(*row) for row in zip(points[encoder], decoder, points.block, strict=True)]
+    return points.assign(depth=depth), "relative depth"
 
 
 def heatmap(
@@ -203,10 +223,10 @@ def curve_over_depth(
     tip += [alt.Tooltip(f"{name}:N", title=title) for name, title in (details or {"site": "site"}).items()]
     tip += [alt.Tooltip("value:Q", title=value_title, format=style), alt.Tooltip("between:N", title="95 % interval")]
     base = alt.Chart(points).transform_calculate(between=_between(style))
-    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if depth_title == "block" else 0.1)
+    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if depth_title.startswith("block") else 0.1)
     x = x.scale(nice=False, padding=8)
     scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
-    axis = alt.Axis(format="%" if percent else ".1f", tickCount=6)
+    axis = alt.Axis(format="%" if percent else ".1f" if domain else "~g", tickCount=6)
     y, low = (alt.Y(f"{name}:Q", title=value_title, axis=axis, scale=scale) for name in ("value", "low"))
     colour = alt.Color("series:N", title=series_title).scale(domain=list(series), range=palette)
     colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
@@ -232,6 +252,41 @@ def curve_over_depth(
     if facet:
         chart = chart.properties(width=260, height=200).facet(_panels(facet), columns=3)
     return chart.properties(usermeta={"shape": "curve"})
+
+
+def depth_figure(
+    panels: Sequence[tuple[str, xr.Dataset, str]],
+    name: str,
+    title: str,
+    value_title: str,
+    caption: str,
+    reference: tuple[float, str] | None = None,
+) -> Figure | None:
+    """Numbers over the blocks that were passed, embedding first, a panel for each (label, result, variable).
+
+    The interval is in the variables `_low` and `_high`, if there is one.
+    """
+    parts = []
+    for label, result, variable in panels:
+        own = {variable: "value", f"{variable}_low": "low", f"{variable}_high": "high"}
+        part = result[[v for v in own if v in result]].to_dataframe().reset_index().rename(columns=own)
+        parts.append(part[part.layer_type.isin(["embed", "block"])].dropna(subset="value").assign(what=label))
+    points = pd.concat(parts, ignore_index=True)
+    if points.empty:
+        return None
+    points, axis = with_depth(points.assign(block=points.block + 1))
+    table = points.drop(columns=["block", "layer_type"]).rename(columns={"encoder": "series"})
+    chart = curve_over_depth(
+        table,
+        value_title=value_title,
+        depth_title="blocks passed" if axis == "block" else axis,
+        series_title="encoder",
+        series=[str(encoder) for encoder in panels[0][1].encoder.values],
+        facet="what",
+        domain=None,
+        reference=reference,
+    )
+    return Figure(name, title, caption, chart, table)
 
 
 def linked_charts(label: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ __all__ = [
     "batch_count",
     "batches",
     "id_keys",
+    "join",
     "load_images",
     "mix",
     "parallel",
@@ -84,8 +85,14 @@ class Images:
     own_splits: bool = True  # False: the source had none, and `halves` made train and test
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels, {"texture": int64 (n,)}
     fingerprint: str = ""  # whatever else decides the pixels, so that `digest` notices when it changes
+    beside: Mapping[str, str] = field(default_factory=dict)  # splits that `join` added, and their own fingerprint
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
+
+    @property
+    def common_splits(self) -> tuple[str, ...]:
+        """The splits without those that were joined for a purpose of their own."""
+        return tuple(name for name in self.splits if name not in self.beside)
 
     def indices(self, split: str) -> np.ndarray:
         """Sorted positions of a split; `test` falls back to `val` where there is no test split."""
@@ -124,9 +131,9 @@ class Images:
         return np.sort(where[first])
 
     def digest(self, split: str | None = None) -> str:
-        """sha256 over fingerprint, ids and labels of one split or of all."""
-        result = hashlib.sha256(self.fingerprint.encode())
-        for name in sorted(self.splits) if split is None else [split]:
+        """sha256 over fingerprint, ids and labels of one split, or of all but those that were joined."""
+        result = hashlib.sha256(self.beside.get(split or "", self.fingerprint).encode())
+        for name in sorted(self.common_splits) if split is None else [split]:
             where = self.indices(name)
             result.update(f"\n{name if split is None else ''} {len(where)}\n".encode())
             result.update("\n".join(self.ids[where].tolist()).encode("utf-8", "surrogateescape"))
@@ -137,7 +144,7 @@ class Images:
         """What a run records about its images; JSON-able."""
         return {
             "name": self.name,
-            "splits": {name: len(where) for name, where in self.splits.items()},
+            "splits": {name: len(self.splits[name]) for name in self.common_splits},
             "own_splits": self.own_splits,
             "classes": list(self.classes),
             "digest": self.digest(),
@@ -147,6 +154,57 @@ class Images:
         """Positions of a split in the shuffled order of the pass: class folders must not make one-class batches."""
         where = self.indices(split)
         return where[np.argsort(mix(id_keys(self.ids[where]), seed, 1), kind="stable")]
+
+
+def join(images: Images, split: str, others: Images) -> Images:
+    """The same images with one more split: the test images of another set, whose classes must be among theirs.
+
+    Extra labels of the others that index their classes (`texture`) are translated as well; they are −1 elsewhere.
+
+    >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
+    >>> {name: len(positions) for name, positions in both.splits.items()}
+    {'train': 4, 'test': 4, 'conflict': 32}
+    """
+    if missing := [name for name in others.classes if name not in images.classes]:
+        raise InputError(
+            f"The class {missing[0]!r} of {others.name} is not among those of {images.name}"
+            f"{nearest(missing[0], images.classes)}; both need the same class names"
+        )
+    where = others.indices("test")
+    translate = np.array([*(images.classes.index(name) for name in others.classes), -1])  # [-1]: without a label
+    n, m = len(images.ids), len(where)
+    extras = {
+        name: np.concatenate([images.extras.get(name, np.full(n, -1)), translate[values[where]]])
+        for name, values in others.extras.items()
+    }
+    kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
+    return replace(
+        images,
+        source=Joined((images.source, others.source), n, where),
+        ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
+        labels=np.concatenate([images.labels, translate[others.labels[where]]]),
+        splits={**images.splits, split: np.arange(n, n + m)},
+        extras=kept | extras,
+        beside={**images.beside, split: f"{others.name}\n{others.fingerprint}"},
+        in_memory=images.in_memory and others.in_memory,
+        strict=images.strict or others.strict,
+    )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Two sources behind one another; of the second one those images that were chosen."""
+
+    sources: tuple[Source, Source]
+    first: int  # images of the first source
+    where: np.ndarray  # positions in the second one
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Each source reads its own images; the order is that of the indices."""
+        own = [i for i in indices if i < self.first]
+        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
+        parts = [iter(s.read(p)) if p else iter(()) for s, p in zip(self.sources, (own, others), strict=True)]
+        return [next(parts[i >= self.first]) for i in indices]
 
 
 @dataclass(frozen=True)

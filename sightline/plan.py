@@ -42,16 +42,18 @@ class Cost(NamedTuple):
 class Plan:
     """What one analysis is going to see."""
 
-    encoders: Mapping[str, Encoder]
+    encoders: Mapping[str, Encoder]  # those that take part
     sites: Mapping[str, tuple[str, ...]]  # encoder → its sites
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]]  # encoder → site → shape of one image's activation
     images: Images
     splits: tuple[str, ...]
+    views: Mapping[str, tuple[str, ...]]  # split → views
     batch: int
     batches: int
     seed: int
     precision: str
     cache: Path  # a folder for memory-mapped files
+    left_out: Mapping[str, str]  # encoders that take no part, and why
 
 
 def module_of(analysis: str) -> ModuleType:
@@ -73,41 +75,67 @@ def make_plans(
     if sites and (problem := unmatched(sites, everywhere)):
         raise InputError(problem)
     chosen = {
-        name: {key: _sites(encoder, sites or module_of(name).SITES, bool(sites)) for key, encoder in encoders.items()}
-        for name in configs
-    }
+        name: {key: _sites(encoder, name, sites) for key, encoder in encoders.items()} for name in configs
+    }  # fmt: skip
     shapes = {
         key: probe(encoder, {s for of in chosen.values() for s in of[key]}, device) for key, encoder in encoders.items()
     }
     for pattern in sites or ():
         if not any(select(found, [pattern]) for found in shapes.values()):
             raise InputError(f"No forward pass reaches a site that matches {pattern!r}; leave it out")
-    reached = {
-        name: {key: _reached(encoders[key], found, shapes[key]) for key, found in of.items()}
-        for name, of in chosen.items()
-    }
     plans = {}
-    for name in configs:
-        # Where the source has no splits of its own, they were made for k-NN and probes; others may use all images.
-        splits = tuple(module_of(name).SPLITS if images.own_splits else images.splits)
+    for name, config in configs.items():
+        module = module_of(name)
+        splits = _splits(images, module.SPLITS)
         for split in splits:
             if not len(images.indices(split)):
                 raise InputError(f"The {split} split of {images.name} has no images; leave {name} out, or give some")
-        count = sum(batch_count(len(images.indices(split)), settings["batch"]) for split in splits)
-        plans[name] = Plan(encoders, reached[name], shapes, images, splits, batches=count, cache=cache, **settings)
+        reached = {key: tuple(site for site in of if site in shapes[key]) for key, of in chosen[name].items()}
+        if sites and module.ANY_SITE and (idle := [key for key, of in reached.items() if not of]):
+            never = chosen[name][idle[0]][0]
+            raise InputError(f"Encoder {idle[0]!r} never reaches site {never!r} in its forward pass; choose others")
+        plans[name] = Plan(
+            encoders={key: encoder for key, encoder in encoders.items() if reached[key]},
+            sites={key: of for key, of in reached.items() if of},
+            shapes=shapes,
+            images=images,
+            splits=splits,
+            views={split: tuple(module.views(config, split)) for split in splits},
+            batches=sum(batch_count(len(images.indices(split)), settings["batch"]) for split in splits),
+            cache=cache,
+            left_out={key: _why(chosen[name][key], module.SITES) for key, of in reached.items() if not of},
+            **settings,
+        )
     return plans
 
 
-def _sites(encoder: Encoder, patterns: Sequence[str], chosen_by_user: bool) -> tuple[str, ...]:
-    found = tuple(select(encoder.sites, patterns))
-    if not found and encoder.family == "module" and not chosen_by_user:
+def _splits(images: Images, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The splits an analysis asks for.
+
+    Where the source has none of its own, train and test were made for k-NN and probes; others may use all images.
+    """
+    return tuple(wanted if images.own_splits else dict.fromkeys([*images.common_splits, *wanted]))
+
+
+def _sites(encoder: Encoder, analysis: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
+    """The sites of an encoder that an analysis will see; the user's choice goes to those that can take any site."""
+    module = module_of(analysis)
+    own = patterns is None or not module.ANY_SITE
+    found = tuple(select(encoder.sites, module.SITES if own or patterns is None else patterns))
+    if not found and encoder.family == "module" and module.ANY_SITE and own:
         found = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
-    if not found:
+    if not found and not own:
         raise InputError(
-            f"Encoder {encoder.name!r} has none of the sites {', '.join(map(repr, patterns))}; "
+            f"Encoder {encoder.name!r} has none of the sites {', '.join(map(repr, patterns or ()))}; "
             f"choose from {', '.join(list(encoder.sites)[:8])}, … (`sightline list sites REF` shows all)"
         )
     return found
+
+
+def _why(found: Sequence[str], patterns: Sequence[str]) -> str:
+    if found:  # such as heads that serve training only
+        return f"its forward pass never reaches {found[0]}"
+    return f"it has none of the sites {', '.join(patterns)}"
 
 
 def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None = None) -> dict[str, tuple[int, ...]]:
@@ -131,14 +159,6 @@ def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None 
     return shapes
 
 
-def _reached(encoder: Encoder, sites: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Sites without those that the forward pass never reaches, such as heads that serve training only."""
-    reached = tuple(site for site in sites if site in shapes)
-    if not reached:
-        raise InputError(f"Encoder {encoder.name!r} never reaches site {sites[0]!r} in its forward pass; choose others")
-    return reached
-
-
 def question(name: str, config: Any, plan: Plan) -> str:
     """Everything that a result depends on, as one hash."""
     return fingerprint(
@@ -149,7 +169,7 @@ def question(name: str, config: Any, plan: Plan) -> str:
             "encoders": {
                 key: [describe_encoder(encoder), list(plan.sites[key])] for key, encoder in plan.encoders.items()
             },
-            "images": {split: plan.images.digest(split) for split in plan.splits},
+            "images": {split: [plan.images.digest(split), plan.views[split]] for split in plan.splits},
             "settings": [plan.batch, plan.seed, plan.precision],
         }
     )
@@ -170,8 +190,9 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
     if not shown:
         return
     splits = dict.fromkeys(split for p in plans.values() for split in p.splits)
-    layers = {key: len({s for p in plans.values() for s in p.sites[key]}) for key in plan.encoders}
-    weights = sum(v.numel() * v.element_size() for e in plan.encoders.values() for v in e.module.state_dict().values())
+    encoders = {key: encoder for p in plans.values() for key, encoder in p.encoders.items()}
+    layers = {key: len({s for p in plans.values() for s in p.sites.get(key, ())}) for key in encoders}
+    weights = sum(v.numel() * v.element_size() for e in encoders.values() for v in e.module.state_dict().values())
     progress.show_cost(
         {
             "images": ", ".join(f"{len(plan.images.indices(split))} {split}" for split in splits),
@@ -186,6 +207,12 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
 def _activations(plans: Mapping[str, Plan]) -> int:
     """Activations live as long as their layer: about three of the largest one, and the pixels."""
     plan = next(iter(plans.values()))
-    largest = max(torch.Size(shape).numel() for shapes in plan.shapes.values() for shape in shapes.values())
+    # Attention maps are never whole in memory.
+    largest = max(
+        torch.Size(shape).numel()
+        for shapes in plan.shapes.values()
+        for site, shape in shapes.items()
+        if not site.endswith(".attn_map")
+    )
     pixels = sum(3 * h * w for h, w in {encoder.preprocess.size for encoder in plan.encoders.values()})
     return plan.batch * 4 * (3 * largest + 2 * pixels)

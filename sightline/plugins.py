@@ -15,8 +15,8 @@ __all__ = ["find", "names"]
 def names(folder: str) -> list[str]:
     """Names of the plugins of a folder.
 
-    >>> names("analyses")
-    ['cka', 'knn']
+    >>> names("datasets")
+    ['arrays', 'folder', 'huggingface', 'parquet', 'shapes']
     """
     return sorted(entry.name for entry in pkgutil.iter_modules([str(Path(__file__).parent / folder)]))
 

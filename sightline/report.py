@@ -32,13 +32,14 @@ from sightline.errors import InputError
 from sightline.figures import DARK, LIGHT, Figure, linked_charts, same_colours, theme
 from sightline.files import write_atomically
 from sightline.run import ABSENT
+from sightline.viewer import pack_viewer
 
 if TYPE_CHECKING:
     from sightline.run import Run
 
 __all__ = ["write_report"]
 
-SCRIPTS = ("svg_to_pdf.js", "charts.js", "explorer.js", "page.js")
+SCRIPTS = ("svg_to_pdf.js", "charts.js", "explorer.js", "viewer.js", "page.js")
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 
@@ -57,7 +58,7 @@ def write_report(run: Run) -> Path:
     if run.path is None:
         raise InputError("The run is in memory only: give analyze() a folder, out=..., to get a report")
     data: dict[str, Any] = {
-        "themes": {"light": theme(), "dark": theme(dark=True)}, "figures": {}, "explorers": {},
+        "themes": {"light": theme(), "dark": theme(dark=True)}, "figures": {}, "explorers": {}, "viewers": {},
     }  # fmt: skip
     encoders = [_clean(entry["name"]) for entry in run.request.get("encoders", [])]
     analyses = [_analysis(run, name, encoders, data) for name in run.names()]
@@ -193,6 +194,9 @@ def _overview(run: Run, analyses: Sequence[Page]) -> str:
         parts.append(f'<h2><a class="onward" href="#/{_text(page.key)}">{_text(page.title)}</a></h2>')
         parts.append(f'<p class="soft">{_text(page.question)}</p>')
         parts.append(f'<ul class="cards">{cards}</ul>' if cards else "")
+    absent = {name: why for name, why in run.request.get("left_out", {}).items() if isinstance(why, str)}
+    if absent:
+        parts.append(f"<h2>Not measured</h2>{_facts(absent.items(), 'wide')}")
     cards = "".join(_encoder(entry, i) for i, entry in enumerate(encoders))
     parts.append(f'<h2>Encoders</h2><ul class="cards roomy">{cards}</ul>')
     images = dict(run.request.get("images", {}))
@@ -261,10 +265,18 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
     word = functools.partial(getattr, module)
     title = str(word("TITLE", name))
     parts = [f"<h1>{_text(title)}</h1>", f'<p class="lede">{_text(word("QUESTION", ""))}</p>']
+    parts += [
+        f'<p class="note">{_text(encoder)} is not here: {_text(why)}.</p>'
+        for encoder, why in _left_out(run, name).items()
+    ]
     explorer = _explorer(result, title)
     if explorer:
         data["explorers"][name] = explorer
         parts.append(_explorer_html(name, explorer))
+    viewer = pack_viewer(result)
+    if viewer:
+        data["viewers"][name] = viewer
+        parts.append(Template(_asset("viewer.html")).substitute(name=_text(name)))
     headlines: list[tuple[str, str, str]] = []
     try:
         headlines = list(word("headlines", lambda _: [])(result))
@@ -282,8 +294,16 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         parts.append(f"<h2>Formula</h2><pre>{_text(word('FORMULA', '').strip())}</pre>")
     if word("HOW_TO_READ", ""):
         parts.append(f"<h2>How to read it</h2><p>{_text(word('HOW_TO_READ', '').strip())}</p>")
+    if word("SOURCE", ""):
+        parts.append(f"<h2>Source</h2><p>{_text(word('SOURCE', '').strip())}</p>")
     parts.append(f"<h2>Protocol</h2>{_facts(_protocol(run, name, result), 'wide')}")
     return Page(name, title, str(word("QUESTION", "")), "\n".join(parts), headlines)
+
+
+def _left_out(run: Run, name: str) -> Mapping[str, str]:
+    """Encoders that this analysis could not look at, and why."""
+    found = run.request.get("left_out", {}).get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _module(name: str) -> tuple[ModuleType, str]:
@@ -316,7 +336,7 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> list[tuple[str, object
             rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
         except ValueError:
             rows[str(key)] = value
-    sizes = {str(k): int(v) for k, v in result.sizes.items()}
+    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith("viewer_")}
     return [(k, v.item() if isinstance(v, np.generic) else v) for k, v in rows.items()] + [
         ("size of the result", sizes)
     ]

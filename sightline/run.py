@@ -134,6 +134,8 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
     if changed:
         return Run(path, request, replaces=True)
     old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
+    earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}
+    old.request["left_out"] = earlier | request.get("left_out", {})
     return old
 
 
@@ -156,7 +158,7 @@ def _compressed(result: xr.Dataset) -> dict[str, dict[str, Any]]:
     return {
         str(name): {"zlib": True, "complevel": 4}
         for name, values in result.data_vars.items()
-        if values.dtype.kind == "f" and values.size > 1000
+        if values.dtype.kind in "fu" and values.size > 1000
     }
 
 

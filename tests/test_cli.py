@@ -19,6 +19,7 @@ from PIL import Image
 
 import sightline as sl
 from sightline import cli
+from sightline.asking import default_analyses
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 FAST = ["--limit", "32", "--batch", "8", "--workers", "0"]
@@ -53,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_compare_leaves_a_run_and_a_report(run: Path) -> None:
     assert sorted(p.name for p in run.iterdir()) == ["cache", "figures", "report.html", "results", "run.json"]
     found = sl.open_run(run)
-    assert list(found) == ["cka", "knn"]
+    assert list(found) == default_analyses()
     assert [encoder["name"] for encoder in found.request["encoders"]] == ["one", "two"]
     assert found.request["images"]["name"] == "shapes?size=32"
     assert not list(run.rglob("*.tmp"))
@@ -174,12 +175,41 @@ def folder_of(path: Path, classes: int, each: int) -> Path:
 
 def test_one_class_cannot_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = f"folder:{folder_of(tmp_path / 'images', 1, 12)}"
-    fails(["compare", SMALL, "--images", images, "-o", tmp_path / "x", *FAST], "two classes", capsys)
+    words = ["compare", SMALL, "--images", images, "-o", tmp_path / "x", *FAST]
+    fails([*words, "--only", "knn"], "two classes", capsys)
     assert not (tmp_path / "x").exists()
-    code, _, _ = sightline(
-        "compare", SMALL, "--images", images, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys
-    )
+    code, out, _ = sightline(*words, "--only", "cka", capsys=capsys)
     assert code == 0  # CKA needs no labels
+    assert "Left out" not in out
+    code, out, _ = sightline(*words, capsys=capsys)
+    assert code == 0
+    assert "Left out: k-NN needs labels of at least two classes" in out
+
+
+def test_settings_of_analyses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", SMALL, "--only", "knn", "--set", "knn.k=3", "-o", tmp_path / "x", *FAST]
+    assert sightline(*words, capsys=capsys)[0] == 0
+    assert sl.open_run(tmp_path / "x")["knn"].attrs["k"] == 3
+    for setting, sentence in {
+        "knn.kk=3": "There is no setting 'kk' of knn; did you mean 'k'",
+        "knn=3": "write analysis.key=value",
+        "cka.tokens=all": "cka is not among the analyses of --only",
+        "kn.k=3": "There is no analysis 'kn'",
+        "knn.k=many": "a whole number is expected",
+    }.items():
+        fails([*words, "--set", setting], sentence, capsys)
+    fails(["compare", SMALL, "--only", "knn", "--also", "noise", *FAST], "give one of the two", capsys)
+
+
+def test_more_than_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", SMALL, "--also", "orientation", "--set", 'cka.tokens=["cls"]', "-o", tmp_path / "x", *FAST]
+    code, out, _ = sightline(*words, capsys=capsys)
+    assert code == 0
+    found = sl.open_run(tmp_path / "x")
+    assert {"cka", "knn", "attention", "orientation"} <= set(found)
+    assert "noise" not in found
+    assert list(found["cka"].tokens.values) == ["cls"]
+    assert "Left out: " in out  # agreement needs two encoders
 
 
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

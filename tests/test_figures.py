@@ -14,7 +14,7 @@ import vl_convert
 from sample_results import cka_result, constant_site, knn_result, resnet_sites, vit_sites
 
 from sightline import plugins
-from sightline.figures import curve_over_depth, depth_of, heatmap, linked_charts, same_colours, theme
+from sightline.figures import curve_over_depth, heatmap, linked_charts, same_colours, theme, with_depth
 
 VIRIDIS_ENDS = ("rgb(68, 1, 84)", "rgb(253, 231, 37)")
 
@@ -155,12 +155,25 @@ def test_words_and_lines_stand_out_from_the_paper(dark: bool, paper: str) -> Non
     assert len(set(look["range"]["category"])) == len(look["range"]["category"])
 
 
+def blocks_of(**blocks: int) -> pd.DataFrame:
+    rows = [(name, f"block.{n}", n) for name, count in blocks.items() for n in range(count)]
+    return pd.DataFrame(rows, columns=["encoder", "site", "block"])
+
+
 def test_depth_is_the_block_number_or_relative() -> None:
-    assert depth_of({"a": range(3), "b": range(3)}) == ({n: {0: 0, 1: 1, 2: 2} for n in "ab"}, "block")
-    places, title = depth_of({"a": range(5), "b": range(3), "c": [0]})
+    same, title = with_depth(blocks_of(a=3, b=3))
+    assert title == "block"
+    assert same.depth.tolist() == [0, 1, 2, 0, 1, 2]
+    mixed, title = with_depth(blocks_of(a=5, b=3, c=1))
     assert title == "relative depth"
-    assert places["a"][2] == places["b"][1] == 0.5
-    assert places["c"] == {0: 0.0}
+    assert mixed.depth.tolist() == [0, 0.25, 0.5, 0.75, 1, 0, 0.5, 1, 0]
+
+
+def test_a_decoder_lies_behind_its_encoder() -> None:
+    decoder = pd.DataFrame({"encoder": "a", "site": ["decoder.block.0", "decoder.block.1"], "block": [3, 4]})
+    assert with_depth(pd.concat([blocks_of(a=3, b=3), decoder]))[0].depth.tolist()[-2:] == [3, 4]
+    decoder = decoder.assign(block=[5, 6])  # counted on from the deepest encoder
+    assert with_depth(pd.concat([blocks_of(a=3, b=5), decoder]))[0].depth.tolist()[-2:] == [1.5, 2]
 
 
 def expressions(node: Any) -> Iterator[str]:
@@ -215,7 +228,7 @@ def test_figures_of_the_analyses_draw_encoders_of_different_kinds(name: str) -> 
 
 def test_the_cka_figures_say_what_the_result_says() -> None:
     result = constant_site(cka_result(SITES), "resnet", "block.3")
-    pairs, depth, distance = plugins.find("analyses", "cka").figures(result)
+    pairs, depth, distance, *_ = plugins.find("analyses", "cka").figures(result)
     table = pairs.table
     assert set(table.pair) == {
         "vit × vit",

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from sightline.encoder import load_encoder
 from sightline.errors import InputError
+from sightline.products import AttentionProduct
 from sightline.sites import Anatomy, Tap, Tokens, capture, select, token_view, watch
 
 VIT = "timm:vit_tiny_patch16_224@random?img_size=32&patch_size=8&embed_dim=32&depth=2&num_heads=4&num_classes=5"
@@ -38,7 +39,7 @@ def images(size=32):
         (["block.1.attn*"], ["block.1.attn_map", "block.1.attn"]),
         (
             ["block.0.**", "block.0.qkv"],
-            ["norm1", "qkv", "q", "k", "v", "attn_map", "attn", "mid", "norm2", "fc1", "mlp"],
+            ["norm1", "qkv", "q", "k", "v", "attn_map", "heads", "attn", "mid", "norm2", "fc1", "mlp"],
         ),
         (["block[0]"], []),
     ],
@@ -215,10 +216,11 @@ class Layer(nn.Module):
 
 def see_map(layer, q, k, v):
     seen = {}
-    taps = {point: Tap(layer, point) for point in ("q", "k", "v", "attn_map")}
-    with watch(taps, list(taps), lambda site, x: seen.update({site: x.clone()})):
+    taps = {point: Tap(layer, point) for point in ("q", "k", "v", "attn_map", "heads")}
+    with watch(taps, list(taps), lambda site, x: seen.update({site: x.map() if site == "attn_map" else x.clone()})):
         output = layer(q, k, v)
     torch.testing.assert_close(seen["attn_map"] @ seen["v"], output, rtol=1e-5, atol=1e-5)
+    assert torch.equal(seen["heads"], output)
     return seen["attn_map"]
 
 
@@ -251,6 +253,17 @@ def test_maps_follow_scale_mask_and_bias():
     }
     for layer, wanted in expected.values():
         torch.testing.assert_close(see_map(layer, q, k, v), softmax(wanted), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (4, 6, 6), (2, 4, 6, 6), (2, 1, 1, 6)])
+def test_a_product_can_be_cut(shape):
+    """Some of the images, without prefix tokens: softmax over patch keys is the map without them, renormalised."""
+    q, k, _ = qkv()
+    product = AttentionProduct(q, k, torch.randn(shape), 0.4)
+    whole = product.map()
+    torch.testing.assert_close(product[1:].map(), whole[1:])
+    cut = whole[:, :, 2:, 2:]
+    torch.testing.assert_close(product.scores(prefix=2).softmax(-1), cut / cut.sum(-1, keepdim=True))
 
 
 def test_heads_that_share_keys():

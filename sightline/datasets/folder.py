@@ -4,6 +4,10 @@
     PATH/train/cat/1.jpg, PATH/val/cat/2.jpg    classes and splits (train, val, test)
     PATH/1.jpg, PATH/2.jpg                      no classes: labels are −1
 
+`folder:PATH?names=shape-texture` reads a cue-conflict set, whose files are named by the class of the shape and that of
+the texture, each with a number: `cat/cat4-truck3.png`, or `cat4-truck3.png` without the folder. The label is the shape,
+the extra label `texture` the other; all images are test images.
+
 Files may lie deeper within a class; hidden ones are ignored. The id of an image is its path below PATH.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +43,9 @@ class Files:
 
 def load(where: str, options: Mapping[str, str]) -> Images:
     """All images below a folder."""
-    read_options("folder", options, {})
+    names = read_options("folder", options, {"names": "any"})["names"]
+    if names not in ("any", "shape-texture"):
+        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' has a meaning")
     root = Path(where).expanduser()
     if not where or not root.is_dir():
         raise InputError(f"There is no folder {where!r}; give an existing one, such as folder:/data/val")
@@ -51,17 +58,22 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         raise InputError(f"There are no images in the folder {where!r}; files with these endings are taken: {endings}")
     ids = np.array([name for name, _ in found])
     of_split, of_class = _split_and_class([name.split("/")[:-1] for name, _ in found])
-    classes = sorted(set(of_class) - {""})
+    splits, of_texture = by_name(of_split), [""] * len(ids)
+    if names == "shape-texture":
+        splits = {"test": np.arange(len(ids))}
+        of_class, of_texture = _cues(ids.tolist())
+    classes = sorted({*of_class, *of_texture} - {""})
     number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number.get(name, -1) for name in of_class], np.int64)
+    labels, texture = (np.array([number.get(name, -1) for name in of], np.int64) for of in (of_class, of_texture))
     return Images(
         name=f"folder:{where}",
         source=Files(root.absolute(), ids),
         ids=ids,
         labels=labels,
         classes=tuple(classes),
-        splits=by_name(of_split) or halves(ids, labels),
-        own_splits=bool(by_name(of_split)),
+        splits=splits or halves(ids, labels),
+        own_splits=bool(splits),
+        extras={"texture": texture} if names == "shape-texture" else {},
         fingerprint=hashlib.sha256("\n".join(str(size) for _, size in found).encode()).hexdigest(),
     )
 
@@ -97,3 +109,25 @@ def _split_and_class(folders: Sequence[Sequence[str]]) -> tuple[list[str], list[
     if None in splits:
         return [""] * len(folders), [parts[0] if parts else "" for parts in folders]
     return [s or "" for s in splits], [parts[1] if len(parts) > 1 else "" for parts in folders]
+
+
+def _cues(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Shape and texture class of each image from its file name; a folder named as a class must be that of the shape.
+
+    >>> _cues(["cat/cat4-truck3.png", "truck1-cat12.png"])
+    (['cat', 'truck'], ['truck', 'cat'])
+    """
+    found = [re.fullmatch(r"([^\d-][^-]*?)\d*-([^\d-][^-]*?)\d*", Path(name).stem) for name in names]
+    for name, match in zip(names, found, strict=True):
+        if match is None:
+            raise InputError(
+                f"The file {name!r} is not named by shape and texture, each a word and a number, such as "
+                "cat4-truck3.png; rename it, or leave out names=shape-texture"
+            )
+    shapes, textures = ([match[cue] for match in found if match] for cue in (1, 2))
+    for name, shape in zip(names, shapes, strict=True):
+        if (folder := Path(name).parent.name) != shape and folder in {*shapes, *textures}:
+            raise InputError(
+                f"The file {name!r} lies in the folder of {folder!r}, but its name says the shape {shape!r}"
+            )
+    return shapes, textures

@@ -8,7 +8,7 @@ from typing import Any
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import nn
 
-from sightline.sites import Anatomy, Tap, Tokens
+from sightline.sites import ATTENTION_POINTS, Anatomy, Tap, Tokens
 
 # What the layer before the activation function of an MLP is called. A gated MLP has two: the gate is the one that
 # the activation function sees.
@@ -22,10 +22,11 @@ def matches(module: nn.Module) -> bool:
 
 def anatomy(module: VisionTransformer, size: tuple[int, int]) -> Anatomy:
     """Sites and token layout of a timm VisionTransformer."""
-    return timm_anatomy("vit", module, size, _block_taps)
+    return timm_anatomy("vit", module, size, block_taps)
 
 
-def _block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
+def block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
+    """Sites of a block of timm's VisionTransformer."""
     if isinstance(block, (Block, ResPostBlock)):
         return transformer_taps(
             prefix,
@@ -39,19 +40,19 @@ def _block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
         )
     taps = {prefix: Tap(block)}
     if hasattr(block, "fused_attn"):  # attention and MLP side by side, computed by the block itself
-        taps = {f"{prefix}.{point}": Tap(block, point) for point in ("q", "k", "v", "attn_map")} | taps
+        taps = {f"{prefix}.{point}": Tap(block, point) for point in ATTENTION_POINTS} | taps
     return taps
 
 
 def timm_anatomy(
-    family: str, module: Any, size: tuple[int, int], block_taps: Callable[[str, nn.Module], dict[str, Tap]]
+    family: str, module: Any, size: tuple[int, int], taps_of: Callable[[str, nn.Module], dict[str, Tap]]
 ) -> Anatomy:
     """Sites and token layout of those timm models that have `patch_embed`, `blocks`, `norm` and `head`."""
     embed, blocks = module.patch_embed, list(module.blocks)
     fixed = embed.img_size if embed.strict_img_size else None
     taps = {"embed": Tap(blocks[0], "input")}
     for number, block in enumerate(blocks):
-        taps |= block_taps(f"block.{number}", block)
+        taps |= taps_of(f"block.{number}", block)
     if not isinstance(module.norm, nn.Identity):
         taps["norm"] = Tap(module.norm)
     heads = [head for head in (module.head, getattr(module, "head_dist", None)) if isinstance(head, nn.Linear)]
@@ -84,7 +85,7 @@ def transformer_taps(
     Pre-norm: x + attention(norm1(x)), then x + mlp(norm2(x)).
     Post-norm: x + norm1(attention(x)), then x + norm2(mlp(x)).
     """
-    attend = {"qkv": qkv} | {point: Tap(attention, point) for point in ("q", "k", "v", "attn_map")}
+    attend = {"qkv": qkv} | {point: Tap(attention, point) for point in ATTENTION_POINTS}
     attend["attn"] = Tap(attention)
     first = next((getattr(mlp, name) for name in FIRST_LAYERS if hasattr(mlp, name)), None)
     feed = ({} if first is None else {"fc1": Tap(first)}) | {"mlp": Tap(mlp)}

@@ -9,6 +9,7 @@
     if (started.has(page)) return Charts.redraw(false);
     started.add(page);
     for (const element of page.querySelectorAll("[data-explorer]")) new Explorer(element).show();
+    for (const element of page.querySelectorAll("[data-viewer]")) new Viewer(element).show();
     for (const element of page.querySelectorAll("[data-figure]")) Charts.figure(element);
   }
 

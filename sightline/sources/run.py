@@ -1,4 +1,7 @@
-"""Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint."""
+"""Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint.
+
+`run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.checkpoints import latest
-from sightline.encoder import Encoder, Preprocess, Reference, anatomy, load_encoder
+from sightline.encoder import Encoder, Preprocess, Reference, anatomy, build_encoder, load_encoder
 from sightline.errors import InputError
 from sightline.weights import hash_weights, load_weights, read_weights
 
@@ -21,14 +24,28 @@ def names() -> list[str]:
 
 def load(reference: Reference) -> Encoder:
     """Build the architecture that the folder names and load its weights."""
-    if reference.weights is not None or reference.options:
-        raise InputError(f"{reference} names a folder with its own weights and settings; write run:{reference.id}")
     folder = Path(reference.id).expanduser()
-    return load_folder(latest(folder) or folder, folder.name, reference)
+    return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
 
 
-def load_folder(folder: Path, name: str, reference: Reference) -> Encoder:
-    """The encoder that `save_encoder` wrote into a folder."""
+def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
+    """The encoder that `save_encoder` wrote into a folder; with the option decoder=true its decoder, too."""
+    unknown = [key for key in reference.options if key != "decoder"]
+    if reference.weights is not None or unknown or reference.options.get("decoder", "true") not in ("true", "false"):
+        raise InputError(
+            f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, "
+            "and ?decoder=true after it for the decoder of MAE"
+        )
+    encoder = _load(folder, name, reference)
+    if reference.options.get("decoder") != "true":
+        return encoder
+    from sightline.autoencoder import Autoencoder, load_decoder
+
+    both = Autoencoder(encoder.module, load_decoder(encoder.module, folder, recipe))
+    return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=encoder.notes)
+
+
+def _load(folder: Path, name: str, reference: Reference) -> Encoder:
     try:
         about = json.loads((folder / "encoder.json").read_text())
         architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])

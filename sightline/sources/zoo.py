@@ -19,8 +19,7 @@ def names() -> list[str]:
 
 def load(reference: Reference) -> Encoder:
     """Weights are stored as bfloat16 and used as float32."""
-    if reference.weights is not None or reference.options:
-        raise InputError(f"{reference} comes with its own weights and settings; write zoo:{reference.id}")
     if reference.id not in names():
         raise InputError(f"The zoo has no encoder {reference.id!r}{nearest(reference.id, names())}")
-    return load_folder(FOLDER / reference.id, reference.id, reference)
+    folder = FOLDER / reference.id
+    return load_folder(folder, reference.id, reference, folder / "recipe.toml")

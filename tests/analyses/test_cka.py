@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,9 @@ from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import cka as plugin
-from sightline.analyses.cka import Config, _products, centre, cka, gram, products
+from sightline.analyses.cka import Config, cka
 from sightline.errors import InputError
+from sightline.similarity import _products, centre, gram, products
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 
@@ -365,3 +368,73 @@ def test_unknown_token_view() -> None:
     for nothing in ({"tokens": ()}, {"bootstrap": 0}):
         with pytest.raises(InputError, match="at least"):
             plugin.Config(**nothing)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Class CKA
+
+
+def relabelled(images, labels):  # type: ignore[no-untyped-def]
+    return dataclasses.replace(images, labels=np.asarray(labels, np.int64))
+
+
+def class_cka(encoder, images, **options):  # type: ignore[no-untyped-def]
+    settings = {"batch": 16, "workers": 0, "sites": ["block.1"], "show_progress": False, **options}
+    return analyze({"a": encoder}, images, {"cka": Config(bootstrap=50)}, **settings)["cka"]
+
+
+@pytest.mark.parametrize("unlabelled", [0.0, 0.4])
+def test_class_cka_is_cka_with_the_one_hot_labels(unlabelled: float) -> None:
+    """Of the labelled images of each batch, where a batch has at least four of them."""
+    encoder, images = load_encoder(SMALL), load_images("shapes?size=32", limit=72)
+    hidden = np.random.default_rng(0).random(len(images.labels)) < unlabelled
+    images = relabelled(images, np.where(hidden, -1, images.labels % 5))
+    order = images.order("test", 0)
+    images.labels[order[:12]] = -1 if unlabelled else images.labels[order[:12]]  # a batch with fewer than four
+    result = class_cka(encoder, images)
+    x, labels = activations(encoder, images, ["block.1"], order)["block.1"], images.labels[order]
+    sums, labelled = np.zeros(3), 0
+    for rows in np.array_split(np.arange(len(order)), 5):
+        rows = rows[labels[rows] >= 0]
+        if len(rows) >= 4:
+            a = x[rows, 1:].mean(1, dtype=np.float64)
+            a, y = a - a.mean(0), np.eye(5)[labels[rows]]
+            k, l = a @ a.T, y @ y.T  # noqa: E741
+            sums += len(rows) * np.array([textbook_hsic(k, l), textbook_hsic(k, k), textbook_hsic(l, l)])
+            labelled += len(rows)
+    at = {"tokens": "mean", "encoder": "a", "site": "block.1"}
+    assert float(result.class_cka.sel(at)) == pytest.approx(sums[0] / np.sqrt(sums[1] * sums[2]), abs=1e-6)
+    assert result.attrs["labelled_images"] == labelled
+    assert (labelled < 60) == bool(unlabelled)
+    assert str(result.class_reason.sel(at).values) == ""
+    assert (
+        float(result.class_cka_low.sel(at)) <= float(result.class_cka.sel(at)) <= float(result.class_cka_high.sel(at))
+    )
+    assert abs(float(result.class_cka_null.sel(at))) < 0.3
+
+
+def test_features_that_are_the_classes_have_class_cka_one() -> None:
+    labels = np.random.default_rng(0).integers(0, 6, 96)
+    assert cka(np.eye(6)[labels], 7 * np.eye(9)[labels + 2] + 1) == pytest.approx(1, abs=1e-12)
+    assert cka(np.eye(6)[labels], random((96, 6), 1)) == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"), [(-1, "no batch had 4 images with a label"), (3, "the images of each batch are of one class")]
+)
+def test_without_two_classes_there_is_no_class_cka_but_a_reason(label: int, reason: str) -> None:
+    images = load_images("shapes?size=32", limit=32)
+    images = relabelled(images, np.full(len(images.labels), label))
+    result = class_cka(load_encoder(SMALL), images)
+    assert result.class_cka.isnull().all()
+    assert all(str(why).startswith(reason) for why in result.class_reason.values.flat)
+    assert float(result.cka.isel(tokens=0).values.item()) == pytest.approx(1)  # the rest is not touched by it
+    assert "classes" not in [figure.name for figure in plugin.figures(result)]
+
+
+def test_a_layer_without_values_says_so_beside_its_classes() -> None:
+    encoder = load_encoder(Odd(), name="odd", preprocess=load_encoder(SMALL).preprocess)
+    result = class_cka(encoder, load_images("shapes?size=32", limit=32), sites=None).sel(encoder="a", tokens="all")
+    assert str(result.class_reason.sel(site="constant").values) == "the activations are the same for all images"
+    assert "not finite" in str(result.class_reason.sel(site="broken").values)
+    np.testing.assert_array_equal(result.class_cka.isnull(), result.class_reason != "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import LAYOUT, TEST, TRAIN, WIDTH, activations, computed, feed, make_plan
 from sklearn.neighbors import KNeighborsClassifier
-from torch import nn
 
 from sightline import neighbours
+from sightline.accuracy import wilson
 from sightline.analyses import knn
-from sightline.analyses.knn import Analysis, Config, knn_predict, wilson
-from sightline.encoder import Preprocess
+from sightline.analyses.knn import Analysis, Config, knn_predict
 from sightline.errors import InputError
-from sightline.images import Batch, Images
 from sightline.plan import Key, Plan
-from sightline.sites import Tokens
 
 Array = np.ndarray[Any, Any]
 
@@ -250,80 +247,12 @@ def test_bad_input(train: Any, labels: Any, test: Any, options: Any, message: st
         knn_predict(train, labels, test, **options)
 
 
-def test_wilson_against_scipy() -> None:
-    from scipy.stats import binomtest
-
-    for right, n in ((0, 5), (5, 5), (3, 7), (412, 1000)):
-        expected = binomtest(right, n).proportion_ci(0.95, "wilson")
-        np.testing.assert_allclose(wilson(right, n), [expected.low, expected.high], atol=1e-12)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis, fed with made activations
 
-WIDTH, TRAIN, TEST = 6, 40, 24
-LAYOUT = Tokens(prefix=2, cls=0, grid=(2, 2))
-
-
-def make_images(labels: Array) -> Images:
-    ids = np.array([f"image-{i:03d}" for i in range(TRAIN + TEST)])
-    splits = {"train": np.arange(TRAIN), "test": np.arange(TRAIN, TRAIN + TEST)}
-    source: Any = None
-    return Images("made", source, ids, labels, ("a", "b", "c"), splits)
-
-
-def make_plan(cache: Path, labels: Array | None = None) -> Plan:
-    labels = np.arange(TRAIN + TEST) % 3 if labels is None else labels
-    layout = {"vit": LAYOUT, "cnn": None}
-    encoders: Any = {
-        name: SimpleNamespace(
-            name=name, weights=name, module=nn.Identity(), reference=name, family="made", depth=2, heads=None,
-            patch=None, tokens=tokens, preprocess=Preprocess(),
-        )
-        for name, tokens in layout.items()
-    }  # fmt: skip
-    sites = {"vit": ("block.0", "block.1", "norm"), "cnn": ("block.0", "block.1")}
-    shapes: Any = {
-        "vit": dict.fromkeys(sites["vit"], (LAYOUT.count, WIDTH)),
-        "cnn": dict.fromkeys(sites["cnn"], (WIDTH, 3, 3)),
-    }
-    return Plan(encoders, sites, shapes, make_images(labels), ("train", "test"), 8, 8, 0, "float32", cache)
-
-
-def activations(plan: Plan) -> dict[Key, torch.Tensor]:
-    """Activations of all images at all sites; the second block knows the class, the first one knows nothing."""
-    random = torch.Generator().manual_seed(0)
-    found = {}
-    label = torch.from_numpy(plan.images.labels)
-    for encoder, sites in plan.sites.items():
-        for site in sites:
-            values = torch.randn((TRAIN + TEST, *plan.shapes[encoder][site]), generator=random)
-            if site != "block.0":
-                signal = nn.functional.one_hot(label.clamp(min=0), WIDTH).float() * 2
-                values += signal[:, None] if encoder == "vit" else signal[:, :, None, None]
-            found[Key(encoder, site, "plain")] = values
-    return found
-
-
-def feed(metric: Analysis, plan: Plan, data: dict[Key, torch.Tensor], size: int, part: slice = slice(None)) -> None:
-    numbered = [
-        (split, rows)
-        for split in ("test", "train")
-        for rows in torch.randperm(len(plan.images.indices(split))).split(size)
-    ]
-    for number, (split, rows) in list(enumerate(numbered))[part]:
-        where = torch.from_numpy(plan.images.indices(split))[rows]
-        batch = Batch(
-            split, number, rows, tuple(plan.images.ids[where]), torch.from_numpy(plan.images.labels)[where], {}, {}, ()
-        )
-        metric.update(batch, {key: metric.reduce(key, values[where]) for key, values in data.items()})
-
 
 def run(plan: Plan, data: dict[Key, torch.Tensor], size: int = 8, k: int = 20) -> Any:
-    metric = Analysis(Config(k=k), plan)
-    torch.manual_seed(0)
-    feed(metric, plan, data, size)
-    return Analysis.compute(metric)
+    return computed(Analysis(Config(k=k), plan), plan, data, size)
 
 
 def test_streamed_is_whole(tmp_path: Path) -> None:

@@ -244,3 +244,52 @@ def test_a_broken_link_is_reported_by_name(tmp_path):
     (tmp_path / "cat/4.png").symlink_to(tmp_path / "gone.png")
     images = load_images(f"folder:{tmp_path}")
     assert [item.error for item in images.source.read(range(5))] == [None] * 4 + ["no such file or directory"]
+
+
+# ---- cue-conflict sets
+
+
+def test_names_of_shape_and_texture(tmp_path):
+    for name in (
+        "cat/cat4-truck3.png",
+        "cat/cat10-bear1.png",
+        "truck/truck1-cat12.png",
+        "polar bear/polar bear1-cat2.png",
+    ):
+        write(tmp_path / name)
+    images = load_images(f"folder:{tmp_path}?names=shape-texture")
+    assert images.classes == ("bear", "cat", "polar bear", "truck")
+    assert images.ids.tolist()[0] == "cat/cat10-bear1.png"
+    assert images.labels.tolist() == [1, 1, 2, 3]
+    assert images.extras["texture"].tolist() == [0, 3, 1, 1]
+    assert {name: len(where) for name, where in images.splits.items()} == {"test": 4}
+    assert images.own_splits
+    assert not load_images(f"folder:{tmp_path}").extras
+
+
+def test_flat_names_and_folders_that_are_no_classes(tmp_path):
+    for name in ("dog-cat.png", "all/dog1-cat2.png", "all/cat1-dog1.png", "test/dog2-dog3.png"):
+        write(tmp_path / name)
+    images = load_images(f"folder:{tmp_path}?names=shape-texture")
+    assert images.labels.tolist() == [0, 1, 1, 1]
+    assert images.extras["texture"].tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cat4.png", "is not named by shape and texture"),
+        ("cat4-truck3-dog1.png", "is not named by shape and texture"),
+        ("4-truck3.png", "such as cat4-truck3.png"),
+        ("dog/cat1-dog2.png", "lies in the folder of 'dog', but its name says the shape 'cat'"),
+    ],
+)
+def test_other_names_are_one_sentence(tmp_path, name, message):
+    write(tmp_path / name)
+    with pytest.raises(InputError, match=message):
+        load_images(f"folder:{tmp_path}?names=shape-texture")
+
+
+def test_other_ways_to_read_names_are_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="only 'shape-texture' has a meaning"):
+        load_images(f"folder:{tmp_path}?names=texture-shape")

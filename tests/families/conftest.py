@@ -128,7 +128,8 @@ class Checks:
             assert attention.min() >= 0
             close(attention.sum(-1), torch.ones_like(attention[..., 0]))
             layer = encoder.sites[f"{site}.attn_map"].module
-            mixed = (attention @ v).transpose(1, 2).flatten(2)  # (B, N, D)
+            close(attention @ v, acts[f"{site}.heads"])
+            mixed = acts[f"{site}.heads"].transpose(1, 2).flatten(2)  # (B, N, D)
             if getattr(layer, "norm", None) is not None:
                 mixed = layer.norm(mixed)
             if getattr(layer, "gate", None) is not None:

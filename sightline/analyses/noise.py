@@ -1,0 +1,193 @@
+"""Noise: which frequencies does an encoder need to tell the class? Accuracy with noise of one frequency band added.
+
+    drop(f) = accuracy(x) − accuracy(x + noise of frequencies f − 0.05π … f + 0.05π)
+
+The classifier is fitted to images without noise. How the noise is made: `sightline/noising.py`.
+
+Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2, after Park & Kim
+2022, "How Do Vision Transformers Work?".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from sightline import classifiers, noising
+from sightline.accuracy import ENDS, NOTHING, accuracy_of
+from sightline.classifiers import Choice, Decided, cost_of
+from sightline.errors import InputError
+from sightline.plan import Cost, Plan
+from sightline.pooling import shared
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.figures import Figure
+
+__all__ = ["Analysis", "Config", "accuracy_drop", "figures"]
+
+TITLE = "Noise by frequency"
+QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"
+FORMULA = """\
+drop(f) = accuracy on the test images − accuracy on the same images with noise of frequency f added
+noise: white Gaussian, cut to the ring |ω| ∈ [f − 0.05π, f + 0.05π] of its Fourier transform, scaled to one strength"""
+HOW_TO_READ = """\
+The strength of the noise is the same in every band; only its grain differs, from waves as large as objects (left) to
+single pixels (right, π). A high curve at the left says that decisions rest on coarse structure such as shape, a high
+curve at the right that they rest on fine detail such as texture. Contrastive encoders are typically robust to
+high-frequency noise, those trained by masked image modelling are not. A drop below 0 is within the interval, or the
+noise helps. Compare encoders of similar accuracy: who starts near chance has nothing to lose."""
+SOURCE = (
+    'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2; '
+    'the noise after Park, Kim 2022, "How Do Vision Transformers Work?"'
+)
+SITES = classifiers.SITES
+SPLITS = ("train", "test")
+ANY_SITE = False
+BY_DEFAULT = False
+INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
+
+
+@dataclass(frozen=True)
+class Config(Choice):
+    """`frequencies`: centres of the bands in π; `strength`: root mean square of the noise, for pixels in [0, 1]."""
+
+    frequencies: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    strength: float = noising.STRENGTH
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.frequencies or not all(0 < f <= math.sqrt(2) for f in self.frequencies):
+            raise InputError(f"Frequencies lie above 0 and up to √2 (in units of π), not {self.frequencies}")
+        if not 0 < self.strength <= 1:
+            raise InputError(f"The strength of the noise lies above 0 and up to 1, not {self.strength}")
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are, for testing also with noise of each band."""
+    noisy = (noising.name_of(f, config.strength) for f in config.frequencies)
+    return ("plain", *noisy) if split == "test" else ("plain",)
+
+
+def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLike) -> tuple[float, float, float]:
+    """Accuracy of the decisions `plain` minus that of `noisy`, and its 95 % interval: paired, normal over images.
+
+    >>> [round(number, 2) for number in accuracy_drop([1, 2, 3, 3], [1, 2, 3, 0], [1, 2, 3, 3])]
+    [0.25, -0.24, 0.74]
+    """
+    right = np.equal(plain, truth).astype(float) - np.equal(noisy, truth)
+    mean, n = float(right.mean()), len(right)
+    half = 1.959963984540054 * float(right.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return mean, mean - half, mean + half
+
+
+class Analysis(Decided):
+    """Features with and without noise go to disk; classifiers decide when the pass is over."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__(config, plan, SPLITS, "The accuracy under noise", "noise")
+        self.config = config
+        for encoder, f in itertools.product(plan.encoders.values(), config.frequencies):
+            if not len(noising.band(encoder.preprocess.size, f)):
+                height, width = encoder.preprocess.size
+                raise InputError(
+                    f"Encoder {encoder.name!r} sees {height} × {width} pixels, which have no frequency near {f:g}π; "
+                    "choose other frequencies"
+                )
+
+    def compute(self) -> xr.Dataset:
+        """Accuracy without noise, with noise of each band, and the drop, each with its interval."""
+        found, truth = self.fitted(), self.labels("test")
+        bands = {f: noising.name_of(f, self.config.strength) for f in self.config.frequencies}
+        jobs = list(itertools.product(found, ["plain", *bands.values()]))
+        answers = shared(jobs, lambda job: self.decisions(found[job[0]], job[0], "test", job[1]))
+        decided = dict(zip(jobs, answers, strict=True))
+        plain = np.array([NOTHING] * len(found))
+        noisy, drop = (np.full((len(found), len(bands), 3), np.nan) for _ in range(2))
+        reason = np.full((len(found), len(bands)), "", dtype=object)
+        for e, encoder in enumerate(found):
+            without, why = decided[encoder, "plain"]
+            if without is not None:
+                plain[e] = accuracy_of(without, truth)
+            for b, name in enumerate(bands.values()):
+                with_noise, flawed = decided[encoder, name]
+                reason[e, b] = why or flawed
+                if without is not None and with_noise is not None:
+                    noisy[e, b] = accuracy_of(with_noise, truth)
+                    drop[e, b] = accuracy_drop(without, with_noise, truth)
+        over = ("encoder", "frequency")
+        data: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {
+            "test_accuracy": (("encoder",), plain), "accuracy": (over, noisy), "drop": (over, drop)
+        }  # fmt: skip
+        return xr.Dataset(
+            {
+                **{
+                    f"{name}{end}": (dims, values[..., at])
+                    for name, (dims, values) in data.items()
+                    for at, end in enumerate(ENDS)
+                },
+                **self.describe(found),
+                "reason": (over, reason.astype(str)),
+            },
+            coords={"encoder": list(found), "frequency": list(bands)},
+            attrs={
+                "strength": self.config.strength,
+                "width": 2 * noising.HALF,
+                "n_train": len(self.labels("train")),
+                "n_test": len(truth),
+                "chance": 1 / len(np.unique(self.labels("train"))),
+                "interval": "95 %: accuracies Wilson, drops paired and normal over images",
+            },
+        )
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """The noise of a batch beside what the classifiers take."""
+    probes = cost_of(config, plan, SPLITS)
+    pixels = max(3 * math.prod(encoder.preprocess.size) for encoder in plan.encoders.values())
+    return Cost(probes.memory + 24 * plan.batch * pixels, probes.disk)
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """The drop over frequency, a colour for each encoder."""
+    from sightline.figures import Figure, curve_over_depth
+
+    table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
+    names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
+    chart = curve_over_depth(
+        table.rename(columns=names),
+        value_title="drop of accuracy",
+        depth_title="frequency of the noise (π)",
+        series_title="encoder",
+        series=[str(name) for name in result.encoder.values],
+        reference=(0.0, "no drop"),
+        domain=None,
+        percent=True,
+        details={"accuracy": "accuracy with noise"},
+    )
+    plain = ", ".join(f"{e}: {float(a):.1%}" for e, a in zip(result.encoder.values, result.test_accuracy, strict=True))
+    about = result.attrs
+    caption = (
+        f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands {about['width']:g}π wide; "
+        f"{about['n_test']} test images. Accuracy without noise: {plain}. Bands are 95 % intervals."
+    )
+    return [Figure("drop", "Drop of accuracy over the frequency of noise", caption, chart, table)]
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """The frequency that costs each encoder most: (label, number, detail)."""
+    lines = []
+    for encoder in result.encoder.values:
+        drop = result["drop"].sel(encoder=encoder).dropna("frequency")
+        if drop.size:
+            worst = drop[int(np.argmax(drop.values))]
+            plain = float(result.test_accuracy.sel(encoder=encoder))
+            detail = f"most at {float(worst.frequency):g}π; {plain:.1%} without noise"
+            lines.append((str(encoder), f"−{max(0.0, float(worst)):.1%}", detail))
+    return lines

@@ -1,0 +1,155 @@
+"""Orientation: can an image be told from its mirror image by the features of a block?
+
+A ridge probe learns from training images and their mirror images which of the two a feature comes from:
+
+    accuracy = share of test images and mirror images that the probe tells right;    0.5 = the features are invariant
+
+Its penalty is chosen by the error on images that are left out together with their mirror images (see ridge.py): a fit
+that has seen the one knows too much about the other.
+
+Source: Shekhar et al. 2023, "Objectives Matter", section 2.2, where pictures generated from features show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from sightline.accuracy import ENDS, NOTHING, figure_over_depth, wilson
+from sightline.errors import InputError, nearest
+from sightline.plan import Cost, Plan
+from sightline.pooling import Pooled, disk, every_site, flaw, shared, widths
+from sightline.ridge import BLOCK_NUMBERS, fit_ridge
+
+if TYPE_CHECKING:
+    from sightline.figures import Figure
+    from sightline.pooling import Matrix
+    from sightline.ridge import Sliceable
+
+__all__ = ["Analysis", "Config", "figures", "orientation_accuracy"]
+
+TITLE = "Orientation"
+QUESTION = "Do the features of a block still know left from right?"
+FORMULA = (
+    "accuracy of a ridge probe on frozen features that tells test images from their mirror images; 0.5 = invariant"
+)
+HOW_TO_READ = """\
+Every image is shown twice, as it is and mirrored, and a linear probe is asked which of the two it sees. At 50 % the
+features say nothing about it: the encoder is invariant to the flip, as far as a linear probe can tell. Above,
+orientation is in the features. Encoders that were trained to give the same answer for both (contrast with flips as
+augmentation, supervision) lose it towards the last blocks; encoders trained by reconstruction keep it, and lose it when
+they are fine-tuned. The images must have an orientation in the first place: cars that all drive to the left are easy to
+tell from their mirror images; for objects that face either way as often, there is little to be told."""
+SOURCE = (
+    'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter: Understanding the Impact of Self-Supervised Objectives '
+    'on Vision Transformer Representations", section 2.2 (invariances, seen in generated pictures)'
+)
+SITES = ("block.*", "norm", "decoder.block.*")
+SPLITS = ("train", "test")
+ANY_SITE = True
+BY_DEFAULT = False
+INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
+
+VIEWS = ("plain", "mirror")
+FEATURES = ("cls", "gap")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`features`: cls (the CLS token) and gap (the mean of all tokens), where they exist."""
+
+    features: tuple[str, ...] = FEATURES
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise InputError(f"The orientation probe needs a feature; choose from {', '.join(FEATURES)}")
+        for name in self.features:
+            if name not in FEATURES:
+                raise InputError(f"The orientation probe has no feature {name!r}{nearest(name, FEATURES)}")
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images and their mirror images."""
+    return VIEWS
+
+
+def orientation_accuracy(train: tuple[Sliceable, Sliceable], test: tuple[Sliceable, Sliceable]) -> float:
+    """Share of test features that a probe fitted to `train` tells right.
+
+    Both are features (n, D) of images, and of the same images mirrored.
+
+    >>> random = np.random.default_rng(0)
+    >>> x, left = random.normal(size=(200, 4)), np.array([0, 0, 0, 2.0])
+    >>> orientation_accuracy((x[:100] - left, x[:100] + left), (x[100:] - left, x[100:] + left)) > 0.9
+    True
+    >>> orientation_accuracy((x[:100], x[:100]), (x[100:], x[100:]))
+    0.5
+    """
+    probe = fit_ridge(train, tuple(np.full(part.shape[0], number) for number, part in enumerate(train)), 2)
+    return float(np.mean([probe.decisions(part) == number for number, part in enumerate(test)]))
+
+
+class Analysis(Pooled):
+    """Features of images and mirror images go to disk; a probe for each block is fitted when the pass is over."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__(plan, SPLITS, every_site(plan, config.features))
+
+    def compute(self) -> xr.Dataset:
+        """Accuracy of every encoder, site and feature, with its interval and the reason where there is none."""
+        self.finish()
+        chosen = list(dict.fromkeys(which[:3] for which in self.files))
+        scores = shared(chosen, lambda names: self._score(*names))
+        result = self.dataset([f"accuracy{end}" for end in ENDS], dict(zip(chosen, scores, strict=True)))
+        return result.assign_attrs(
+            n_train=len(self.rows["train"]),
+            n_test=len(self.rows["test"]),
+            chance=0.5,
+            interval="95 % Wilson, as if an image and its mirror image were one decision",
+            probe="ridge, standardised features, penalty by the error on pairs of training images that are left out",
+        )
+
+    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, float, float], str]:
+        def both(split: str) -> tuple[Matrix, Matrix]:
+            plain, mirror = (self.features(encoder, site, feature, view, split, labelled=False) for view in VIEWS)
+            return plain, mirror
+
+        train, test = both("train"), both("test")
+        flaws = [flaw(part, "train") for part in train] + [flaw(part, "test", constant=False) for part in test]
+        if why := next(filter(None, flaws), ""):
+            return NOTHING, why
+        accuracy = orientation_accuracy(train, test)
+        return (accuracy, *wilson(accuracy * len(test[0]), len(test[0]))), ""
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Sums and eigenvectors of the largest probe, and blocks of features, in memory; features on disk."""
+    chosen = every_site(plan, config.features)
+    width = max(widths(plan, *key)[name] for key, names in chosen.items() for name in names)
+    return Cost(memory=8 * (4 * width**2 + 16 * BLOCK_NUMBERS), disk=disk(plan, SPLITS, chosen))
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Accuracy over depth: a panel for each feature, a colour for each encoder, 0.5 as a line."""
+    about = result.attrs
+    caption = (
+        f"Accuracy of telling {about['n_test']} test images from their mirror images by a ridge probe, fitted to "
+        f"{about['n_train']} training images and theirs; 50 % = nothing is known. Bands are 95 % intervals."
+    )
+    return figure_over_depth(result, "Accuracy of the orientation probe", caption, "invariant", lowest=0.4)
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """What the last site of each encoder still knows: (label, number, detail)."""
+    lines = []
+    for encoder in result.encoder.values:
+        known = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
+        if len(known):
+            last, best = known[known.site == known.site.iloc[-1]].iloc[0], known.iloc[int(known.accuracy.argmax())]
+            detail = f"at {last.site}, feature {last.feature}, 95 % {last.accuracy_low:.1%} – {last.accuracy_high:.1%}"
+            detail += f"; most at {best.site}, feature {best.feature}: {best.accuracy:.1%}"
+            lines.append((str(encoder), f"{last.accuracy:.1%}", detail))
+    return lines

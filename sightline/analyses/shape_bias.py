@@ -1,0 +1,196 @@
+"""Shape bias: where shape and texture of an image contradict each other, which of them decides?
+
+    shape bias = decisions for the shape / (decisions for the shape + decisions for the texture)
+
+on cue-conflict images, such as the outline of a cat with the skin of an elephant. Decisions for a third class count
+for neither.
+
+Source: Geirhos et al. 2019; Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8a and F.2.
+
+Shapes: n images, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from sightline import classifiers
+from sightline.accuracy import ENDS, NOTHING, wilson
+from sightline.classifiers import Choice, Decided, cost_of
+from sightline.errors import InputError
+from sightline.plan import Cost, Plan
+from sightline.pooling import shared
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.figures import Figure
+
+__all__ = ["Analysis", "Config", "figures", "shape_bias"]
+
+TITLE = "Shape bias"
+QUESTION = "Where shape and texture contradict each other, which of them does the encoder go by?"
+FORMULA = (
+    "shape bias = decisions for the shape class / (decisions for the shape class + decisions for the texture class)"
+)
+HOW_TO_READ = """\
+Every image has the shape of one class and the texture of another. 1 means that all decisions for one of the two go by
+shape, 0 that they go by texture. Dots are the classes (of the shape), the line is their mean. Look at the share of
+decisions that are for either, too: where it is small, the encoder sees neither, and the bias rests on few images.
+Encoders trained by contrast lean to shape, those by masked image modelling to texture. An encoder without a head
+decides by a probe that is fitted to ordinary images; the caption says who decides."""
+SOURCE = (
+    'Geirhos et al. 2019, "ImageNet-trained CNNs are biased towards texture"; '
+    'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8a and F.2'
+)
+SITES = classifiers.SITES
+SPLITS = ("train", "conflict")
+ANY_SITE = False
+BY_DEFAULT = False
+INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
+
+
+@dataclass(frozen=True)
+class Config(Choice):
+    """Who decides, see `classifiers.Choice`."""
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are; those of other splits are not looked at."""
+    return ("plain",) if split in SPLITS else ()
+
+
+def shape_bias(decisions: npt.ArrayLike, shape: npt.ArrayLike, texture: npt.ArrayLike) -> float:
+    """Share of decisions for the shape among those for shape or texture; images where both are the same are left out.
+
+    >>> shape_bias(decisions=[1, 1, 5, 7], shape=[1, 1, 1, 2], texture=[5, 6, 5, 6])
+    0.6666666666666666
+    """
+    for_shape, for_texture, _ = _counts(*map(np.asarray, (decisions, shape, texture)))
+    return for_shape / (for_shape + for_texture) if for_shape + for_texture else math.nan
+
+
+def _counts(
+    decisions: npt.NDArray[np.int64], shape: npt.NDArray[np.int64], texture: npt.NDArray[np.int64]
+) -> tuple[int, int, int]:
+    """Decisions for the shape, for the texture, and images, where the two differ."""
+    conflict = shape != texture
+    return (
+        int((conflict & (decisions == shape)).sum()),
+        int((conflict & (decisions == texture)).sum()),
+        int(conflict.sum()),
+    )
+
+
+class Analysis(Decided):
+    """Classifiers are fitted to the training images and decide on cue-conflict images when the pass is over."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        if "texture" not in plan.images.extras:
+            raise InputError(
+                f"Shape bias needs images with a shape and a texture class, and {plan.images.name} has none; give some "
+                "such as shapes:conflict or folder:PATH?names=shape-texture"
+            )
+        super().__init__(config, plan, SPLITS, "Shape bias", "shape_bias")
+        if not (self._texture(np.arange(len(plan.images.indices("conflict")))) >= 0).any():
+            raise InputError("None of the cue-conflict images has a texture class; give some that have")
+
+    def _texture(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        images = self.plan.images
+        texture: npt.NDArray[np.int64] = images.extras["texture"][images.indices("conflict")[rows]]
+        return texture
+
+    def compute(self) -> xr.Dataset:
+        """Shares of shape decisions, per class and overall, with intervals; who decided for each encoder."""
+        found = self.fitted()
+        shape, texture = self.labels("conflict"), self._texture(self.labelled("conflict"))
+        usable = (texture >= 0) & (texture != shape)
+        numbers = np.unique(shape[usable])
+        answers = shared(list(found), lambda encoder: self.decisions(found[encoder], encoder, "conflict"))
+        bias, either = (np.full((len(found), 1 + len(numbers), 3), np.nan) for _ in range(2))
+        reason = np.full((len(found), 1 + len(numbers)), "", dtype=object)
+        for e, (decided, why) in enumerate(answers):
+            for c, chosen in enumerate([usable, *(usable & (shape == number) for number in numbers)]):
+                if decided is None:
+                    reason[e, c] = why
+                    continue
+                for_shape, for_texture, images = _counts(decided[chosen], shape[chosen], texture[chosen])
+                both = for_shape + for_texture
+                either[e, c] = (both / images, *wilson(both, images)) if images else NOTHING
+                bias[e, c] = (for_shape / both, *wilson(for_shape, both)) if both else NOTHING
+                reason[e, c] = "" if both else "no decision was for the shape or for the texture"
+        return xr.Dataset(
+            {
+                **{f"overall{end}": ("encoder", bias[:, 0, at]) for at, end in enumerate(ENDS)},
+                **{f"overall_either{end}": ("encoder", either[:, 0, at]) for at, end in enumerate(ENDS)},
+                "overall_reason": ("encoder", reason[:, 0].astype(str)),
+                **{f"shape_bias{end}": (("encoder", "class"), bias[:, 1:, at]) for at, end in enumerate(ENDS)},
+                **{f"either{end}": (("encoder", "class"), either[:, 1:, at]) for at, end in enumerate(ENDS)},
+                "reason": (("encoder", "class"), reason[:, 1:].astype(str)),
+                **self.describe(found),
+            },
+            coords={"encoder": list(found), "class": [self.plan.images.classes[number] for number in numbers]},
+            attrs={
+                "n_train": len(self.labels("train")),
+                "n_conflict": int(usable.sum()),
+                "interval": "95 % Wilson",
+            },
+        )
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """What the classifiers take."""
+    return cost_of(config, plan, SPLITS)
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """A dot for each class, a line for their mean; texture at the left, shape at the right."""
+    import altair as alt
+
+    from sightline.figures import Figure
+
+    table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
+    encoders = [str(name) for name in result.encoder.values]
+    x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)
+    y = alt.Y("class:N", title=None, axis=alt.Axis(grid=True, ticks=False))
+    colour = alt.Color("encoder:N").scale(domain=encoders, range="category").legend(orient="bottom", columns=2)
+    shares = {"shape_bias": "shape bias", "either": "decisions for shape or texture"}
+    tip = [alt.Tooltip("encoder:N"), alt.Tooltip("class:N")]
+    tip += [alt.Tooltip(f"{name}:Q", title=title, format=".1%") for name, title in shares.items()]
+    base = alt.Chart(table).transform_filter("isValid(datum.shape_bias)")
+    chart = alt.layer(
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("mean(shape_bias):Q"), color=colour),
+        base.mark_point(size=60, filled=True, opacity=1).encode(
+            x=x, y=y, color=colour, shape=alt.Shape("encoder:N").scale(domain=encoders), tooltip=tip
+        ),
+    ).properties(width=420, height=alt.Step(20))
+    overall = "; ".join(
+        f"{e}: {float(b):.1%} of the decisions for either ({float(s):.1%} of all), by its {kind}"
+        for e, b, s, kind in zip(
+            encoders, result.overall, result.overall_either, result.classifier.values, strict=True
+        )
+    )  # fmt: skip
+    caption = (
+        "Dots: share of decisions for the shape among those for shape or texture, by class of the shape; lines: their "
+        f"mean. {result.attrs['n_conflict']} cue-conflict images. Overall {overall}."
+    )
+    return [Figure("classes", "Shape or texture", caption, chart, table)]
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """Overall shape bias of each encoder: (label, number, detail)."""
+    return [
+        (
+            str(encoder),
+            f"{float(row.overall):.1%} shape",
+            f"95 % {float(row.overall_low):.1%} – {float(row.overall_high):.1%}; "
+            f"{float(row.overall_either):.1%} of decisions are for shape or texture; by its {row.classifier.item()}",
+        )
+        for encoder in result.encoder.values
+        if not np.isnan((row := result.sel(encoder=encoder)).overall)
+    ]

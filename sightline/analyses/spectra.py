@@ -1,0 +1,405 @@
+"""Singular value spectra: how many directions do the tokens of an image, and the images, spread into?
+
+    Δ log σ_r = log σ_r − log σ_1,    σ_1 ≥ σ_2 ≥ … the singular values of a centred matrix X
+
+Tokens: X holds the N patch tokens of one image; averaged over a sample of images. Images: X holds the mean patch token
+of each image. A singular value is the length of the cloud of rows along one direction, so the spectrum tells its
+volume. The effective rank (RankMe) is exp of the entropy of σ / Σσ.
+
+Singular values are roots of the eigenvalues of the smaller of XXᵀ and XᵀX: several times as fast as decomposing X.
+
+Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 7 and E.3, after Jing et al.
+2022; Garrido et al. 2023 (RankMe).
+
+Shapes: B images of a batch, N tokens, D width, R ranks, S layers, M images of the image spectrum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import torch
+import torchmetrics
+import xarray as xr
+from torch import Tensor
+
+from sightline.errors import InputError
+from sightline.figures import Figure, depth_figure
+from sightline.layers import NOT_FINITE, Layers, add_images, mean_of_images, sample_rows
+from sightline.plan import Cost, Key, Plan
+from sightline.run import ABSENT
+from sightline.sites import token_view
+
+if TYPE_CHECKING:
+    from sightline.images import Batch
+
+__all__ = ["Analysis", "Config", "effective_rank", "figures", "log_singular_values"]
+
+TITLE = "Singular value spectra"
+QUESTION = "Into how many directions do the tokens of an image spread, and the images?"
+FORMULA = """\
+Δ log σ_r = log σ_r − log σ_1, σ_1 ≥ σ_2 ≥ … the singular values of a centred matrix X
+tokens: X (patch tokens × features) of one image, averaged over images; images: X (mean patch tokens × features)
+effective rank = exp( −Σ_r p_r log p_r ), p_r = σ_r / Σσ"""
+HOW_TO_READ = """\
+A singular value is the length of a cloud of points along one direction; the spectrum lists them from the longest on. A
+flat spectrum (Δ log near 0) says that the cloud fills many directions, a steep one that it lies in a few. For the
+tokens of an image: where the curve falls with depth, the tokens become alike, and the layer hardly tells the places of
+an image apart; where it rises, they become distinct. For images: where the curve rises, images move apart from each
+other. Contrastive encoders tend to spread images and to clump tokens, masked ones the other way round. The second
+largest singular value, not relative to the first, tells the absolute size of the cloud: a layer that clumps tokens
+lowers it. The effective rank is the whole spectrum as one number, the count of directions that matter."""
+SOURCE = (
+    'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 7 and E.3; '
+    'Jing et al. 2022, "Understanding Dimensional Collapse in Contrastive Self-supervised Learning"; '
+    'Garrido et al. 2023, "RankMe" (effective rank)'
+)
+SITES = ("embed", "block.*", "decoder.block.*")
+SPLITS = ("test",)
+ANY_SITE = True
+BY_DEFAULT = True
+INVARIANT_TO = frozenset({"rotation", "translation", "batching", "order"})
+
+RANKS = (64, 128)  # the ranks that are drawn over depth, about a third and two thirds of the 196 patches of a ViT/16
+LEVELS = ("a third", "two thirds")
+CLOUDS = {"token": "tokens of an image", "image": "images"}
+NUMBERS = 3  # what comes before the ranks in the sums: log σ_1, log σ_2, effective rank
+
+Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
+Numbers: TypeAlias = np.ndarray[Any, Any]
+Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
+
+
+@dataclass(frozen=True)
+class Config:
+    """`images`: how many images have their tokens looked at; `means`: how many make the image spectrum."""
+
+    images: int = 32
+    means: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.means < 2:
+            raise InputError(
+                f"Spectra need the tokens of at least one image and the means of two, not {self.images} and "
+                f"{self.means}"
+            )
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are."""
+    return ("plain",)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The pure functions
+
+
+def log_singular_values(tokens: Array) -> Array:
+    """Natural logarithm of the singular values of centred tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
+
+    Each image's tokens have their mean taken off; values descend, and are absolute: subtract the first one for Δ log.
+    A value that cannot be told from rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
+    about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
+    throughout, those that are not finite NaN.
+
+    >>> log_singular_values(np.array([[3.0, 1.0, 0.0], [-3.0, 1.0, 0.0]])).round(4)
+    array([1.4452,   -inf])
+    >>> float(np.log(np.sqrt(3**2 + 3**2)).round(4))
+    1.4452
+    """
+    if not isinstance(tokens, Tensor):
+        return _logs(_checked(torch.as_tensor(np.asarray(tokens)))).numpy()
+    return _logs(_checked(tokens))
+
+
+def effective_rank(singular_values: Array) -> Array:
+    """RankMe, exp of the entropy of σ / Σσ over the last axis: from 1, one direction, to R, all alike; NaN for zeros.
+
+    >>> effective_rank(np.array([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).round(6)
+    array([2., 1.])
+    """
+    if not isinstance(singular_values, Tensor):
+        return effective_rank(torch.as_tensor(np.asarray(singular_values))).numpy()
+    values = singular_values.double()
+    share = values / values.sum(-1, keepdim=True)
+    rank: Tensor = torch.special.entr(share).sum(-1).exp()
+    return rank
+
+
+def _checked(tokens: Tensor) -> Tensor:
+    if tokens.ndim not in (2, 3) or 0 in tokens.shape[-2:]:
+        raise InputError(f"Spectra need tokens (N, D) or (B, N, D), at least one of each; got {tuple(tokens.shape)}")
+    return tokens if tokens.is_floating_point() else tokens.double()
+
+
+def _logs(x: Tensor) -> Tensor:
+    n, d = x.shape[-2:]
+    # Rounding is a random matrix, whose largest singular value is about (√n + √d) times the size of its numbers: eps of
+    # what was rounded, and several eps where sums were computed in the same precision, which they are not in 16 bits.
+    info = torch.finfo(x.dtype)
+    noise = info.eps * (8 if info.bits > 16 else 1) * (math.sqrt(n) + math.sqrt(d))
+    x = x.double()
+    squares = x.square().mean((-2, -1))
+    x = x - x.mean(-2, keepdim=True)
+    gram = x @ x.mT if n <= d else x.mT @ x
+    bad = ~gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(gram.masked_fill_(bad[..., None, None], 0.0)).flip(-1)
+    resolved = (n + d) * torch.finfo(torch.float64).eps * values[..., 0]  # by the product and its eigenvalues
+    floor = torch.maximum(noise**2 * squares, resolved)[..., None]
+    logs = torch.where(values > floor, values.log() / 2, -math.inf)
+    return logs.masked_fill_(bad[..., None], math.nan)
+
+
+def _numbers(logs: Tensor) -> Tensor:
+    """log σ_1, log σ_2, effective rank, then Δ log σ of all ranks: (…, R) → (…, 3 + R)."""
+    second = logs[..., 1:2] if logs.shape[-1] > 1 else torch.full_like(logs, -math.inf)
+    delta = logs - logs[..., :1]
+    return torch.cat([logs[..., :1], second, effective_rank(delta.exp())[..., None], delta], -1)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The streaming analysis
+
+
+class Analysis(torchmetrics.Metric):
+    """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
+
+    full_state_update = False
+    sums: Tensor  # (S, 3, 3 + R)
+    flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
+    seen: Tensor  # (M,)
+    # and means_0, means_1, … float32 (M, D), one for each layer
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__()
+        self.plan, self.layers = plan, Layers(plan.sites)
+        self.slots, self.means = _slots(plan, config.means)
+        self.chosen, self.images = _slots(plan, config.images)
+        self.shapes = [_shape(plan, *layer) for layer in self.layers]
+        s = len(self.layers)
+        states = {"sums": (s, 3, NUMBERS + max(map(_ranks, self.shapes))), "flaws": (s, 3), "seen": (self.means,)}
+        for name, shape in states.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        for i, (_, d) in enumerate(self.shapes):
+            self.add_state(f"means_{i}", torch.zeros(self.means, d), dist_reduce_fx="sum")
+
+    def begin(self, batch: Batch) -> None:
+        """Which rows of the batch are in the two samples."""
+        slots = self.slots[batch.split][batch.rows]
+        self.kept = (slots >= 0).nonzero()[:, 0]
+        self.at = slots[self.kept]
+        self.looked = (self.chosen[batch.split][batch.rows] >= 0).nonzero()[:, 0]
+
+    def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Mean tokens (B, D) and, of the images that are in the sample, log singular values."""
+        tokens = self.plan.encoders[key.encoder].tokens
+        patches, mean = (token_view(activation, view, tokens) for view in ("patches", "mean"))
+        if patches is None or mean is None:
+            return None, None
+        return mean, _logs(patches[self.looked]) if len(self.looked) and patches.shape[1] > 1 else None
+
+    def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor | None, Tensor | None]]) -> None:
+        """Add the spectra, and put mean tokens into their places."""
+        self.seen[self.at] += 1
+        for (encoder, site, _), (mean, logs) in reductions.items():
+            layer = self.layers.index(encoder, site)
+            if mean is not None:
+                getattr(self, f"means_{layer}")[self.at] = mean[self.kept].float()
+            if logs is None:
+                continue
+            constant, infinite = logs[:, 0] == -math.inf, logs[:, 0].isnan()
+            self.flaws[layer] += torch.stack([torch.ones_like(constant), constant, infinite], 1).sum(0)
+            if not constant.all():  # an image without any spread has no spectrum
+                add_images(self.sums, layer, _numbers(logs[~constant][:, : _ranks(self.shapes[layer])]))
+
+    def compute(self) -> xr.Dataset:
+        """Spectra of tokens and of images at every layer, the numbers read off them, and reasons."""
+        kept = self.seen > 0
+        shapes = [(int(kept.sum()) if d else 0, d) for _, d in self.shapes]
+        width = NUMBERS + max(1, *map(_ranks, (*self.shapes, *shapes)))
+        images, flaws = np.full((len(shapes), width), np.nan), np.zeros((len(shapes), 3))
+        for i, shape in enumerate(shapes):
+            if r := _ranks(shape):
+                logs = _logs(getattr(self, f"means_{i}")[kept])[:r]
+                images[i, : NUMBERS + r] = _numbers(logs).numpy(force=True)
+                flaws[i] = shape[0], shape[0] * bool(logs[0] == -math.inf), bool(logs[0].isnan())
+        tokens = [
+            np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=np.nan)
+            for part in mean_of_images(self.sums)
+        ]
+        return xr.Dataset(
+            self._variables("token", self.shapes, self.flaws.numpy(force=True), tokens)
+            | self._variables("image", shapes, flaws, [images]),
+            coords=self.layers.coords() | {"rank": np.arange(1, width - NUMBERS + 1), "level": list(LEVELS)},
+            attrs={
+                "token_sample": self.images,
+                "image_sample": self.means,
+                "interval": "95 % over images",
+                "logarithm": "natural",
+            },
+        )
+
+    def _variables(
+        self, cloud: str, shapes: Sequence[Shape], flaws: Numbers, parts: Sequence[Numbers]
+    ) -> dict[str, tuple[tuple[str, ...], Any]]:
+        """The variables of one kind of cloud, from its numbers (S, 3 + R) and, if there is an interval, its bounds."""
+        layer, spread = ("encoder", "site"), self.layers.spread
+        data: dict[str, tuple[tuple[str, ...], Any]] = {}
+        levels = np.array([_levels(shape) for shape in shapes])  # (S, 2)
+        for end, part in zip(("", "_low", "_high"), parts, strict=False):
+            values = np.where(np.isfinite(part), part, np.nan)  # −inf: lost in rounding
+            for column, name in enumerate(("largest", "second", "effective_rank")):
+                data[f"{cloud}_{name}{end}"] = (layer, spread(values[:, column]))
+            at_levels = np.take_along_axis(values, NUMBERS + np.maximum(levels, 1) - 1, 1)
+            data[f"{cloud}_delta{end}"] = ((*layer, "level"), spread(at_levels))
+            data[f"{cloud}_spectrum{end}"] = ((*layer, "rank"), spread(values[:, NUMBERS:]))
+        found = np.isfinite(parts[0][:, NUMBERS:]).sum(1)
+        reasons = [_why(cloud, *layer) for layer in zip(shapes, flaws, found, strict=True)]
+        return data | {
+            f"{cloud}_rank": ((*layer, "level"), spread(np.where(levels > 0, levels, np.nan))),
+            f"{cloud}_images": (layer, spread(flaws[:, 0] - flaws[:, 1])),
+            f"{cloud}_reason": (layer, spread(reasons, ABSENT)),
+        }
+
+
+def _slots(plan: Plan, count: int) -> tuple[dict[str, Tensor], int]:
+    """Places of the rows of each split in a sample of at most `count` images, −1 outside; and the sample's size."""
+    slots, size = {}, 0
+    for split in plan.splits:
+        rows = sample_rows(plan.images, split, max(count // len(plan.splits), 1), plan.seed)
+        slots[split] = torch.full((len(plan.images.indices(split)),), -1)
+        slots[split][torch.from_numpy(rows)] = torch.arange(size, size + len(rows))
+        size += len(rows)
+    return slots, size
+
+
+def _shape(plan: Plan, encoder: str, site: str) -> Shape:
+    """Patch tokens of an image and their width, (0, 0) where there are none."""
+    blank = torch.empty(1, *plan.shapes[encoder][site], device="meta")
+    patches = token_view(blank, "patches", plan.encoders[encoder].tokens)
+    return (0, 0) if patches is None else (patches.shape[1], patches.shape[2])
+
+
+def _ranks(shape: Shape) -> int:
+    """How many singular values of a centred matrix can differ from zero."""
+    return max(min(shape[0] - 1, shape[1]), 0)
+
+
+def _levels(shape: Shape) -> tuple[int, int]:
+    """The two ranks that are followed over depth: a third and two thirds where there are too few; 0 where none are.
+
+    >>> _levels((196, 384)), _levels((49, 2048))
+    ((64, 128), (16, 32))
+    """
+    ranks = _ranks(shape)
+    return RANKS if ranks >= RANKS[1] else (min(ranks, max(ranks // 3, 1)), min(ranks, max(2 * ranks // 3, 1)))
+
+
+def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
+    """Why numbers of a layer are missing, or nothing."""
+    seen, constant, infinite = flaws
+    if not shape[1]:
+        return "this site has no patch tokens"
+    if shape[0] < 2:
+        return "there is a single patch token" if cloud == "token" else "fewer than two images could be read"
+    if not seen:
+        return "none of the images of the sample could be read"
+    if infinite:
+        return NOT_FINITE
+    if constant == seen:
+        return "the tokens of an image are all the same" if cloud == "token" else "all images have the same mean token"
+    lost = _ranks(shape) - found
+    return f"{lost} of {_ranks(shape)} singular values cannot be told from rounding" if lost else ""
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Memory for the mean tokens and for the sums; nothing on disk."""
+    shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
+    means = _slots(plan, config.means)[1]
+    return Cost(memory=sum(4 * means * d + 24 * (NUMBERS + _ranks((n, d))) for n, d in shapes), disk=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Of tokens and of images: Δ log at two ranks over depth, whole spectra, second largest value, effective rank."""
+    relative = "Δ log σ, relative to the largest"
+    samples = (
+        f"Tokens: mean over a sample of {result.attrs['token_sample']} images, bands are 95 % intervals; images: the "
+        f"mean tokens of {result.attrs['image_sample']}."
+    )
+    words = {
+        "token": "A falling curve: the places of an image become alike; a rising one: they become distinct. ",
+        "image": "A rising curve: images move apart from each other, in ever more directions. ",
+    }
+    found = []
+    for cloud, what in CLOUDS.items():
+        ranks = [(_rank_name(result, cloud, level), result.sel(level=level), f"{cloud}_delta") for level in LEVELS]
+        title = f"Singular values of the {what} over depth"
+        found.append(depth_figure(ranks, f"{cloud}-delta", title, relative, words[cloud] + samples))
+        found.append(_spectrum(result, cloud, relative))
+    both = [[(what, result.drop_dims("level"), f"{cloud}_{name}") for cloud, what in CLOUDS.items()]
+            for name in ("second", "effective_rank")]  # fmt: skip
+    absolute = "Not relative to the largest: the size of the cloud itself. A layer that clumps tokens lowers it. "
+    found.append(
+        depth_figure(both[0], "second", "Second largest singular value over depth", "log σ₂", absolute + samples)
+    )
+    counts = "How many directions matter: the exponential of the entropy of the spectrum. "
+    found.append(depth_figure(both[1], "rank", "Effective rank over depth", "effective rank", counts + samples))
+    return [figure for figure in found if figure is not None]
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """Effective rank of the images at the last block of each encoder: (label, number, detail)."""
+    lines = []
+    blocks = result.sel(site=(result.layer_type == "block") & ~result.site.str.startswith("decoder."))
+    for encoder in result.encoder.values:
+        of = blocks.sel(encoder=encoder).dropna("site", subset=["image_effective_rank"])
+        if of.site.size:
+            last = of.isel(site=-1)
+            tokens = f"; of the tokens of an image {last.token_effective_rank:.1f}" * bool(last.token_images)
+            detail = f"effective rank of the images at {last.site.item()}{tokens}"
+            lines.append((str(encoder), f"{last.image_effective_rank:.1f}", detail))
+    return lines
+
+
+def _rank_name(result: xr.Dataset, cloud: str, level: str) -> str:
+    ranks = np.unique(result[f"{cloud}_rank"].sel(level=level).values)
+    ranks = ranks[np.isfinite(ranks)]
+    return f"rank {ranks[0]:.0f}" if len(ranks) == 1 else f"{level} of the ranks"
+
+
+def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None:
+    """Whole spectra, a panel for each encoder, coloured by depth; at most 64 of the ranks are drawn."""
+    values = result[f"{cloud}_spectrum"].sel(site=result.layer_type.isin(["embed", "block"])).dropna("rank", how="all")
+    drawn = np.linspace(0, values.sizes["rank"] - 1, min(values.sizes["rank"], 64)).astype(int)
+    table = values.isel(rank=drawn).rename("value").to_dataframe().dropna(subset="value").reset_index()
+    if table.empty:
+        return None
+    table = table.assign(depth=table.block + 1).drop(columns=["layer_type", "block"])
+    chart = (
+        alt.Chart(table.assign(panel=pd.factorize(table.encoder)[0]))
+        .mark_line(strokeWidth=1.5)
+        .encode(
+            x=alt.X("rank:Q").axis(grid=False).scale(nice=False),
+            y=alt.Y("value:Q", title=value_title),
+            color=alt.Color("depth:Q", title="blocks passed").scale(range="heatmap"),
+            detail="site:N",
+            tooltip=["site:N", "rank:Q", alt.Tooltip("value:Q", title=value_title, format=".4f")],
+        )
+        .properties(width=260, height=200)
+        .facet(alt.Facet("encoder:N", title=None, sort=alt.EncodingSortField("panel", op="min")), columns=3)
+    )
+    caption = (
+        "Singular values from the largest on, a line for each depth. A line that lies higher is that of a cloud which "
+        "fills more directions; it ends where values cannot be told from rounding."
+    )
+    return Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)

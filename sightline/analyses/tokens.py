@@ -1,0 +1,512 @@
+"""Token clouds: what does attention do to the tokens of an image, and do tokens keep together by image or by class?
+
+Clouds: the patch tokens of an image before and after the attention of a block (both of the residual stream) on the
+first right singular vectors of the two together, centred:
+
+    [X_before; X_after] − mean = U Σ Vᵀ,    coordinates = the first columns of U Σ
+
+One basis for both, so that a shift common to all tokens is seen even if it leaves the plane in which they lay before.
+
+Silhouette of a token: (b − a) / max(a, b), with a its mean distance to the others of its group and b that to the
+nearest other group (Rousseeuw 1987); groups are images, or classes. t-SNE is a picture of the same distances.
+
+Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 6, E.2 and E.3a.
+
+Shapes: I images of the sample, C of them with clouds, T tokens of each that are kept, N patches, D width, S layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import torch
+import torchmetrics
+import xarray as xr
+from torch import Tensor
+
+from sightline.errors import InputError
+from sightline.figures import Figure, depth_figure
+from sightline.images import id_keys, mix
+from sightline.layers import NOT_FINITE, Layers
+from sightline.plan import Cost, Key, Plan
+from sightline.run import ABSENT
+from sightline.sites import entry_of, layer_type, token_view
+
+if TYPE_CHECKING:
+    from sightline.images import Batch
+
+__all__ = ["Analysis", "Config", "figures", "silhouette", "token_clouds"]
+
+TITLE = "Token clouds"
+QUESTION = "What does attention do to the tokens of an image, and do tokens keep together by image or by class?"
+FORMULA = """\
+cloud: the first columns of U Σ, where [tokens before; tokens after attention] − mean = U Σ Vᵀ
+silhouette of a token = (b − a) / max(a, b), a: mean distance to its own group, b: to the nearest other group"""
+HOW_TO_READ = """\
+Each point is a patch token. In the clouds, compare the tokens before attention with those after it: if the cloud moves
+as a whole and keeps its shape, attention adds the same to every token, as in the late blocks of contrastive encoders;
+if it changes its shape or grows, tokens are treated one by one, as in masked ones. Where clouds of two images share
+their axes, look whether attention moves their centres apart. In t-SNE, islands of one image each say that the tokens of
+an image are alike and images distinct; a mixture says that tokens are told apart by what is at their place. The
+silhouette is the number behind that picture, from −1 to 1: near 1, groups are compact and far apart; near 0, they are
+intermingled; below 0, tokens are nearer to another group. Distances between islands, and their sizes, mean nothing in
+t-SNE, and the axes of a cloud differ from panel to panel."""
+SOURCE = (
+    'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 6, E.2 and E.3a; '
+    "Rousseeuw 1987 (silhouette); van der Maaten, Hinton 2008 (t-SNE)"
+)
+SITES = ("embed", "block.*", "block.*.mid", "decoder.embed", "decoder.block.*", "decoder.block.*.mid")
+SPLITS = ("test",)
+ANY_SITE = False
+BY_DEFAULT = True
+INVARIANT_TO: frozenset[str] = frozenset()  # silhouettes and clouds are; t-SNE makes much of the last bit of its input
+
+AXES = 3
+MOMENTS = ("before", "after")
+PERPLEXITY, ITERATIONS = 20, 500
+
+Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """`clouds` images are shown before and after attention; `tokens` each of `images`, of `classes`, are compared."""
+
+    clouds: int = 2
+    images: int = 18
+    classes: int = 3
+    tokens: int = 25
+    tsne: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.clouds <= self.images or not 1 <= self.classes <= self.images or self.tokens < 1:
+            raise InputError(
+                f"Token clouds need 1 to {self.images} images with clouds and classes, and a token of each, "
+                f"not {self.clouds}, {self.classes} and {self.tokens}"
+            )
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are."""
+    return ("plain",)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The pure functions
+
+
+def token_clouds(before: Array, after: Array) -> Array:
+    """Coordinates of tokens before and after attention in the SVD basis of both: two (N, D) → float64 (2, N, 3).
+
+    The origin is the mean of all tokens; the first token lies on the positive side of every axis. Axes beyond the
+    width or the number of tokens are zero.
+
+    >>> before = np.array([[0.0, 1.0], [0.0, -1.0]])
+    >>> token_clouds(before, before + np.array([6.0, 0.0])).round(6)[..., :2].tolist()
+    [[[3.0, 1.0], [3.0, -1.0]], [[-3.0, 1.0], [-3.0, -1.0]]]
+    """
+    if not isinstance(before, Tensor):
+        return token_clouds(torch.as_tensor(np.asarray(before)), torch.as_tensor(np.asarray(after))).numpy()
+    if before.ndim != 2 or before.shape != after.shape:
+        raise InputError(f"A cloud is tokens (N, D) twice; got {tuple(before.shape)} and {tuple(after.shape)}")
+    x = torch.cat([before, after]).double()
+    x = x - x.mean(0)
+    if len(x) <= x.shape[1]:  # the smaller Gram matrix: X Xᵀ = U Σ² Uᵀ, or Xᵀ X = V Σ² Vᵀ
+        squares, vectors = torch.linalg.eigh(x @ x.T)
+        points = vectors * squares.clamp(min=0).sqrt()
+    else:
+        points = x @ torch.linalg.eigh(x.T @ x).eigenvectors
+    points = torch.nn.functional.pad(points.flip(1), (0, AXES))[:, :AXES]
+    return (points * torch.where(points[0] < 0, -1.0, 1.0)).reshape(2, -1, AXES)
+
+
+def silhouette(tokens: Array, groups: Array) -> float:
+    """Mean silhouette of tokens (n, D) in groups (n,), by Euclidean distance; a token alone in its group counts as 0.
+
+    >>> tokens = np.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> round(silhouette(tokens, np.array([0, 0, 1, 1])), 4), round(silhouette(tokens, np.array([0, 1, 0, 1])), 4)
+    (0.8997, -0.45)
+    """
+    x = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.asarray(tokens))
+    of = groups if isinstance(groups, Tensor) else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
+    if x.ndim != 2 or of.shape != x.shape[:1] or len(torch.unique(of)) < 2:
+        raise InputError(
+            f"A silhouette needs tokens (n, D) and the group of each, at least two groups; got {tuple(x.shape)} and "
+            f"{tuple(of.shape)}"
+        )
+    return float(_silhouettes(_distances(x), of).mean())
+
+
+def _distances(x: Tensor) -> Tensor:
+    """Euclidean distances of all pairs, (n, D) → float64 (n, n); zero where nothing but rounding is left."""
+    x = x.double()
+    x = x - x.mean(0)
+    squares = x.square().sum(1)
+    both = squares[:, None] + squares
+    distances = both - 2 * (x @ x.T)
+    return distances.masked_fill_(distances < 1e-14 * both, 0.0).fill_diagonal_(0.0).sqrt_()
+
+
+def _silhouettes(distances: Tensor, groups: Tensor) -> Tensor:
+    """Silhouette of each token (n,) from distances (n, n)."""
+    names, of = torch.unique(groups, return_inverse=True)
+    member = torch.nn.functional.one_hot(of, len(names)).double()  # (n, G)
+    sizes, total = member.sum(0), distances @ member  # summed distance of each token to each group
+    own = member.bool()
+    a = total[own] / (sizes[of] - 1)
+    b = (total / sizes).masked_fill(own, math.inf).amin(1)
+    larger = torch.maximum(a, b)
+    # A token alone in its group has no distance to it, and 0 / 0 is neither near nor far.
+    return torch.where((sizes[of] == 1) | (larger == 0), 0.0, (b - a) / larger)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The streaming analysis
+
+
+class Analysis(torchmetrics.Metric):
+    """Keeps the tokens of a few images at every layer; all is computed at the end."""
+
+    full_state_update = False
+    seen: Tensor  # (I,)
+    # and for the layers tokens_0, tokens_1, … float32 (I, T, D), clouds_0, clouds_1, … float32 (C, N, D)
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__()
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.rows, self.shown = _choose(plan, config)
+        self.slots = torch.full((len(plan.images.indices(SPLITS[0])),), -1)
+        self.slots[self.rows] = torch.arange(len(self.rows))
+        self.pairs = {encoder: _pairs(plan, encoder) for encoder in plan.sites}
+        self.kept = _kept(plan, config)
+        self.add_state("seen", torch.zeros(len(self.rows), dtype=torch.float64), dist_reduce_fx="sum")
+        for i, (places, patches, width) in enumerate(self.kept):
+            self.add_state(f"tokens_{i}", torch.zeros(len(self.rows), len(places), width), dist_reduce_fx="sum")
+            self.add_state(f"clouds_{i}", torch.zeros(len(self.shown), patches, width), dist_reduce_fx="sum")
+
+    def begin(self, batch: Batch) -> None:
+        """Which rows of the batch are in the sample, and which of them are shown as clouds."""
+        slots = self.slots[batch.rows] if batch.split == SPLITS[0] else torch.full_like(batch.rows, -1)
+        self.here = (slots >= 0).nonzero()[:, 0]
+        self.at = slots[self.here]
+        self.cloud_here, self.cloud_at = (slots[:, None] == torch.from_numpy(self.shown)).nonzero(as_tuple=True)
+
+    def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of the images that are in the sample the tokens to compare and, if they are shown, all patches."""
+        patches = token_view(activation, "patches", self.plan.encoders[key.encoder].tokens) if len(self.here) else None
+        if patches is None:
+            return None
+        places, shown, _ = self.kept[self.layers.index(key.encoder, key.site)]
+        return patches[self.here[:, None], places].float(), patches[self.cloud_here, :shown].float()
+
+    def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
+        """Put the tokens into their places."""
+        self.seen[self.at] += 1
+        for (encoder, site, _), found in reductions.items():
+            if found is not None:
+                self._state("tokens", encoder, site)[self.at] = found[0]
+                self._state("clouds", encoder, site)[self.cloud_at] = found[1]
+
+    def _state(self, name: str, encoder: str, site: str) -> Tensor:
+        state: Tensor = getattr(self, f"{name}_{self.layers.index(encoder, site)}")
+        return state
+
+    def compute(self) -> xr.Dataset:
+        """Silhouettes of every layer, clouds of every block with attention, t-SNE of the last block; reasons."""
+        images, seen = self.plan.images, (self.seen > 0).cpu()
+        labels = torch.from_numpy(images.labels_of(SPLITS[0]))[self.rows]
+        ids = images.ids[images.indices(SPLITS[0])][self.rows]
+        stream = Layers({e: [s for s in sites if not s.endswith(".mid")] for e, sites in self.plan.sites.items()})
+        tokens = [self._state("tokens", *layer).cpu()[seen] for layer in stream]
+        return xr.Dataset(
+            self._silhouettes(stream, tokens, labels[seen])
+            | self._clouds(stream, seen[self.shown].numpy())
+            | self._tsne(stream, tokens, seen.numpy()),
+            coords=stream.coords()
+            | {
+                "moment": list(MOMENTS),
+                "axis": np.arange(1, AXES + 1),
+                "image": ids,
+                "image_class": (
+                    "image",
+                    [images.classes[label] if label >= 0 else "none" for label in labels.tolist()],
+                ),
+                "cloud_image": ids[self.shown],
+            },
+            attrs={
+                "images": int(seen.sum()),
+                "tokens": f"at most {self.config.tokens} of an image, evenly over its grid",
+                "distance": "Euclidean",
+                "interval": "95 % over images",
+                "tsne": f"perplexity {PERPLEXITY}, {ITERATIONS} iterations, seed {self.plan.seed}",
+            },
+        )
+
+    def _silhouettes(self, stream: Layers, tokens: Sequence[Tensor], labels: Tensor) -> dict[str, Any]:
+        scores, reasons = zip(*(_scores(x, labels) for x in tokens), strict=True)
+        values, whys = np.array(scores), np.array(reasons)  # (S, 2, 3), (S, 2)
+        layer = ("encoder", "site")
+        found: dict[str, Any] = {}
+        for kind, name in enumerate(("silhouette_image", "silhouette_class")):
+            for bound, end in enumerate(("", "_low", "_high")):
+                found[f"{name}{end}"] = (layer, stream.spread(values[:, kind, bound]))
+            found[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
+        return found
+
+    def _clouds(self, stream: Layers, seen: Numbers) -> dict[str, Any]:
+        """Clouds in the basis of each image, and in one basis of all that are shown."""
+        most = max(1, *(patches for _, patches, _ in self.kept))
+        found = np.full((2, len(stream), len(self.shown), 2, most, AXES), np.nan)
+        reasons = []
+        for i, (encoder, site) in enumerate(stream):
+            if site not in self.pairs[encoder]:
+                reasons.append("this block has no attention" if "block" in site else "this enters the first block")
+                continue
+            pair = torch.stack([self._state("clouds", encoder, s).cpu()[seen] for s in self.pairs[encoder][site]])
+            reasons.append(_flaw(pair))  # (2, C, N, D)
+            if not reasons[-1]:
+                n = pair.shape[2]
+                own = [token_clouds(*image) for image in pair.transpose(0, 1)]
+                joint = token_clouds(*pair.flatten(1, 2)).reshape(2, -1, n, AXES)
+                found[0, i, seen, :, :n] = torch.stack(own)
+                found[1, i, seen, :, :n] = joint.transpose(0, 1)
+        dims = ("encoder", "site", "cloud_image", "moment", "patch", "axis")
+        return {
+            "cloud": (dims, stream.spread(found[0])),
+            "cloud_joint": (dims, stream.spread(found[1])),
+            "cloud_reason": (dims[:2], stream.spread(reasons, ABSENT)),
+        }
+
+    def _tsne(self, stream: Layers, tokens: Sequence[Tensor], seen: Numbers) -> dict[str, Any]:
+        """t-SNE of the last block of each encoder; a decoder's blocks are not the encoder's."""
+        points = np.full((len(stream.encoders), len(seen), max(x.shape[1] for x in tokens), 2), np.nan)
+        reasons, sites = [], []
+        for e, encoder in enumerate(stream.encoders):
+            blocks = [site for site in stream.of[encoder] if layer_type(site) == "block" and "decoder" not in site]
+            sites.append(blocks[-1] if blocks else "")
+            x = tokens[stream.index(encoder, blocks[-1])] if blocks else torch.empty(0, 0, 0)
+            if not self.config.tsne:
+                reasons.append("not asked for (tsne=False)")
+            elif 0 < len(x) * x.shape[1] < 5:
+                reasons.append("there are fewer than five tokens")
+            else:
+                reasons.append(_flaw(x))
+            if not reasons[-1]:
+                points[e, seen, : x.shape[1]] = _embed(x.flatten(0, 1), self.plan.seed).reshape(*x.shape[:2], 2)
+        return {
+            "tsne": (("encoder", "image", "token", "tsne_axis"), points),
+            "tsne_site": ("encoder", sites),
+            "tsne_reason": ("encoder", reasons),
+        }
+
+
+def _choose(plan: Plan, config: Config) -> tuple[Numbers, Numbers]:
+    """Rows of the sample in order of class, and which of them are shown as clouds, spread over the classes.
+
+    Few classes with several images each, as far as there are; those with enough images come first, in an order drawn
+    from the seed. Without any labels all images are of one class.
+    """
+    labels = plan.images.labels_of(SPLITS[0])
+    keys = mix(id_keys(plan.images.ids[plan.images.indices(SPLITS[0])]), plan.seed)
+    rows = np.lexsort((keys, labels))
+    rows = rows[labels[rows] >= 0] if (labels >= 0).any() else rows
+    classes, starts, sizes = np.unique(labels[rows], return_index=True, return_counts=True)
+    share = np.minimum(sizes, -(-config.images // min(config.classes, len(classes))))
+    turn = np.lexsort((mix(classes.astype(np.uint64), plan.seed), -share))
+    chosen = np.concatenate([rows[starts[c] : starts[c] + share[c]] for c in turn])[: config.images]
+    shown = np.linspace(0, len(chosen), min(config.clouds, len(chosen)), endpoint=False).astype(np.int64)
+    return chosen, shown
+
+
+def _pairs(plan: Plan, encoder: str) -> dict[str, tuple[str, str]]:
+    """Block → the sites of the stream before and after its attention."""
+    sites, shapes = plan.sites[encoder], plan.shapes[encoder]
+    found = {}
+    for after in (site for site in sites if site.endswith(".mid")):
+        block = after.removesuffix(".mid")
+        before = entry_of(block)
+        if {block, before} <= set(sites) and shapes[before] == shapes[after]:
+            found[block] = (before, after)
+    return found
+
+
+def _kept(plan: Plan, config: Config) -> list[tuple[Tensor, int, int]]:
+    """Of every layer which patches are compared (T,), how many make a cloud, and the width; 0 where not needed."""
+    kept = []
+    for encoder, site in Layers(plan.sites):
+        tokens, shape = plan.encoders[encoder].tokens, plan.shapes[encoder][site]
+        patches = token_view(torch.empty(1, *shape, device="meta"), "patches", tokens)
+        n, width = (0, 0) if patches is None else patches.shape[1:]
+        grid = tokens.grid if tokens is not None else (shape[1], shape[2]) if len(shape) == 3 else (1, n)
+        compared = config.tokens if n and not site.endswith(".mid") else 0
+        shown = n if any(site in pair for pair in _pairs(plan, encoder).values()) else 0
+        kept.append((_spread_over(grid, compared), shown, width))
+    return kept
+
+
+def _spread_over(grid: tuple[int, int], count: int) -> Tensor:
+    """At most `count` positions of a grid (rows, columns), evenly over both.
+
+    >>> _spread_over((4, 4), 4).tolist(), _spread_over((1, 6), 4).tolist()
+    ([5, 7, 13, 15], [0, 2, 3, 5])
+    """
+    short, long = sorted(grid)
+    few = min(short, max(1, round(math.sqrt(count * short / long))))
+    sizes = (few, min(long, count // few))
+    sizes = sizes if grid[0] <= grid[1] else sizes[::-1]
+    rows, columns = (((torch.arange(n) + 0.5) * of / max(n, 1)).long() for n, of in zip(sizes, grid, strict=True))
+    return (rows[:, None] * grid[1] + columns).flatten()
+
+
+def _flaw(x: Tensor) -> str:
+    """Why nothing can be computed from tokens (…, D), or nothing."""
+    if 0 in x.shape[-2:]:
+        return "this site has no patch tokens"
+    if not x.numel():
+        return "none of the images of the sample could be read"
+    if not x.isfinite().all():
+        return NOT_FINITE
+    return "all tokens are the same" if (x == x.flatten(0, -2)[0]).all() else ""
+
+
+def _scores(x: Tensor, labels: Tensor) -> tuple[Numbers, tuple[str, str]]:
+    """Silhouettes by image and by class of tokens (I, T, D), (2, 3) with their interval over images, and reasons."""
+    classes, flaw = len(torch.unique(labels[labels >= 0])), _flaw(x)
+    by_image = by_class = flaw
+    if not flaw and 1 in x.shape[:2]:
+        by_image = "there is a single image" if len(x) == 1 else "there is a single token of each image"
+    if not flaw and classes in (0, 1, len(x)):
+        by_class = "the sample has no two classes" if classes < 2 else "no two images of the sample share a class"
+    reasons = (by_image, by_class)
+    scores = np.full((2, 3), np.nan)
+    distances = None if all(reasons) else _distances(x.flatten(0, 1))
+    for row, groups in enumerate((torch.arange(len(x)), labels)):
+        if not reasons[row] and distances is not None:
+            groups = groups.repeat_interleave(x.shape[1])
+            of_images = _silhouettes(distances, groups).reshape(x.shape[:2]).mean(1)
+            mean, half = float(of_images.mean()), 1.959963984540054 * float(of_images.std()) / math.sqrt(len(x))
+            scores[row] = mean, mean - half, mean + half
+    return scores, reasons
+
+
+def _embed(x: Tensor, seed: int) -> Numbers:
+    """t-SNE of tokens, (n, D) → (n, 2), on one thread: several add up in any order, and no picture would come twice."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
+        maker = TSNE(perplexity=perplexity, init="pca", max_iter=ITERATIONS, random_state=seed)
+        points: Numbers = maker.fit_transform(x.numpy())
+    return points
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Memory for the tokens, and for the distances of all pairs at the end; nothing on disk."""
+    images, clouds = map(len, _choose(plan, config))
+    kept = _kept(plan, config)
+    numbers = sum((images * len(places) + clouds * patches) * width for places, patches, width in kept)
+    pairs = max(images * len(places) for places, _, _ in kept) ** 2
+    return Cost(memory=4 * numbers + 40 * pairs, disk=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Silhouettes over depth, t-SNE, clouds before and after attention: of one image, and of all in one basis."""
+    how = (
+        "Each point is a patch token before or after attention, each cross the centre of a cloud; first, middle and "
+        "last block, on the first two singular vectors of what a panel shows. "
+    )
+    panels = [(f"grouped by {name}", result, f"silhouette_{name}") for name in ("image", "class")]
+    silhouettes = (
+        "Near 1, the tokens of a group are close to each other and far from other groups; at 0 they are intermingled. "
+        f"{result.attrs['images']} images; bands are 95 % intervals over them."
+    )
+    found = [
+        depth_figure(panels, "silhouette", "Silhouette of tokens over depth", "silhouette", silhouettes,
+                     reference=(0.0, "intermingled")),
+        _tsne_figure(result),
+        _cloud_figure(result.cloud.isel(cloud_image=[0]), "clouds", "Tokens of an image before and after attention",
+                      how + "A cloud that moves and keeps its shape: attention adds the same to all tokens; one that "
+                      "changes its shape: tokens are treated one by one."),
+        _cloud_figure(result.cloud_joint, "centres", "Tokens of several images before and after attention",
+                      how + "Crosses that move apart: attention tells the images from each other."),
+    ]  # fmt: skip
+    return [figure for figure in found if figure is not None]
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """Silhouette by image at the last block of each encoder: (label, number, detail)."""
+    lines = []
+    for encoder, site in zip(result.encoder.values, result.tsne_site.values, strict=True):
+        at = result.sel(encoder=encoder, site=str(site)) if site else None
+        if at is not None and np.isfinite(at.silhouette_image):
+            by_class = f"{float(at.silhouette_class):.2f}" if np.isfinite(at.silhouette_class) else "no number"
+            detail = f"silhouette of tokens grouped by image at {site}; grouped by class: {by_class}"
+            lines.append((str(encoder), f"{float(at.silhouette_image):.2f}", detail))
+    return lines
+
+
+def _tsne_figure(result: xr.Dataset) -> Figure | None:
+    table = _points(result.tsne, "tsne_axis", (0, 1))
+    if table.empty:
+        return None
+    # Colours tell classes, shapes the images of a class: as many colours as images could not be told apart.
+    classes = result.image_class.to_series()
+    table["number"] = table.image.map(classes.groupby(classes).cumcount() + 1)
+    colour = alt.Color("image_class:N", title="class").scale(domain=list(dict.fromkeys(classes)), range="category")
+    tip = ["encoder:N", "image:N", alt.Tooltip("image_class:N", title="class")]
+    chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
+    caption = (
+        f"Each point is a patch token at the last block, from {result.attrs['images']} images. Islands of one image "
+        "each: images are told apart, their tokens are not; a mixture: the other way round. Distances between islands "
+        f"mean nothing ({result.attrs['tsne']})."
+    )
+    return Figure("tsne", "t-SNE of the tokens of several images", caption, chart, table)
+
+
+def _cloud_figure(values: xr.DataArray, name: str, title: str, caption: str) -> Figure | None:
+    """Clouds at the first, middle and last block with attention of each encoder, on the first two axes."""
+    points = _points(values.sel(site=~values.site.str.startswith("decoder.")), "axis", (0, 1))
+    if points.empty:
+        return None
+    sites = {encoder: list(dict.fromkeys(rows.site)) for encoder, rows in points.groupby("encoder")}
+    drawn = {(encoder, of[i]) for encoder, of in sites.items() for i in (0, len(of) // 2, -1)}
+    table = points[[place in drawn for place in zip(points.encoder, points.site, strict=True)]]
+    table = table.assign(panel_name=table.encoder.astype(str) + " · " + table.site)
+    colour = alt.Color("moment:N", title="attention").scale(domain=["after", "before"], range="ordinal")
+    shape = alt.Shape("cloud_image:N", title="image").scale(domain=[str(image) for image in values.cloud_image.values])
+    tip = ["moment:N", alt.Tooltip("cloud_image:N", title="image")]
+    chart = _scatter(table, "panel_name", colour, shape, tip, "moment", "cloud_image")
+    return Figure(name, title, caption, chart, table)
+
+
+def _points(values: xr.DataArray, axis: str, pair: tuple[int, int]) -> pd.DataFrame:
+    """One row for each point, its places on two axes as x and y."""
+    x, y = (values.isel({axis: n}, drop=True) for n in pair)
+    return xr.Dataset({"x": x, "y": y}).to_dataframe().dropna().reset_index()
+
+
+def _scatter(table: pd.DataFrame, facet: str, colour: alt.Color, shape: alt.Shape, tip: list[Any], *groups: str) -> Any:
+    """Points in square panels, each with axes of its own; with `groups`, the centre of each group as a cross."""
+    base = alt.Chart(table.assign(panel=pd.factorize(table[facet])[0]))
+    x, y = (kind(f"{name}:Q", title=None) for kind, name in ((alt.X, "x"), (alt.Y, "y")))
+    x, y = (axis.axis(grid=False, tickCount=4).scale(zero=False) for axis in (x, y))
+    points = base.mark_point(filled=True, size=14, opacity=0.7)
+    layers = [points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tip)]
+    if groups:
+        centres = base.transform_aggregate(x="mean(x)", y="mean(y)", groupby=list(groups))
+        layers.append(centres.mark_point(size=180, shape="cross", strokeWidth=2).encode(x=x, y=y, color=colour))
+    panels = alt.Facet(f"{facet}:N", title=None, sort=alt.EncodingSortField("panel", op="min"))
+    chart = alt.layer(*layers).properties(width=200, height=200).facet(panels, columns=3)
+    return chart.resolve_scale(x="independent", y="independent")

@@ -1,0 +1,174 @@
+"""Who decides: the encoder's own head where it knows the classes of the images, else a ridge probe on its features.
+
+Analyses of decisions (agreement, shape bias, noise) need a classifier for every encoder, also for those without a head.
+Its input goes to disk in the pass like the features of k-NN; it is fitted to the training images when the pass is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sightline.accuracy import ENDS, NOTHING, accuracy_of, check_labels
+from sightline.errors import InputError, nearest
+from sightline.plan import Cost, Plan
+from sightline.pooling import Pooled, disk, flaw, shared, widths
+from sightline.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.pooling import Matrix
+
+__all__ = ["SITES", "Choice", "Classifier", "Decided", "cost_of"]
+
+SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
+HEAD, PROBE = "own head", "ridge probe"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who decides, and what probes see.
+
+    classifier   auto: the own head if it has one output per class, else a ridge probe; head or probe: that one
+    pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls or gap: that one
+    """
+
+    classifier: str = "auto"
+    pooling: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = {"classifier": ("auto", "head", "probe"), "pooling": ("auto", "cls", "gap")}
+        for name, names in known.items():
+            if (given := getattr(self, name)) not in names:
+                raise InputError(f"There is no {name} {given!r}{nearest(given, names)}")
+
+
+class Where(NamedTuple):
+    """Who decides for an encoder, and the site and feature that it sees."""
+
+    kind: str
+    site: str
+    feature: str
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Scores the classes of the images for one encoder; `reason` says why it cannot."""
+
+    where: Where
+    ridge: Ridge | None = None
+    reason: str = ""
+
+    def scores(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Scores of the classes (n, C) from what `where` says."""
+        return np.asarray(features, np.float64) if self.ridge is None else self.ridge.scores(features)
+
+    def decisions(self, features: Matrix) -> npt.NDArray[np.int64]:
+        """The class with the highest score for each row, of equal ones the first."""
+        return np.concatenate([self.scores(block).argmax(1) for block in features.blocks()])
+
+
+class Decided(Pooled):
+    """An analysis of decisions: what classifiers see goes to disk in the pass, they are fitted when it is over."""
+
+    def __init__(self, choice: Choice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
+        check_labels(plan.images, splits, title, name)
+        self.where = _where(choice, plan)
+        super().__init__(plan, splits, _wanted(self.where))
+
+    def input_of(self, encoder: str, split: str, view: str = "plain") -> Matrix:
+        """What the classifier of an encoder sees of the labelled images of a split."""
+        _, site, feature = self.where[encoder]
+        return self.features(encoder, site, feature, view, split)
+
+    def fitted(self) -> dict[str, Classifier]:
+        """The classifier of every encoder; processes share the fitting."""
+        self.finish()
+        return dict(zip(self.where, shared(list(self.where), self._fit), strict=True))
+
+    def _fit(self, encoder: str) -> Classifier:
+        where, train = self.where[encoder], self.input_of(encoder, "train")
+        if why := flaw(train, "train"):
+            return Classifier(where, reason=why)
+        if where.kind == HEAD:
+            return Classifier(where)
+        return Classifier(where, fit_ridge(train, self.labels("train"), len(self.plan.images.classes)))
+
+    def decisions(
+        self, classifier: Classifier, encoder: str, split: str, view: str = "plain"
+    ) -> tuple[npt.NDArray[np.int64] | None, str]:
+        """The classes that an encoder decides on for the labelled images, or None and the reason."""
+        seen = self.input_of(encoder, split, view)
+        why = classifier.reason or flaw(seen, split, constant=False)
+        return (None, why) if why else (classifier.decisions(seen), "")
+
+    def describe(self, classifiers: Mapping[str, Classifier]) -> dict[str, tuple[str, Any]]:
+        """Variables of a result over encoders: who decided from what, and how well."""
+
+        def train(encoder: str) -> tuple[float, float, float]:
+            decided, _ = self.decisions(classifiers[encoder], encoder, "train")
+            return NOTHING if decided is None else accuracy_of(decided, self.labels("train"))
+
+        found = list(classifiers.values())
+        accuracy = np.array(shared(list(classifiers), train)).T
+        return {
+            "classifier": ("encoder", [c.where.kind for c in found]),
+            "classifier_site": ("encoder", [c.where.site for c in found]),
+            "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in found]),
+            "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in found]),
+            "left_out_accuracy": (
+                "encoder", [math.nan if c.ridge is None else c.ridge.left_out_accuracy for c in found]
+            ),
+            **{f"train_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
+        }  # fmt: skip
+
+
+def _where(choice: Choice, plan: Plan) -> dict[str, Where]:
+    """Who decides for each encoder."""
+    return {name: _decider(choice, plan, name) for name in plan.encoders}
+
+
+def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
+    sites, classes = plan.sites[encoder], len(plan.images.classes)
+    heads = [site for site in sites if site.startswith("head.")]
+    # A head of several layers projects for training, and does not classify.
+    outputs = plan.shapes[encoder][heads[0]] if len(heads) == 1 else ()
+    if choice.classifier != "probe" and outputs == (classes,):
+        return Where(HEAD, heads[0], "gap")
+    if choice.classifier == "head":
+        has = f"has {outputs[0]} outputs" if len(outputs) == 1 else "does not exist"
+        raise InputError(
+            f"The own head of encoder {encoder!r} {has}, but {plan.images.name} has {classes} classes; "
+            "choose the classifier auto or probe"
+        )
+    for site in sorted((site for site in sites if site not in heads), key=_last):
+        known = widths(plan, encoder, site)
+        feature = next((name for name in ("cls", "gap") if name in known and choice.pooling in ("auto", name)), None)
+        if feature is not None:
+            return Where(PROBE, site, feature)
+    raise InputError(
+        f"Encoder {encoder!r} has no feature {'' if choice.pooling == 'auto' else choice.pooling!r} after its last "
+        "block that a probe could use; choose the pooling auto, or leave it out"
+    )
+
+
+def _last(site: str) -> tuple[bool, int]:
+    """Key that sorts the final norm first, then blocks from the last one."""
+    return site != "norm", -int(site.split(".")[1]) if "." in site else 0
+
+
+def _wanted(where: Mapping[str, Where]) -> dict[tuple[str, str], tuple[str]]:
+    return {(encoder, site): (feature,) for encoder, (_, site, feature) in where.items()}
+
+
+def cost_of(choice: Choice, plan: Plan, splits: Sequence[str]) -> Cost:
+    """Sums and eigenvectors of the largest probe, and blocks of features, in memory; on disk what the pass writes."""
+    found = _wanted(_where(choice, plan))
+    width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())
+    memory = 8 * (4 * width**2 + 4 * width * len(plan.images.classes) + 8 * BLOCK_NUMBERS)
+    return Cost(memory, disk(plan, splits, found))

@@ -1,0 +1,143 @@
+"""Augmentation invariance against CKA of whole arrays of captured activations, and cases whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from sightline import analyze, capture, load_encoder, load_images
+from sightline.analyses.invariance import Config, cka, figures, headlines
+from sightline.errors import InputError
+from sightline.views import make_view
+
+SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+STILL = "supervised?crop=[1, 1]&ratio=[1, 1]"  # the whole image; half of the time mirrored
+
+
+def invariance(encoders: Any, config: Config, count: int = 40, **options: Any) -> xr.Dataset:
+    images = load_images("shapes?size=32", limit=count)
+    settings = {"batch": 8, "workers": 0, "show_progress": False, **options}
+    return analyze(encoders, images, {"invariance": config}, **settings)["invariance"]
+
+
+def test_the_pass_equals_cka_of_two_copies() -> None:
+    encoders = {"vit": load_encoder(SMALL), "cnn": load_encoder("timm:resnet18@random?size=32&zero_init_last=False")}
+    result = invariance(encoders, Config(policies=("moco_v3", "supervised"), bootstrap=50), seed=3)
+    assert result.invariance.dims == ("policy", "tokens", "encoder", "site")
+    images = load_images("shapes?size=32", limit=40)
+    order = images.order("test", 3)
+    arrays = [item.image for item in images.source.read(order.tolist())]
+    for name, encoder in encoders.items():
+        pixels = torch.from_numpy(np.stack([encoder.preprocess.crop(array) for array in arrays]))
+        for policy in ("moco_v3", "supervised"):
+            copies = []
+            for copy in range(2):
+                view = make_view(f"augment:{policy}:{copy}", pixels, images.ids[order].tolist(), seed=3)
+                with torch.inference_mode(), capture(encoder, "block.1") as activations:
+                    encoder(encoder.preprocess.normalize(view))
+                copies.append(activations["block.1"])
+            x, y = copies
+            views = {"all": (x, y), "mean": (x.mean((2, 3)), y.mean((2, 3)))} if name == "cnn" else {
+                "all": (x, y), "cls": (x[:, 0], y[:, 0]), "patches": (x[:, 1:], y[:, 1:]),
+            }  # fmt: skip
+            for tokens, pair in views.items():
+                value = result.invariance.sel(policy=policy, tokens=tokens, encoder=name, site="block.1")
+                assert float(value) == pytest.approx(cka(*pair, batch=8), abs=1e-5)
+    low, value, high = (result[f"invariance{end}"].values for end in ("_low", "", "_high"))
+    known = np.isfinite(value)
+    assert ((low <= value + 1e-9) & (value <= high + 1e-9))[known].mean() > 0.9
+    assert abs(np.nanmean(result.invariance_null)) < 0.15
+    reason = result.reason.sel(tokens="cls", encoder="cnn", site="block.1")
+    assert set(reason.values) == {"this site has no such token view"}
+    np.testing.assert_array_equal(known, result.reason.values == "")
+
+
+def test_copies_that_do_not_differ_are_seen_alike() -> None:
+    result = invariance(load_encoder(SMALL), Config(policies=(STILL + "&flip=0", "simclr")))
+    same, other = (result.invariance.isel(policy=number) for number in (0, 1))
+    np.testing.assert_allclose(same, 1, atol=1e-6)
+    assert (other < 0.9).all()
+
+
+class Patches(nn.Module):
+    """A map whose mean over positions is the same for an image and its mirror image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Conv2d(3, 8, 1)
+        self.broken, self.constant = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.map(x).square()
+        self.constant(torch.ones_like(x))
+        self.broken(x / 0)
+        return x.mean((2, 3))
+
+
+def patches() -> Any:
+    torch.manual_seed(0)
+    return load_encoder(Patches(), name="patches", preprocess=load_encoder(SMALL).preprocess)
+
+
+def test_a_layer_can_be_invariant_in_one_token_view_and_not_in_another() -> None:
+    result = invariance(patches(), Config(policies=(STILL,)), sites="map").squeeze()
+    assert float(result.invariance.sel(tokens="mean")) == pytest.approx(1, abs=1e-5)
+    assert float(result.invariance.sel(tokens="all")) < 0.999
+
+
+def test_layers_without_a_value_say_why() -> None:
+    result = invariance(patches(), Config(policies=("simclr",), tokens=("mean",)), sites=["constant", "broken"])
+    reason = result.reason.squeeze()
+    assert str(reason.sel(site="constant").values) == "the activations are the same for all images"
+    assert "not finite" in str(reason.sel(site="broken").values)
+    assert result.invariance.isnull().all()
+    assert figures(result) == []
+    assert headlines(result) == []
+
+
+def test_one_batch_has_no_interval_and_bf16_is_close() -> None:
+    config = Config(policies=("simclr?crop=[0.5, 1]",), tokens=("mean",))
+    result = invariance(load_encoder(SMALL), config, count=16, batch=16)
+    assert result.invariance_low.isnull().all()
+    ((label, number, detail),) = headlines(result)
+    assert (label, number) == ("vit_tiny_patch16_224", f"{float(result.invariance[0, 0, 0, -1]):.2f}")
+    assert detail == "simclr?crop=[0.5, 1] copies at block.1"
+    rounded = invariance(load_encoder(SMALL), config, count=16, batch=16, precision="bf16")
+    np.testing.assert_allclose(rounded.invariance, result.invariance, atol=0.02)
+
+
+def test_the_figure_has_a_panel_for_each_policy() -> None:
+    result = invariance({"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}, Config(bootstrap=20))
+    (figure,) = figures(result)
+    assert figure.table.policy.unique().tolist() == ["simclr", "moco_v3", "dino", "supervised"]
+    assert len(figure.table) == 4 * (2 + 3)
+    row = figure.table.query("policy == 'dino' and series == 'b' and site == 'block.1'").iloc[0]
+    assert row.depth == 0.5
+    assert row.value == float(result.invariance.sel(policy="dino", tokens="all", encoder="b", site="block.1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policies": ("simclrr",)}, "did you mean 'simclr'"),
+        ({"policies": ("simclr?blurr=1",)}, "did you mean 'blur'"),
+        ({"policies": ()}, "one policy or several"),
+        ({"policies": ("dino", "dino")}, "one policy or several"),
+        ({"tokens": ("patch",)}, "did you mean 'patches'"),
+        ({"bootstrap": 0}, "at least"),
+    ],
+)
+def test_settings_are_checked_before_the_pass(settings: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Config(**settings)
+
+
+def test_too_few_images() -> None:
+    images = load_images("shapes?size=32&train=8&val=4&test=3")
+    with pytest.raises(InputError, match="leave invariance out"):
+        analyze(load_encoder(SMALL), images, ["invariance"], show_progress=False)

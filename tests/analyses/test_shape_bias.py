@@ -1,0 +1,116 @@
+"""Shape bias: shares by hand, and as a stream over cue-conflict images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from made import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
+
+import sightline as sl
+from sightline.accuracy import wilson
+from sightline.analyses import shape_bias as plugin
+from sightline.analyses.shape_bias import Analysis, Config, shape_bias
+from sightline.errors import InputError
+from sightline.images import join
+from sightline.plan import Key
+
+SPLITS = {"train": ("plain",), "conflict": ("plain",)}
+LABELS = np.concatenate([np.arange(TRAIN) % 4, np.arange(TEST) % 3])  # no conflict image has the shape of class 3
+TEXTURE = np.concatenate([np.full(TRAIN, -1), (np.arange(TEST) + 1 + np.arange(TEST) // 12) % 4])
+HEAD = {"vit": {**LAYERS["vit"], "head.0": (4,)}, "cnn": LAYERS["cnn"]}
+
+
+def plan_of(cache: Path, **changes: Any) -> Any:
+    given = {"labels": LABELS, "layers": HEAD, "views": SPLITS, "classes": ("a", "b", "c", "d"), "texture": TEXTURE}
+    return make_plan(cache, **{**given, **changes})
+
+
+def test_shares_by_hand() -> None:
+    shape, texture = np.array([0, 0, 0, 1, 1, 2]), np.array([1, 1, 2, 0, 2, 2])
+    assert shape_bias([0, 1, 0, 1, 0, 2], shape, texture) == 3 / 4  # the last is no conflict, the fifth is neither
+    assert shape_bias(shape, shape, texture) == 1
+    assert shape_bias(texture, shape, texture) == 0
+    assert np.isnan(shape_bias([5, 5], [0, 1], [1, 0]))
+
+
+def test_streamed_is_whole(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    data = activations(plan)
+    random = np.random.default_rng(0)
+    shape, texture = LABELS[TRAIN:], TEXTURE[TRAIN:]
+    decided = np.where(random.random(TEST) < 0.6, shape, np.where(random.random(TEST) < 0.6, texture, 3))
+    data[Key("vit", "head.0", "plain")][TRAIN:] = torch.eye(4)[torch.from_numpy(decided)]
+    result = computed(Analysis(Config(), plan), plan, data)
+    assert result["class"].values.tolist() == ["a", "b", "c"]
+    for number, name in enumerate(["a", "b", "c"]):
+        of = (shape == number) & (texture != shape)
+        row = result.sel(encoder="vit").sel({"class": name})
+        assert float(row.shape_bias) == shape_bias(decided[of], shape[of], texture[of])
+        right, other = int((decided == shape)[of].sum()), int((decided == texture)[of].sum())
+        assert (float(row.shape_bias_low), float(row.shape_bias_high)) == wilson(right, right + other)
+        assert float(row.either) == (right + other) / of.sum()
+    overall = result.sel(encoder="vit")
+    assert float(overall.overall) == shape_bias(decided, shape, texture)
+    assert overall.overall_low < overall.overall < overall.overall_high
+    assert result.attrs["n_conflict"] == int((texture != shape).sum())
+    assert result.classifier.values.tolist() == ["own head", "ridge probe"]
+    (figure,) = plugin.figures(result)
+    assert len(figure.table) == 2 * 3
+    assert [line[0] for line in plugin.headlines(result)] == ["vit", "cnn"]
+
+
+def test_any_batching_and_shards_give_the_same(tmp_path: Path) -> None:
+    plans = [plan_of(tmp_path / name) for name in "abc"]
+    data = activations(plans[0])
+    expected = computed(Analysis(Config(), plans[0]), plans[0], data)
+    xr.testing.assert_identical(computed(Analysis(Config(), plans[1]), plans[1], data, 5), expected)
+    one, two = (Analysis(Config(), plans[2]) for _ in range(2))
+    for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
+        torch.manual_seed(0)
+        feed(metric, plans[2], data, 8, part)
+    one.merge_state(two)
+    xr.testing.assert_identical(Analysis.compute(one), expected)
+
+
+def test_flaws_have_a_reason(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    data = activations(plan)
+    data[Key("cnn", "block.1", "plain")][TRAIN + 2] = torch.nan
+    data[Key("vit", "head.0", "plain")][TRAIN:] = torch.eye(4)[3] * (torch.from_numpy(TEXTURE[TRAIN:]) != 3)[:, None]
+    result = computed(Analysis(Config(), plan), plan, data)
+    assert (result.reason.sel(encoder="cnn") == "1 of 24 conflict features are not finite (NaN or infinity)").all()
+    assert np.isnan(result.shape_bias.sel(encoder="cnn")).all()
+    nowhere = result.sel(encoder="vit").either == 0
+    assert (result.reason.sel(encoder="vit")[nowhere] == "no decision was for the shape or for the texture").all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"texture": np.full(TRAIN + TEST, -1)}, "None of the cue-conflict images has a texture class"),
+        ({"labels": np.full(TRAIN + TEST, -1)}, "Shape bias needs labels of at least two classes"),
+    ],
+)
+def test_what_is_needed_is_said_before_the_pass(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Analysis(Config(), plan_of(tmp_path, **changes))
+
+
+def test_images_without_texture(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, LABELS, views=SPLITS, classes=("a", "b", "c", "d"))
+    with pytest.raises(InputError, match="give some such as shapes:conflict"):
+        Analysis(Config(), plan)
+
+
+def test_in_the_pass(small: str) -> None:
+    images = join(
+        sl.load_images("shapes?size=32", limit=48), "conflict", sl.load_images("shapes:conflict?size=32", limit=48)
+    )
+    run = sl.analyze({"a": small}, images, ["shape_bias"], workers=0, show_progress=False)
+    assert run["shape_bias"].attrs["n_conflict"] == 48
+    assert 0 <= float(run["shape_bias"].overall_either[0]) <= 1

@@ -1,0 +1,82 @@
+"""Encoders from run folders, with and without the decoder that MAE trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import sightline as sl
+from sightline.checkpoints import latest
+from sightline.errors import InputError
+from sightline.objectives.mae import Decoder
+from sightline.sites import capture
+
+TINY = {
+    "size": 16, "width": 16, "depth": 3, "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0,
+    "images": "shapes?size=16&train=32&val=16&test=16", "evaluate_every": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked auto-encoder, hardly trained."""
+    folder = tmp_path_factory.mktemp("runs") / "mae"
+    decoder = {"decoder_width": 8, "decoder_depth": 2, "decoder_heads": 4}
+    sl.pretrain("mae", out=folder, settings=TINY | decoder, workers=0, show_progress=False)
+    return folder
+
+
+@torch.no_grad()
+def test_the_layers_of_the_decoder_are_sites(run: Path) -> None:
+    """With nothing hidden the decoder sees all tokens in image order: its blocks, called one by one, give the sites."""
+    encoder, both = sl.load_encoder(f"run:{run}"), sl.load_encoder(f"run:{run}?decoder=true")
+    images = torch.randn(3, 3, 16, 16)
+    with capture(both, ["**"]) as acts:
+        pixels = both(images)
+    with capture(encoder, ["**"]) as own:
+        encoder(images)
+    assert {name for name in own if not name.startswith("head")} <= set(acts)
+    for name in ("embed", "block.0", "block.2", "block.1.attn_map", "norm"):
+        assert torch.equal(acts[name], own[name])
+    decoder = both.module.decoder
+    assert isinstance(decoder, Decoder)
+    stream = decoder.embed(own["norm"]) + decoder.pos_embed
+    assert torch.equal(acts["decoder.embed"], stream)
+    for number, block in enumerate(decoder.blocks):
+        stream = block(stream)
+        torch.testing.assert_close(acts[f"decoder.block.{number}"], stream)
+        assert acts[f"decoder.block.{number}.attn_map"].shape == (3, 4, 17, 17)
+    torch.testing.assert_close(pixels, decoder.pred(acts["decoder.norm"][:, 1:]))
+    assert both.tokens == encoder.tokens
+    assert both.depth == 3
+    assert both.weights != encoder.weights
+
+
+@torch.no_grad()
+def test_the_decoder_is_the_one_that_was_trained(run: Path) -> None:
+    from safetensors.torch import load_file
+
+    checkpoint = latest(run)
+    assert checkpoint is not None
+    stored = load_file(checkpoint / "decoder.safetensors")
+    for name, value in sl.load_encoder(f"run:{run}?decoder=true").module.decoder.state_dict().items():
+        assert torch.equal(value, stored[name])
+
+
+def test_a_decoder_is_compared_like_any_layer(run: Path) -> None:
+    images = sl.load_images("shapes?size=16", limit=16)
+    result = sl.analyze(f"run:{run}?decoder=true", images, ["knn"], batch=8, workers=0, show_progress=False)["knn"]
+    assert {"decoder.block.0", "decoder.block.1"} <= set(result.site.values)
+    assert result.block.sel(site="decoder.block.1") == 4
+    assert result.accuracy.sel(site="decoder.block.1", feature="gap").notnull().all()
+
+
+def test_what_cannot_be_loaded_is_said(run: Path, tmp_path: Path) -> None:
+    sl.save_encoder(sl.load_encoder(f"run:{run}"), tmp_path / "alone")
+    with pytest.raises(InputError, match=r"has no decoder\.safetensors"):
+        sl.load_encoder(f"run:{tmp_path / 'alone'}?decoder=true")
+    for wrong in ("?decoder=yes", "?size=32", "@random"):
+        with pytest.raises(InputError, match="comes with its own weights and settings"):
+            sl.load_encoder(f"run:{run}{wrong}")

@@ -1,0 +1,134 @@
+"""Who decides: own heads and probes, what they see, and what they cannot decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made import LAYERS, MAP, TEST, TOKENS, TRAIN, activations, feed, make_plan
+from sklearn.linear_model import RidgeCV
+from sklearn.preprocessing import StandardScaler
+
+from sightline.accuracy import wilson
+from sightline.classifiers import HEAD, PROBE, Choice, Classifier, Decided, Where, cost_of
+from sightline.errors import InputError
+from sightline.plan import Key, Plan
+from sightline.ridge import PENALTIES
+
+SPLITS = ("train", "test")
+FOUR = {
+    **LAYERS,
+    "vit with head": {**LAYERS["vit"], "head.0": (3,)},
+    "vit with other head": {**LAYERS["vit"], "head.0": (1000,)},
+    "vit with projector": {**LAYERS["vit"], "head.0": (3,), "head.1": (3,)},
+    "vit without norm": {"block.0": TOKENS, "block.10": TOKENS, "block.9": TOKENS},
+    "cnn with norm": {"block.0": MAP, "norm": (6, 1, 1)},
+}
+
+
+class Bare(Decided):
+    def compute(self) -> None:
+        self.fitted()
+
+
+def decided(plan: Plan, **choice: str) -> Decided:
+    return Bare(Choice(**choice), plan, SPLITS, "This", "this")
+
+
+def test_who_decides(tmp_path: Path) -> None:
+    assert decided(make_plan(tmp_path, layers=FOUR)).where == {
+        "vit": Where(PROBE, "norm", "cls"),
+        "cnn": Where(PROBE, "block.1", "gap"),
+        "vit with head": Where(HEAD, "head.0", "gap"),
+        "vit with other head": Where(PROBE, "norm", "cls"),
+        "vit with projector": Where(PROBE, "norm", "cls"),
+        "vit without norm": Where(PROBE, "block.10", "cls"),
+        "cnn with norm": Where(PROBE, "norm", "gap"),
+    }
+    assert set(decided(make_plan(tmp_path, layers=FOUR), classifier="probe", pooling="gap").where.values()) == {
+        Where(PROBE, "norm", "gap"), Where(PROBE, "block.1", "gap"), Where(PROBE, "block.10", "gap"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"classifier": "heads"}, "There is no classifier 'heads'; did you mean 'head'"),
+        ({"pooling": "mean"}, "There is no pooling 'mean'"),
+        ({"classifier": "head"}, "The own head of encoder 'vit' does not exist, but made has 3 classes"),
+        ({"pooling": "cls"}, "Encoder 'cnn' has no feature 'cls' after its last block"),
+    ],
+)
+def test_choices_that_cannot_be(tmp_path: Path, choice: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        decided(make_plan(tmp_path, layers=FOUR), **choice)
+
+
+def test_probe_is_scikit_learns_and_head_is_the_heads(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, layers=FOUR)
+    data = activations(plan)
+    metric = decided(plan)
+    feed(metric, plan, data)
+    found = metric.fitted()
+    values, labels = data[Key("vit", "norm", "plain")][:, 0].double().numpy(), plan.images.labels
+    scale = StandardScaler().fit(values[:TRAIN])
+    peer = RidgeCV(alphas=TRAIN * np.array(PENALTIES)).fit(
+        scale.transform(values[:TRAIN]), 2 * np.eye(3)[labels[:TRAIN]] - 1
+    )
+    scores = peer.predict(scale.transform(values[TRAIN:]))
+    np.testing.assert_allclose(found["vit"].scores(metric.input_of("vit", "test")[:]), scores, atol=1e-5)
+    about = metric.describe(found)
+    assert about["penalty"][1][0] == pytest.approx(peer.alpha_ / TRAIN)
+    right = int((peer.predict(scale.transform(values[:TRAIN])).argmax(1) == labels[:TRAIN]).sum())
+    assert about["train_accuracy"][1][0] == right / TRAIN
+    assert (about["train_accuracy_low"][1][0], about["train_accuracy_high"][1][0]) == wilson(right, TRAIN)
+    logits = data[Key("vit with head", "head.0", "plain")].numpy()
+    decisions, why = metric.decisions(found["vit with head"], "vit with head", "test")
+    np.testing.assert_array_equal(decisions, logits[TRAIN:].argmax(1))
+    assert why == ""
+    assert about["classifier"][1][2] == HEAD
+    assert np.isnan(about["penalty"][1][2])
+
+
+def test_classes_that_do_not_begin_at_zero_and_images_without_label(tmp_path: Path) -> None:
+    labels = 4 + np.arange(TRAIN + TEST) % 3
+    labels[[2, TRAIN + 1]] = -1
+    plan = make_plan(tmp_path, labels, classes=tuple("abcdefghi"), layers={"vit": {"norm": (6, 9)}})
+    metric = decided(plan)
+    feed(metric, plan, activations(plan))
+    found = metric.fitted()
+    decisions, _ = metric.decisions(found["vit"], "vit", "test")
+    assert decisions is not None
+    assert len(decisions) == TEST - 1
+    assert set(decisions.tolist()) <= {4, 5, 6}
+    assert (decisions == metric.labels("test")).mean() > 0.6
+
+
+def test_what_cannot_be_classified_has_a_reason(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, layers=FOUR)
+    data = activations(plan)
+    data[Key("vit", "norm", "plain")][3, 0, 0] = torch.nan  # a training image
+    data[Key("cnn", "block.1", "plain")][:] = 2.0
+    data[Key("vit with head", "head.0", "plain")][TRAIN, 0] = torch.inf  # a test image
+    metric = decided(plan)
+    feed(metric, plan, data)
+    found = metric.fitted()
+    assert found["vit"].reason == "1 of 40 train features are not finite (NaN or infinity)"
+    assert found["cnn"].reason == "the features are the same for all training images"
+    assert metric.decisions(found["vit"], "vit", "test") == (None, found["vit"].reason)
+    nothing, why = metric.decisions(found["vit with head"], "vit with head", "test")
+    assert nothing is None
+    assert why == "1 of 24 test features are not finite (NaN or infinity)"
+    assert np.isnan(metric.describe(found)["train_accuracy"][1][:2]).all()
+
+
+def test_cost(tmp_path: Path) -> None:
+    cost = cost_of(Choice(), make_plan(tmp_path), SPLITS)
+    assert cost.disk == 2 * (TRAIN + TEST) * (4 * 6 + 1)
+    assert cost.memory > 0
+
+
+def test_equal_scores_go_to_the_first_class() -> None:
+    assert Classifier(Where(HEAD, "head.0", "gap")).scores(np.ones((1, 3))).argmax(1) == 0
