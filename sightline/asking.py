@@ -87,8 +87,8 @@ def with_conflict(images: Images, conflict: Images | str | None, configs: Mappin
     others = load_images(conflict)
     if "texture" not in others.extras:
         raise InputError(
-            f"{others.name} has no texture labels; cue-conflict images are shapes:conflict, or a folder of files "
-            "named after shape and texture"
+            f"{others.name} has no texture labels; cue-conflict images are shapes:conflict, or files named after shape "
+            "and texture, cat4-truck3.png, with folder:PATH?names=shape-texture"
         )
     count = len(images.indices("test")) if isinstance(conflict, str) else None  # as many as there are others
     return join(images, "conflict", others.sample(count, seed=0))

@@ -102,6 +102,7 @@ def _measure(product: AttentionProduct, tokens: Tokens, shift: bool) -> tuple[Te
     (images, heads), n, first = product.shape[:2], math.prod(tokens.grid), tokens.prefix
     distances = _distances(tokens.grid, product.q.device)
     q, k, bias = product.q[..., first:, :].mT, product.k, _bias(product, first)
+    bias = None if bias is None else bias.expand(images, heads, -1, -1)
     room = CACHED * max(torch.get_num_threads(), 2) if q.device.type == "cpu" else ON_DEVICE
     maps = max(room // n**2, 1)
     several, part = max(maps // heads, 1), min(maps, heads)  # images, and heads of an image, at a time
@@ -143,13 +144,13 @@ def _distances(grid: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def _bias(product: AttentionProduct, prefix: int) -> Tensor | None:
-    """The bias of patch queries for all keys as (B, H, T, n), one memory where it is shared."""
+    """The bias of patch queries for all keys as (B, H, T, n); of 1 for B or H where all images or heads share it."""
     if product.bias is None:
         return None
     bias = product.bias[(None,) * (4 - product.bias.ndim)]
     rows = prefix if bias.shape[-2] > 1 else 0  # a bias of one row is for all queries
     tokens = product.shape[-1]
-    return bias[..., rows:, :].mT.float().contiguous().expand(*product.shape[:2], tokens, tokens - prefix)
+    return bias[..., rows:, :].mT.float().contiguous().expand(-1, -1, tokens, tokens - prefix)
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -161,7 +162,7 @@ def unattended(product: AttentionProduct, prefix: int) -> Tensor:
     bias = _bias(product, prefix)
     if bias is None:
         return torch.zeros(product.shape[0], dtype=torch.bool, device=product.q.device)
-    return (bias[:, :, prefix:] == -math.inf).all(2).flatten(1).any(1)
+    return (bias[:, :, prefix:] == -math.inf).all(2).flatten(1).any(1).expand(product.shape[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -193,8 +194,8 @@ class Look:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Layers, heads, queries, keys of one image."""
-        return len(self.sites), self.heads, len(self.queries), math.prod(self.grid)
+        """Layers, heads (their mean first), queries, keys of one image."""
+        return len(self.sites), 1 + self.heads, len(self.queries), math.prod(self.grid)
 
     def within(self, images: int) -> Look:
         """With as many queries as fit, for so many images."""
@@ -240,12 +241,16 @@ class Viewer:
         self.places = [places[int(self.rows[slot])] for slot in self.slots]
 
     def maps(self, encoder: str, product: AttentionProduct, prefix: int) -> Tensor | None:
-        """Rows of the noted images, uint8 (images, H, queries, keys): 255 is the largest probability of a row."""
+        """Rows of the noted images, uint8 (images, 1 + H, queries, keys): 255 is the largest probability of a row.
+
+        First the mean of the heads: once each is scaled to its own largest probability, it could not be told.
+        """
         if not self.places:
             return None
         found = []
         for place in self.places:
             rows = product[place : place + 1].scores(prefix)[0, :, self.looks[encoder].queries].softmax(-1)
+            rows = torch.cat([rows.mean(0, keepdim=True), rows])
             found.append((255 * rows / rows.amax(-1, keepdim=True)).round().nan_to_num(0).to(torch.uint8))
         return torch.stack(found)
 
@@ -271,7 +276,12 @@ class Viewer:
             found[f"viewer_map_{i}"] = xr.DataArray(
                 maps.astype(np.uint8),  # sums of several processes come as int64
                 dims=("viewer_image", *(f"viewer_{axis}_{i}" for axis in ("layer", "head", "query", "key"))),
-                coords={**about, f"viewer_layer_{i}": list(look.sites), f"viewer_query_{i}": look.queries},
+                coords={
+                    **about,
+                    f"viewer_layer_{i}": list(look.sites),
+                    f"viewer_head_{i}": ["mean", *map(str, range(look.heads))],
+                    f"viewer_query_{i}": look.queries,
+                },
                 attrs={"grid": list(look.grid), "patch": patch_size(self.plan.encoders[name])},
             )
             found[f"viewer_pixels_{i}"] = xr.DataArray(

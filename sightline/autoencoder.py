@@ -39,9 +39,8 @@ def load_decoder(encoder: nn.Module, folder: Path, recipe: Path) -> Decoder:
         raise InputError("The decoder of FCMAE is a single convolutional block without sites; leave decoder=true out")
     values = read_recipe(recipe)
     config: Any = make_recipe(str(values["objective"]), values).config
-    config = getattr(config, "settings", {}).get("mae", config)  # of a hybrid, that of its part
-    settings = config if isinstance(config, dict) else vars(config)
-    decoder = Decoder(encoder, settings["decoder_width"], settings["decoder_depth"], settings["decoder_heads"])
+    config = config.part("mae") if hasattr(config, "part") else config  # of a hybrid, that of its part
+    decoder = Decoder(encoder, config.decoder_width, config.decoder_depth, config.decoder_heads)
     state = read_weights(folder / "decoder.safetensors")
     own = decoder.state_dict()
     if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in state.items()}:

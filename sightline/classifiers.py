@@ -34,7 +34,8 @@ HEAD, PROBE = "own head", "ridge probe"
 class Choice:
     """Who decides, and what probes see.
 
-    classifier   auto: the own head if it has one output per class, else a ridge probe; head or probe: that one
+    classifier   auto: the own head if it has one output per class, and the same classes where their names are known,
+                 else a ridge probe; head or probe: that one
     pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls or gap: that one
     """
 
@@ -62,11 +63,15 @@ class Classifier:
 
     where: Where
     ridge: Ridge | None = None
+    order: tuple[int, ...] | None = None  # outputs of the own head in the order of the images' classes
     reason: str = ""
 
     def scores(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Scores of the classes (n, C) from what `where` says."""
-        return np.asarray(features, np.float64) if self.ridge is None else self.ridge.scores(features)
+        if self.ridge is not None:
+            return self.ridge.scores(features)
+        outputs = np.asarray(features, np.float64)
+        return outputs if self.order is None else outputs[:, self.order]
 
     def decisions(self, features: Matrix) -> npt.NDArray[np.int64]:
         """The class with the highest score for each row, of equal ones the first."""
@@ -96,7 +101,8 @@ class Decided(Pooled):
         if why := flaw(train, "train"):
             return Classifier(where, reason=why)
         if where.kind == HEAD:
-            return Classifier(where)
+            named, classes = self.plan.encoders[encoder].classes, self.plan.images.classes
+            return Classifier(where, order=None if named is None else tuple(named.index(name) for name in classes))
         return Classifier(where, fit_ridge(train, self.labels("train"), len(self.plan.images.classes)))
 
     def decisions(
@@ -138,12 +144,15 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     heads = [site for site in sites if site.startswith("head.")]
     # A head of several layers projects for training, and does not classify.
     outputs = plan.shapes[encoder][heads[0]] if len(heads) == 1 else ()
-    if choice.classifier != "probe" and outputs == (classes,):
+    named = plan.encoders[encoder].classes
+    same = outputs == (classes,) and (named is None or set(named) == set(plan.images.classes))
+    if choice.classifier != "probe" and same:
         return Where(HEAD, heads[0], "gap")
     if choice.classifier == "head":
-        has = f"has {outputs[0]} outputs" if len(outputs) == 1 else "does not exist"
+        has = f"a head with {outputs[0]} outputs" if len(outputs) == 1 else "no head that classifies"
+        has += " of other names" if outputs == (classes,) else ""
         raise InputError(
-            f"The own head of encoder {encoder!r} {has}, but {plan.images.name} has {classes} classes; "
+            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {classes} classes; "
             "choose the classifier auto or probe"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):
@@ -152,8 +161,8 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
         if feature is not None:
             return Where(PROBE, site, feature)
     raise InputError(
-        f"Encoder {encoder!r} has no feature {'' if choice.pooling == 'auto' else choice.pooling!r} after its last "
-        "block that a probe could use; choose the pooling auto, or leave it out"
+        f"Encoder {encoder!r} has no feature {'' if choice.pooling == 'auto' else f'{choice.pooling!r} '}after its "
+        "last block that a probe could use; choose the pooling auto, or leave the encoder out"
     )
 
 

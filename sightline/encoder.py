@@ -106,12 +106,24 @@ class Encoder:
     family: str
     sites: Mapping[str, Tap]
     architecture: str | None = None  # a reference that builds the module anew, without weights
+    classes: tuple[str, ...] | None = None  # what the outputs of its classifier mean, where that is known
     notes: list[str] = field(default_factory=list)
     forward: Callable[[Tensor], Any] | None = None  # where calling the module is not enough
 
     def __call__(self, images: Tensor) -> Any:
         """What the model says to preprocessed images (B, 3, h, w)."""
         return (self.forward or self.module)(images)
+
+    def has_places(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is known where an activation of this shape (of one image) lies on the image.
+
+        Of an unknown module only maps (C, h, w) in the proportions of its images are: (h, w, C), or tokens that may
+        begin with CLS, would give numbers that look right.
+        """
+        if self.tokens is not None or self.family != "module":
+            return True
+        height, width = self.preprocess.size
+        return len(shape) == 3 and abs(shape[1] * width - shape[2] * height) < 0.2 * shape[2] * height
 
     def describe(self) -> dict[str, Any]:
         """What results and reports say about the encoder; plain data."""
@@ -288,6 +300,7 @@ def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None
         "architecture": encoder.architecture,
         "name": encoder.name,
         "preprocess": asdict(encoder.preprocess),
+        "classes": encoder.classes,
         "weights": hash_weights({key: value.to(state[key].dtype) for key, value in stored.items()}),
     }
     write_atomically(folder / "encoder.safetensors", save(stored))

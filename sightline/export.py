@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sightline.errors import InputError
 from sightline.files import replacing, write_atomically
+from sightline.run import ABSENT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +56,8 @@ def tables(result: xr.Dataset, name: str) -> dict[str, pd.DataFrame]:
     found = {}
     for dims, variables in groups.items():
         frame = result[variables].to_dataframe().reset_index()
-        frame = frame.dropna(subset=[v for v in variables if result[v].dtype.kind == "f"], how="all")
+        if numbers := [v for v in variables if result[v].dtype.kind == "f"]:
+            reasons = frame[[v for v in variables if v.endswith("reason")]]
+            frame = frame[frame[numbers].notna().any(axis=1) | ~reasons.isin(["", ABSENT]).all(axis=1)]
         found[name if dims == largest else f"{name}-{variables[0]}"] = frame
     return found

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import pandas as pd
 
+from sightline.run import ABSENT
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -226,7 +228,7 @@ def curve_over_depth(
     x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if depth_title.startswith("block") else 0.1)
     x = x.scale(nice=False, padding=8)
     scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
-    axis = alt.Axis(format="%" if percent else ".1f" if domain else "~g", tickCount=6)
+    axis = alt.Axis(format="%" if percent else ".1f" if domain and domain[1] - domain[0] >= 0.4 else "~r", tickCount=6)
     y, low = (alt.Y(f"{name}:Q", title=value_title, axis=axis, scale=scale) for name in ("value", "low"))
     colour = alt.Color("series:N", title=series_title).scale(domain=list(series), range=palette)
     colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
@@ -264,18 +266,24 @@ def depth_figure(
 ) -> Figure | None:
     """Numbers over the blocks that were passed, embedding first, a panel for each (label, result, variable).
 
-    The interval is in the variables `_low` and `_high`, if there is one.
+    The interval is in the variables `_low` and `_high`, if there is one; a variable whose name ends in `reason` says
+    which encoder has no such site. A block that has no number keeps its place in the depth.
     """
     parts = []
     for label, result, variable in panels:
-        own = {variable: "value", f"{variable}_low": "low", f"{variable}_high": "high"}
+        reason = next(str(name) for name in result.data_vars if str(name).endswith("reason"))
+        own = {variable: "value", f"{variable}_low": "low", f"{variable}_high": "high", reason: "reason"}
         part = result[[v for v in own if v in result]].to_dataframe().reset_index().rename(columns=own)
-        parts.append(part[part.layer_type.isin(["embed", "block"])].dropna(subset="value").assign(what=label))
+        parts.append(part[part.layer_type.isin(["embed", "block"]) & (part.reason != ABSENT)].assign(what=label))
     points = pd.concat(parts, ignore_index=True)
-    if points.empty:
+    if not points.value.notna().any():
         return None
     points, axis = with_depth(points.assign(block=points.block + 1))
-    table = points.drop(columns=["block", "layer_type"]).rename(columns={"encoder": "series"})
+    table = (
+        points.dropna(subset="value")
+        .drop(columns=["block", "layer_type", "reason"])
+        .rename(columns={"encoder": "series"})
+    )
     chart = curve_over_depth(
         table,
         value_title=value_title,

@@ -138,6 +138,8 @@ class Images:
             result.update(f"\n{name if split is None else ''} {len(where)}\n".encode())
             result.update("\n".join(self.ids[where].tolist()).encode("utf-8", "surrogateescape"))
             result.update(self.labels[where].astype("<i8").tobytes())
+            for extra, values in sorted(self.extras.items()) if name in self.beside else ():
+                result.update(extra.encode() + values[where].astype("<i8").tobytes())
         return result.hexdigest()
 
     def describe(self) -> dict[str, object]:
@@ -159,7 +161,7 @@ class Images:
 def join(images: Images, split: str, others: Images) -> Images:
     """The same images with one more split: the test images of another set, whose classes must be among theirs.
 
-    Extra labels of the others that index their classes (`texture`) are translated as well; they are −1 elsewhere.
+    Their textures, which are classes as well, are translated; extra labels are −1 where there are none.
 
     >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
     >>> {name: len(positions) for name, positions in both.splits.items()}
@@ -173,9 +175,10 @@ def join(images: Images, split: str, others: Images) -> Images:
     where = others.indices("test")
     translate = np.array([*(images.classes.index(name) for name in others.classes), -1])  # [-1]: without a label
     n, m = len(images.ids), len(where)
+    theirs = {name: translate[v[where]] if name == "texture" else v[where] for name, v in others.extras.items()}
     extras = {
-        name: np.concatenate([images.extras.get(name, np.full(n, -1)), translate[values[where]]])
-        for name, values in others.extras.items()
+        name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
+        for name, values in theirs.items()
     }
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(

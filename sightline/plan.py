@@ -139,13 +139,14 @@ def _why(found: Sequence[str], patterns: Sequence[str]) -> str:
 
 
 def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None = None) -> dict[str, tuple[int, ...]]:
-    """Shapes of the sites that a grey image reaches, for the cost; a model that cannot run fails before the pass."""
+    """Shapes of the sites that grey images reach, for the cost; a model that cannot run fails before the pass."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def see(site: str, activation: Tensor) -> None:
-        shapes[site] = tuple(activation.shape[1:])
+        if activation.shape[:1] == (2,):  # what has no axis of images, such as position embeddings, is no activation
+            shapes[site] = tuple(activation.shape[1:])
 
-    grey = torch.full((1, 3, *encoder.preprocess.size), 128, dtype=torch.uint8, device=device)
+    grey = torch.full((2, 3, *encoder.preprocess.size), 128, dtype=torch.uint8, device=device)
     wanted = [site for site in encoder.sites if site in sites]
     try:
         with torch.inference_mode(), watch(encoder.sites, wanted, see):

@@ -169,7 +169,8 @@ class _Parts(NamedTuple):
 
 def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
     """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
-    encoder = build(wanted.backbone, _classes(wanted, data), wanted.training.seed)
+    encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
+    encoder.classes = data.classes if classes else None
     torch.manual_seed(wanted.training.seed)
     first: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
     torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
@@ -259,6 +260,7 @@ def _export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
         preprocess=encoder.preprocess,
         architecture=encoder.architecture,
     )
+    built.classes = encoder.classes
     save_encoder(built, folder)
     if hasattr(module, "decoder"):
         decoder = {key: value.cpu().contiguous() for key, value in tensors_of(module.decoder).items()}

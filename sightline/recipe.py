@@ -182,7 +182,13 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
             return value
         if isinstance(kind, type) and type(value) is kind:
             return value
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list, [a, b],"}
+    wanted = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        tuple: 'a list, ["a", "b"] or [1, 2],',
+    }
     raise InputError(f"{key} is {value!r}, but {wanted.get(kinds[0], 'another kind of value')} is expected")
 
 

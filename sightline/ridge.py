@@ -14,6 +14,9 @@ With ZᵀZ = V S Vᵀ, u = Vᵀz and B = VᵀZᵀY, one eigendecomposition gives
 The last line holds for a group of rows as well, with the block of H and the identity. So where an image gives several
 rows (itself and its mirror image), all of them are left out at once, and none tells the probe about another.
 
+A class that misses one image is the rarer for it, and b says so: with few images per class, left-out images would be
+decided against their own class, below chance on features that know nothing. So decisions on them keep b = ȳ of all.
+
 Shapes: n images, g views of each, D width, C classes, L penalties, m images of a block.
 """
 
@@ -154,7 +157,7 @@ def _sums(data: _Data, classes: int) -> tuple[npt.NDArray[np.float64], ...]:
     gram, products, counts = np.zeros((width, width)), np.zeros((width, classes)), np.zeros(classes)
     for x, codes in data.blocks():
         centred = (x - mean).reshape(-1, width)
-        members = np.eye(classes)[codes.ravel()]
+        members = _one_hot(codes.ravel(), classes)
         gram += centred.T @ centred
         products += 2 * centred.T @ members  # the −1 of Y adds nothing, since the columns sum to zero
         counts += members.sum(0)
@@ -162,6 +165,12 @@ def _sums(data: _Data, classes: int) -> tuple[npt.NDArray[np.float64], ...]:
     varies = deviation > CONSTANT * np.abs(mean)
     scale = np.divide(1, deviation, out=np.zeros(width), where=varies)
     return mean, scale, scale[:, None] * gram * scale, scale[:, None] * products, 2 * counts / data.rows - 1
+
+
+def _one_hot(codes: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
+    """(…) → (…, C); rows of an identity matrix would take C² numbers, too many for the classes of ImageNet-21k."""
+    members: npt.NDArray[np.float64] = (codes[..., None] == np.arange(classes)).astype(np.float64)
+    return members
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,10 +192,11 @@ class _Path:
             u = (x - self.mean) @ self.basis  # (m, g, D)
             hat = (u[:, :, None] * u[:, None]).reshape(-1, width) @ self.shrink + 1 / data.rows
             rest = np.linalg.inv(np.eye(g) - hat.T.reshape(count, m, g, g))  # small, and many: faster than solving
-            y = 2 * np.eye(len(self.target))[codes] - 1  # (m, g, C)
+            y = 2 * _one_hot(codes, len(self.target)) - 1  # (m, g, C)
+            rarer = (y.sum(1, keepdims=True) - g * self.target) / (data.rows - g)  # ȳ of all − ȳ of the others
             for number, shrink in enumerate(self.shrink.T):
                 fitted = self.target + u.reshape(-1, width) @ (shrink[:, None] * self.products)
                 error = rest[number] @ (y - fitted.reshape(y.shape))
                 errors[number] += np.square(error).sum()
-                right[number] += ((y - error).argmax(-1) == codes).sum()
+                right[number] += ((y - error + rarer).argmax(-1) == codes).sum()
         return errors / data.rows, right / data.rows

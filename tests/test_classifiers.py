@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from made import LAYERS, MAP, TEST, TOKENS, TRAIN, activations, feed, make_plan
 from sklearn.linear_model import RidgeCV
 from sklearn.preprocessing import StandardScaler
 
+import sightline as sl
 from sightline.accuracy import wilson
 from sightline.classifiers import HEAD, PROBE, Choice, Classifier, Decided, Where, cost_of
 from sightline.errors import InputError
@@ -57,7 +60,7 @@ def test_who_decides(tmp_path: Path) -> None:
     [
         ({"classifier": "heads"}, "There is no classifier 'heads'; did you mean 'head'"),
         ({"pooling": "mean"}, "There is no pooling 'mean'"),
-        ({"classifier": "head"}, "The own head of encoder 'vit' does not exist, but made has 3 classes"),
+        ({"classifier": "head"}, "Encoder 'vit' has no head that classifies, but made has 3 classes"),
         ({"pooling": "cls"}, "Encoder 'cnn' has no feature 'cls' after its last block"),
     ],
 )
@@ -132,3 +135,22 @@ def test_cost(tmp_path: Path) -> None:
 
 def test_equal_scores_go_to_the_first_class() -> None:
     assert Classifier(Where(HEAD, "head.0", "gap")).scores(np.ones((1, 3))).argmax(1) == 0
+
+
+def test_an_own_head_is_read_by_the_names_of_its_classes() -> None:
+    """Class folders come in the order of the alphabet, the head in that of its training."""
+    images = sl.load_images("shapes?size=48", limit=64)
+    order = np.argsort(images.classes)
+    place = np.argsort(order)
+    turned = dataclasses.replace(
+        images, classes=tuple(np.array(images.classes)[order].tolist()), labels=place[images.labels]
+    )
+    options: Any = {"batch": 32, "workers": 0, "show_progress": False}
+    found = [sl.analyze(["zoo:supervised", "zoo:simclr"], i, ["agreement"], **options) for i in (images, turned)]
+    for run in found:
+        assert run["agreement"].classifier.values.tolist() == ["own head", "ridge probe"]
+        assert float(run["agreement"].train_accuracy[0]) > 0.5
+    assert float(found[0]["agreement"].train_accuracy[0]) == float(found[1]["agreement"].train_accuracy[0])
+    others = dataclasses.replace(images, classes=tuple(f"other {name}" for name in images.classes))
+    run = sl.analyze(["zoo:supervised", "zoo:simclr"], others, ["agreement"], **options)
+    assert run["agreement"].classifier.values.tolist() == ["ridge probe", "ridge probe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,20 @@ def test_left_out_accuracy_is_that_of_refits() -> None:
     x, labels = problem(40, 6, 3)
     probe = fit_ridge(x, labels)
     z, y = StandardScaler().fit_transform(x), 2 * np.eye(3)[labels] - 1
-    right = [
-        Peer(alpha=40 * probe.penalty).fit(z[keep], y[keep]).predict(z[~keep]).argmax() == labels[row]
-        for row in range(40)
-        for keep in [np.arange(40) != row]
-    ]
+    right = []
+    for row in range(40):
+        keep = np.arange(40) != row
+        scores = Peer(alpha=40 * probe.penalty).fit(z[keep], y[keep]).predict(z[~keep])
+        right.append((scores + y.mean(0) - y[keep].mean(0)).argmax() == labels[row])  # as common as it was
     assert probe.left_out_accuracy == np.mean(right)
+
+
+def test_who_is_left_out_does_not_make_its_class_rare() -> None:
+    labels = np.arange(64) % 16
+    found = [
+        fit_ridge(np.random.default_rng(seed).normal(size=(64, 48)), labels).left_out_accuracy for seed in range(20)
+    ]
+    assert 0.02 < np.mean(found) < 2 / 16  # chance is 1/16; by the shares of the others alone nothing would be right
 
 
 @pytest.mark.parametrize("width", [6, 50])
@@ -125,3 +134,14 @@ def test_large_offsets_do_not_cancel() -> None:
 def test_bad_input(features: Any, labels: Any, options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit_ridge(features, labels, **options)
+
+
+def test_many_classes_take_no_square_of_memory() -> None:
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    labels = np.arange(30) % 3 * 9_999
+    tracemalloc.start()
+    probe = fit_ridge(x, labels, 20_000)
+    assert tracemalloc.get_traced_memory()[1] < 1e8  # an identity matrix alone would be 3.2e9 bytes
+    tracemalloc.stop()
+    few = fit_ridge(x, labels // 9_999, 3)
+    np.testing.assert_allclose(probe.scores(x)[:, ::9_999], few.scores(x), atol=1e-9)

@@ -45,12 +45,14 @@ FORMULA = """\
 τ_b = (concordant − discordant pairs of classes) / √(pairs not tied for A · pairs not tied for B)
 F1 = mean over classes of 2 n_cc / (n_c· + n_·c);    κ = (p_o − p_e) / (1 − p_e)"""
 HOW_TO_READ = """\
-Every encoder has a classifier: its own head if that knows the classes of the images, else a ridge probe on its frozen
-features; the caption says which, and how accurate it is. τ@k asks whether two of them put the k best classes of an
-image in the same order: 1 for the same order, 0 for no relation, −1 for the opposite one. F1 and κ look at the first
-choice alone; κ takes off what two classifiers would agree on by chance, and is 0 there. Agreement on images that both
-get right is easy. That on images that both get wrong tells more: there nothing but what the encoders have learned makes
-them err in the same way. Two accurate classifiers agree more than two poor ones, so compare pairs of like accuracy."""
+Every encoder has a classifier: its own head if that has an output for each class of the images, else a ridge probe on
+its frozen features; the caption says which, and how accurate it is. A head that is right no more often than chance may
+have learned other classes, or the same in another order: choose the classifier probe for it. τ@k asks whether two of
+them put the k best classes of an image in the same order: 1 for the same order, 0 for no relation, −1 for the opposite
+one. F1 and κ look at the first choice alone; κ takes off what two classifiers would agree on by chance, and is 0 there.
+Agreement on images that both get right is easy. That on images that both get wrong tells more: there nothing but what
+the encoders have learned makes them err in the same way. Two accurate classifiers agree more than two poor ones, so
+compare pairs of like accuracy."""
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning '
     'of Vision Transformers", and 2023, "Objectives Matter" (τ@k of linear probes, F1); Kendall 1945 (τ_b); '
@@ -97,19 +99,26 @@ def kendall_tau(
     """τ@k of each image: scores (n, C) of the same images and classes, twice → (n,); take the mean of it.
 
     τ_b on the k classes that A scores highest (of equal scores the first classes), averaged with that on the k classes
-    that B scores highest; with fewer than k classes on all of them. NaN where all scores of those classes are tied.
+    that B scores highest; with fewer than k classes on all of them. NaN where all scores of those classes are tied, or
+    where a score is NaN.
 
     >>> a = np.array([[9.0, 8.0, 7.0, 1.0], [9.0, 8.0, 7.0, 1.0]])
     >>> b = np.array([[5.0, 4.0, 3.0, 0.0], [3.0, 4.0, 5.0, 0.0]])
     >>> kendall_tau(a, b, 3)
     array([ 1., -1.])
     """
-    a, b = (np.asarray(x) for x in (scores_a, scores_b))
+    # In float64, also what NumPy does not know (bfloat16) and what has no negative (unsigned numbers).
+    a, b = (
+        np.asarray(x.detach().double().cpu() if isinstance(x, torch.Tensor) else x, np.float64)
+        for x in (scores_a, scores_b)
+    )
     if a.ndim != 2 or a.shape != b.shape or a.shape[1] < 2:
         raise InputError(f"τ needs two arrays (images, classes) of the same shape, not {a.shape} and {b.shape}")
     if k < 2:
         raise InputError(f"The order of classes needs k of at least 2, not {k}")
-    return _tau(a, b, best_classes(a, k), best_classes(b, k))
+    tau = _tau(a, b, best_classes(a, k), best_classes(b, k))
+    tau[(np.isnan(a) | np.isnan(b)).any(1)] = np.nan
+    return tau
 
 
 def best_classes(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
@@ -335,7 +344,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     first = pd.concat([table("f1"), table("kappa")]).replace({"measure": {"f1": "macro F1", "kappa": "Cohen's κ"}})
     first = first.merge(why[why.images == SUBSETS[0]].drop(columns="images"), on=["encoder_a", "encoder_b"])
     who = "; ".join(
-        f"{e}: {kind} at {site}, {right:.1%} right"
+        f"{e}: {kind} at {site}, " + ("which cannot decide" if np.isnan(right) else f"{right:.1%} right")
         for e, kind, site, right in zip(
             encoders, result.classifier.values, result.classifier_site.values, result.test_accuracy.values, strict=True
         )

@@ -138,7 +138,7 @@ def attention_nmi(maps: Values, prefix: int = 0) -> Values:
 
 def _patch_rows(maps: Tensor | npt.NDArray[Any], prefix: int, epsilon: float = 0.0) -> Tensor:
     """Attention among patches in float64: prefix tokens dropped, `epsilon` added, rows renormalised."""
-    given = maps if isinstance(maps, Tensor) else torch.from_numpy(np.ascontiguousarray(maps))
+    given = maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))
     if given.ndim != 4 or given.shape[-1] != given.shape[-2] or not 0 <= prefix < given.shape[-1]:
         raise InputError(
             "Attention maps (images, heads, tokens, tokens) with more tokens than the prefix are expected; "
@@ -329,9 +329,10 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     return [
         (
             str(name),
-            f"NMI {rows.nmi_mean.mean():.2f}",
+            f"NMI {rows.nmi_mean.mean():z.2f}",
             f"attention distance {rows.distance_mean.mean():.0f} pixels, "
-            f"{rows.distance_relative_mean.mean():.0%} of the diagonal; blocks {rows.block.min()}–{rows.block.max()}, "
+            f"{rows.distance_relative_mean.mean():.0%} of the diagonal; "
+            f"block{'s' * (len(rows) > 1)} {'–'.join(map(str, sorted({rows.block.min(), rows.block.max()})))}, "
             "mean over heads",
         )
         for name, rows in (late.groupby("encoder", sort=False) if len(late) else ())
@@ -344,14 +345,14 @@ def _tables(result: xr.Dataset) -> tuple[pd.DataFrame, pd.DataFrame, str]:
 
     numbers = result[[name for name in result.data_vars if not str(name).startswith("viewer_")]]
     by_layer = [name for name, values in numbers.data_vars.items() if values.dims == ("encoder", "site")]
-    layers = numbers[by_layer].to_dataframe().reset_index().dropna(subset="nmi_mean")
-    if layers.empty:
-        return layers, layers, ""
-    layers, title = with_depth(layers)
+    layers = numbers[by_layer].to_dataframe().reset_index()
+    layers, title = with_depth(layers[layers.reason != ABSENT])
     layers["decoder"] = layers.site.str.startswith("decoder.")
     blocks = layers[~layers.decoder].groupby("encoder").block
-    third = (3 * (blocks.rank() - 1) // blocks.transform("size")).reindex(layers.index, fill_value=3)
+    size = blocks.transform("size")  # counted from the end, so that the last block is of the last third at any depth
+    third = (2 - 3 * (size - blocks.rank()) // size).reindex(layers.index, fill_value=3)
     layers["third"] = [(*THIRDS, "decoder")[int(place)] for place in third]
+    layers = layers.dropna(subset="nmi_mean")  # only now: a layer without a number keeps its place in the depth
     heads = numbers[["distance", "distance_relative", "nmi"]].to_dataframe().reset_index().dropna(subset="nmi")
     heads = heads.merge(layers[["encoder", "site", "depth", "third"]], on=["encoder", "site"])
     return layers, heads, title
@@ -368,7 +369,7 @@ def _over_depth(
     ends = {f"{measure}_mean": "value", f"{measure}_mean_low": "low", f"{measure}_mean_high": "high"}
     points = layers.rename(columns={**ends, "encoder": "series"})
     points = points.assign(below=points.value - points[f"{measure}_std"], above=points.value + points[f"{measure}_std"])
-    top = 1.0 if measure == "nmi" else 1.05 * float(heads[measure].max())
+    top = 1.05 * float(heads[measure].max())
     bottom = min(0.0, float(heads[measure].min()), float(points.below.min()) if measure == "nmi" else 0.0)
     chart = curve_over_depth(
         points[["series", "site", "depth", "value", "low", "high"]],

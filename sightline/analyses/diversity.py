@@ -228,10 +228,7 @@ class Analysis(torchmetrics.Metric):
         """Mean cosine of every kind, encoder and block, with interval, and the reason where there is none."""
         shape = (len(self.layers), len(KINDS))
         images, flawed = self.sums[:, 0, 0].tolist(), self.flawed.tolist()
-        reasons = [
-            why or (f"in {bad:.0f} of {n:.0f} images all vectors are zero, or some are not finite" if bad else "")
-            for why, bad, n in zip(self.reasons, flawed, images, strict=True)
-        ]
+        reasons = [why or _flaw(bad, n) for why, bad, n in zip(self.reasons, flawed, images, strict=True)]
         parts = dict(zip(("cosine", "cosine_low", "cosine_high"), mean_of_images(self.sums), strict=True))
         dims = ("encoder", "site", "kind")
         found = {name: (dims, self.layers.spread(values.reshape(shape))) for name, values in parts.items()}
@@ -242,6 +239,13 @@ class Analysis(torchmetrics.Metric):
             attrs={"interval": "95 % over images, normal", "tokens": "patches"},
         )
         return result.transpose("kind", "encoder", "site")
+
+
+def _flaw(bad: float, images: float) -> str:
+    """Why a cosine that can be taken has no mean, or nothing."""
+    if not images:
+        return "no image could be read"
+    return f"in {bad:.0f} of {images:.0f} images all vectors are zero, or some are not finite" if bad else ""
 
 
 def _site_of(block: str, kind: str) -> str:
@@ -279,10 +283,11 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The three cosines over depth: a panel for each, a colour for each encoder."""
-    points = result.to_dataframe(dim_order=["kind", "encoder", "site"]).reset_index().dropna(subset="cosine")
+    points = result.to_dataframe(dim_order=["kind", "encoder", "site"]).reset_index()
+    points, title = with_depth(points[points.reason != ABSENT].assign(panel_title=points.kind.map(KINDS)))
+    points = points.dropna(subset="cosine")  # only now: a block without a number keeps its place in the depth
     if points.empty:
         return []
-    points, title = with_depth(points.assign(panel_title=points.kind.map(KINDS)))
     points = points.rename(
         columns={"encoder": "series", "cosine": "value", "cosine_low": "low", "cosine_high": "high"}
     ).drop(columns=["reason", "layer_type"])

@@ -210,7 +210,9 @@ def _reason(grid: tuple[int, int] | None, value: float, images: float, flat: flo
         return "the places of its tokens on the image are not known"
     if min(grid) < 2:
         return f"a map of {grid[0]} × {grid[1]} has no frequencies"
-    if images and flat == images:
+    if not images:
+        return "no image could be read"
+    if flat == images:
         return "in every image the activation is the same at all positions: there is no frequency but 0"
     return "" if np.isfinite(value) else NOT_FINITE
 
@@ -218,6 +220,8 @@ def _reason(grid: tuple[int, int] | None, value: float, images: float, flat: flo
 def _grid(plan: Plan, encoder: str, site: str) -> tuple[int, int] | None:
     """Rows and columns of the patches at a site, or None if it has none."""
     shape, tokens = plan.shapes[encoder][site], plan.encoders[encoder].tokens
+    if not plan.encoders[encoder].has_places(shape):
+        return None
     if tokens is None:
         return (shape[1], shape[2]) if len(shape) == 3 else None
     blank = torch.empty(1, *shape, device="meta")
@@ -244,12 +248,12 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def _over_depth(result: xr.Dataset) -> Figure | None:
     """Figures 9, 10b, 12c and F.1b of the paper."""
     names = ["high_frequency", "high_frequency_low", "high_frequency_high", "official"]
-    points = result[names].to_dataframe().reset_index().dropna(subset=names[0])
-    points = points[points.layer_type == "block"]
+    points = result[[*names, "reason"]].to_dataframe().reset_index()
+    points, title = with_depth(points[(points.layer_type == "block") & (points.reason != ABSENT)])
+    points = points.dropna(subset=names[0])  # only now: a block without a number keeps its place in the depth
     if points.empty:
         return None
-    points, title = with_depth(points)
-    points = points.drop(columns="layer_type").rename(
+    points = points.drop(columns=["layer_type", "reason"]).rename(
         columns={"encoder": "series", **dict(zip(names, ("value", "low", "high"), strict=False))}
     )
     chart = curve_over_depth(
@@ -270,13 +274,14 @@ def _over_depth(result: xr.Dataset) -> Figure | None:
 def _spectra(result: xr.Dataset) -> Figure | None:
     """Amplitude over frequency, a line for each layer from dark (first) to light (last), a panel for each encoder."""
     names = ["frequency", "amplitude", "amplitude_low", "amplitude_high"]
-    table = result[names].to_dataframe().reset_index().dropna(subset="amplitude")
-    if table.empty:
-        return None
+    table = result[[*names, "reason"]].to_dataframe().reset_index()
+    table = table[table.reason != ABSENT]
     order = {site: number for number, site in enumerate(result.site.values)}
     place = table.site.map(order).groupby(table.encoder).rank("dense") - 1
     table["depth"] = place / place.groupby(table.encoder).transform("max").clip(lower=1)
-    table = table.drop(columns=["frequency_index", "layer_type", "block"])
+    table = table.dropna(subset="amplitude").drop(columns=["frequency_index", "layer_type", "block", "reason"])
+    if table.empty:
+        return None
     panels = pd.factorize(table.encoder)[0]
     chart = (
         alt.Chart(table.assign(panel=panels))

@@ -171,11 +171,11 @@ def figures(result: xr.Dataset) -> list[Figure]:
         percent=True,
         details={"accuracy": "accuracy with noise"},
     )
-    plain = ", ".join(f"{e}: {float(a):.1%}" for e, a in zip(result.encoder.values, result.test_accuracy, strict=True))
+    plain = ", ".join(f"{a.encoder.item()}: {float(a):.1%}" for a in result.test_accuracy.dropna("encoder"))
     about = result.attrs
     caption = (
         f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands {about['width']:g}π wide; "
-        f"{about['n_test']} test images. Accuracy without noise: {plain}. Bands are 95 % intervals."
+        f"{about['n_test']} test images. Accuracy without noise: {plain or 'unknown'}. Shaded: 95 % intervals."
     )
     return [Figure("drop", "Drop of accuracy over the frequency of noise", caption, chart, table)]
 
@@ -188,6 +188,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         if drop.size:
             worst = drop[int(np.argmax(drop.values))]
             plain = float(result.test_accuracy.sel(encoder=encoder))
-            detail = f"most at {float(worst.frequency):g}π; {plain:.1%} without noise"
-            lines.append((str(encoder), f"−{max(0.0, float(worst)):.1%}", detail))
+            detail = f"at most, with noise of {float(worst.frequency):g}π; accuracy without noise {plain:.1%}"
+            lines.append((str(encoder), f"−{100 * max(0.0, float(worst)):.1f} points", detail))
     return lines

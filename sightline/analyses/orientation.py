@@ -143,10 +143,11 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """What the last site of each encoder still knows: (label, number, detail)."""
+    """What the last site of each encoder (not of a decoder) still knows: (label, number, detail)."""
     lines = []
     for encoder in result.encoder.values:
         known = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
+        known = known[~known.site.str.startswith("decoder.")]
         if len(known):
             last, best = known[known.site == known.site.iloc[-1]].iloc[0], known.iloc[int(known.accuracy.argmax())]
             detail = f"at {last.site}, feature {last.feature}, 95 % {last.accuracy_low:.1%} – {last.accuracy_high:.1%}"

@@ -43,7 +43,8 @@ Every image has the shape of one class and the texture of another. 1 means that 
 shape, 0 that they go by texture. Dots are the classes (of the shape), the line is their mean. Look at the share of
 decisions that are for either, too: where it is small, the encoder sees neither, and the bias rests on few images.
 Encoders trained by contrast lean to shape, those by masked image modelling to texture. An encoder without a head
-decides by a probe that is fitted to ordinary images; the caption says who decides."""
+decides by a probe that is fitted to ordinary images; the caption says who decides, and how well on those: a classifier
+that hardly works, such as a head for other classes, has no bias to speak of."""
 SOURCE = (
     'Geirhos et al. 2019, "ImageNet-trained CNNs are biased towards texture"; '
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8a and F.2'
@@ -169,17 +170,28 @@ def figures(result: xr.Dataset) -> list[Figure]:
             x=x, y=y, color=colour, shape=alt.Shape("encoder:N").scale(domain=encoders), tooltip=tip
         ),
     ).properties(width=420, height=alt.Step(20))
-    overall = "; ".join(
-        f"{e}: {float(b):.1%} of the decisions for either ({float(s):.1%} of all), by its {kind}"
-        for e, b, s, kind in zip(
-            encoders, result.overall, result.overall_either, result.classifier.values, strict=True
-        )
-    )  # fmt: skip
+    overall = "; ".join(f"{e}: {_overall(result.sel(encoder=e))}" for e in encoders)
     caption = (
         "Dots: share of decisions for the shape among those for shape or texture, by class of the shape; lines: their "
-        f"mean. {result.attrs['n_conflict']} cue-conflict images. Overall {overall}."
+        f"mean. {result.attrs['n_conflict']} cue-conflict images. Overall: {overall}."
     )
     return [Figure("classes", "Shape or texture", caption, chart, table)]
+
+
+def _overall(row: xr.Dataset) -> str:
+    """The number of an encoder in words, or why there is none."""
+    if why := str(row.overall_reason.item()):
+        return why
+    share = f"{float(row.overall):.1%} for the shape, of the {float(row.overall_either):.1%} of decisions for either"
+    return f"{share}, {_who(row)}"
+
+
+def _who(row: xr.Dataset) -> str:
+    """Who decides for an encoder, and how well: a head that has learned other classes is found out by that."""
+    probe = not np.isnan(row.left_out_accuracy)
+    right = float(row.left_out_accuracy if probe else row.train_accuracy)
+    images = "training images that were left out" if probe else "training images"
+    return f"by its {row.classifier.item()}, {right:.1%} right on {images}"
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -189,7 +201,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             str(encoder),
             f"{float(row.overall):.1%} shape",
             f"95 % {float(row.overall_low):.1%} – {float(row.overall_high):.1%}; "
-            f"{float(row.overall_either):.1%} of decisions are for shape or texture; by its {row.classifier.item()}",
+            f"{float(row.overall_either):.1%} of decisions are for shape or texture; {_who(row)}",
         )
         for encoder in result.encoder.values
         if not np.isnan((row := result.sel(encoder=encoder)).overall)

@@ -114,7 +114,7 @@ def log_singular_values(tokens: Array) -> Array:
     1.4452
     """
     if not isinstance(tokens, Tensor):
-        return _logs(_checked(torch.as_tensor(np.asarray(tokens)))).numpy()
+        return _logs(_checked(torch.from_numpy(np.array(tokens, order="C")))).numpy()
     return _logs(_checked(tokens))
 
 
@@ -125,7 +125,7 @@ def effective_rank(singular_values: Array) -> Array:
     array([2., 1.])
     """
     if not isinstance(singular_values, Tensor):
-        return effective_rank(torch.as_tensor(np.asarray(singular_values))).numpy()
+        return effective_rank(torch.from_numpy(np.array(singular_values, order="C"))).numpy()
     values = singular_values.double()
     share = values / values.sum(-1, keepdim=True)
     rank: Tensor = torch.special.entr(share).sum(-1).exp()
@@ -198,9 +198,9 @@ class Analysis(torchmetrics.Metric):
 
     def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Mean tokens (B, D) and, of the images that are in the sample, log singular values."""
-        tokens = self.plan.encoders[key.encoder].tokens
-        patches, mean = (token_view(activation, view, tokens) for view in ("patches", "mean"))
-        if patches is None or mean is None:
+        encoder = self.plan.encoders[key.encoder]
+        patches, mean = (token_view(activation, view, encoder.tokens) for view in ("patches", "mean"))
+        if patches is None or mean is None or not encoder.has_places(activation.shape[1:]):
             return None, None
         return mean, _logs(patches[self.looked]) if len(self.looked) and patches.shape[1] > 1 else None
 
@@ -281,8 +281,9 @@ def _slots(plan: Plan, count: int) -> tuple[dict[str, Tensor], int]:
 
 def _shape(plan: Plan, encoder: str, site: str) -> Shape:
     """Patch tokens of an image and their width, (0, 0) where there are none."""
-    blank = torch.empty(1, *plan.shapes[encoder][site], device="meta")
-    patches = token_view(blank, "patches", plan.encoders[encoder].tokens)
+    known, shape = plan.encoders[encoder], plan.shapes[encoder][site]
+    blank = torch.empty(1, *shape, device="meta")
+    patches = token_view(blank, "patches", known.tokens) if known.has_places(shape) else None
     return (0, 0) if patches is None else (patches.shape[1], patches.shape[2])
 
 

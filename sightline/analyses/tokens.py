@@ -33,7 +33,7 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.figures import Figure, depth_figure
 from sightline.images import id_keys, mix
-from sightline.layers import NOT_FINITE, Layers
+from sightline.layers import NOT_FINITE, Layers, add_images, mean_of_images
 from sightline.plan import Cost, Key, Plan
 from sightline.run import ABSENT
 from sightline.sites import entry_of, layer_type, token_view
@@ -106,18 +106,20 @@ def token_clouds(before: Array, after: Array) -> Array:
     """Coordinates of tokens before and after attention in the SVD basis of both: two (N, D) → float64 (2, N, 3).
 
     The origin is the mean of all tokens; the first token lies on the positive side of every axis. Axes beyond the
-    width or the number of tokens are zero.
+    width or the number of tokens are zero; tokens that are not finite give NaN.
 
     >>> before = np.array([[0.0, 1.0], [0.0, -1.0]])
     >>> token_clouds(before, before + np.array([6.0, 0.0])).round(6)[..., :2].tolist()
     [[[3.0, 1.0], [3.0, -1.0]], [[-3.0, 1.0], [-3.0, -1.0]]]
     """
     if not isinstance(before, Tensor):
-        return token_clouds(torch.as_tensor(np.asarray(before)), torch.as_tensor(np.asarray(after))).numpy()
+        return token_clouds(*(torch.from_numpy(np.array(x, order="C")) for x in (before, after))).numpy()
     if before.ndim != 2 or before.shape != after.shape:
         raise InputError(f"A cloud is tokens (N, D) twice; got {tuple(before.shape)} and {tuple(after.shape)}")
     x = torch.cat([before, after]).double()
     x = x - x.mean(0)
+    if not x.isfinite().all():
+        return torch.full((2, len(before), AXES), math.nan, dtype=x.dtype, device=x.device)
     if len(x) <= x.shape[1]:  # the smaller Gram matrix: X Xᵀ = U Σ² Uᵀ, or Xᵀ X = V Σ² Vᵀ
         squares, vectors = torch.linalg.eigh(x @ x.T)
         points = vectors * squares.clamp(min=0).sqrt()
@@ -134,7 +136,7 @@ def silhouette(tokens: Array, groups: Array) -> float:
     >>> round(silhouette(tokens, np.array([0, 0, 1, 1])), 4), round(silhouette(tokens, np.array([0, 1, 0, 1])), 4)
     (0.8997, -0.45)
     """
-    x = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.asarray(tokens))
+    x = tokens.detach() if isinstance(tokens, Tensor) else torch.from_numpy(np.array(tokens, order="C"))
     of = groups if isinstance(groups, Tensor) else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
     if x.ndim != 2 or of.shape != x.shape[:1] or len(torch.unique(of)) < 2:
         raise InputError(
@@ -267,7 +269,8 @@ class Analysis(torchmetrics.Metric):
         reasons = []
         for i, (encoder, site) in enumerate(stream):
             if site not in self.pairs[encoder]:
-                reasons.append("this block has no attention" if "block" in site else "this enters the first block")
+                unseen = "this block has no attention that can be seen"
+                reasons.append(unseen if "block" in site else "this enters the first block")
                 continue
             pair = torch.stack([self._state("clouds", encoder, s).cpu()[seen] for s in self.pairs[encoder][site]])
             reasons.append(_flaw(pair))  # (2, C, N, D)
@@ -391,8 +394,8 @@ def _scores(x: Tensor, labels: Tensor) -> tuple[Numbers, tuple[str, str]]:
         if not reasons[row] and distances is not None:
             groups = groups.repeat_interleave(x.shape[1])
             of_images = _silhouettes(distances, groups).reshape(x.shape[:2]).mean(1)
-            mean, half = float(of_images.mean()), 1.959963984540054 * float(of_images.std()) / math.sqrt(len(x))
-            scores[row] = mean, mean - half, mean + half
+            add_images(sums := torch.zeros(1, 3, 1, dtype=torch.float64), 0, of_images[:, None])
+            scores[row] = np.ravel(mean_of_images(sums))
     return scores, reasons
 
 
@@ -427,6 +430,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         "Each point is a patch token before or after attention, each cross the centre of a cloud; first, middle and "
         "last block, on the first two singular vectors of what a panel shows. "
     )
+    readable = result.cloud.dropna("cloud_image", how="all")
     panels = [(f"grouped by {name}", result, f"silhouette_{name}") for name in ("image", "class")]
     silhouettes = (
         "Near 1, the tokens of a group are close to each other and far from other groups; at 0 they are intermingled. "
@@ -436,7 +440,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         depth_figure(panels, "silhouette", "Silhouette of tokens over depth", "silhouette", silhouettes,
                      reference=(0.0, "intermingled")),
         _tsne_figure(result),
-        _cloud_figure(result.cloud.isel(cloud_image=[0]), "clouds", "Tokens of an image before and after attention",
+        _cloud_figure(readable.isel(cloud_image=slice(1)), "clouds", "Tokens of an image before and after attention",
                       how + "A cloud that moves and keeps its shape: attention adds the same to all tokens; one that "
                       "changes its shape: tokens are treated one by one."),
         _cloud_figure(result.cloud_joint, "centres", "Tokens of several images before and after attention",
@@ -461,10 +465,14 @@ def _tsne_figure(result: xr.Dataset) -> Figure | None:
     table = _points(result.tsne, "tsne_axis", (0, 1))
     if table.empty:
         return None
-    # Colours tell classes, shapes the images of a class: as many colours as images could not be told apart.
+    # Colours tell classes, shapes the images of a class: as many colours as images could not be told apart. In a
+    # single class, or without labels, neither alone could tell all images; both together do.
     classes = result.image_class.to_series()
     table["number"] = table.image.map(classes.groupby(classes).cumcount() + 1)
-    colour = alt.Color("image_class:N", title="class").scale(domain=list(dict.fromkeys(classes)), range="category")
+    field, title, names = "image_class", "class", list(dict.fromkeys(classes))
+    if len(names) == 1:
+        field, title, names = "image", "image", [str(name) for name in result.image.values]
+    colour = alt.Color(f"{field}:N", title=title).scale(domain=names, range="category")
     tip = ["encoder:N", "image:N", alt.Tooltip("image_class:N", title="class")]
     chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
     caption = (

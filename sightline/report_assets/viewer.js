@@ -1,5 +1,5 @@
 // The attention viewer: an image and a query patch are chosen; each panel shows to which patches the query of one encoder attends, in
-// one layer and head. Maps are bytes (image, layer, head, query, key), keys in rows of the patch grid, 255 the brightest of a query.
+// one layer and head. Maps are bytes (image, layer, mean and heads, query, key), keys in rows of the patch grid, 255 the brightest of a query.
 "use strict";
 
 class Viewer {
@@ -181,15 +181,12 @@ class ViewerPanel {
     return ViewerPanel.nearest(this.encoder.queries, (key) => Math.hypot(...this.middle(key).map((at, axis) => at - place[axis])));
   }
 
-  // Attention of the query to all patches, 1 the brightest; of one head, or the mean of all.
+  // Attention of the query to all patches, 1 the brightest; of one head, or (−1, the first map of a layer) their mean.
   map(head) {
-    const { maps, grid, heads, layers, queries } = this.encoder, keys = grid[0] * grid[1], sum = new Float32Array(keys);
-    for (const h of head < 0 ? Array(heads).keys() : [head]) {
-      const start = (((this.viewer.image * layers.length + this.layer) * heads + h) * queries.length + this.query) * keys;
-      for (let key = 0; key < keys; key++) sum[key] += maps[start + key];
-    }
-    const most = Math.max(...sum);
-    return most ? sum.map((value) => value / most) : sum;
+    const { maps, grid, heads, layers, queries } = this.encoder, keys = grid[0] * grid[1];
+    const place = (this.viewer.image * layers.length + this.layer) * (heads + 1) + head + 1;
+    const start = (place * queries.length + this.query) * keys;
+    return Float32Array.from(maps.subarray(start, start + keys), (value) => value / 255);
   }
 
   paint(canvas, values, width) {

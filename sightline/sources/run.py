@@ -60,6 +60,7 @@ def _load(folder: Path, name: str, reference: Reference) -> Encoder:
     known = anatomy(encoder.module, preprocess.size)
     encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
     encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), name, str(reference)
+    encoder.classes = tuple(map(str, about["classes"])) if about.get("classes") else None
     if encoder.weights != about.get("weights"):
         raise InputError(f"The weights in {str(folder)!r} are not those that its encoder.json describes; save it again")
     return encoder

@@ -67,6 +67,18 @@ def test_tied_classes_have_no_order() -> None:
     infinite = np.array([[np.inf, 1.0, -np.inf, -np.inf]])
     assert kendall_tau(infinite, np.array([[4.0, 3.0, 2.0, 2.0]]), 4) == 1
     assert kendall_tau(np.zeros((0, 4)), np.zeros((0, 4)), 2).shape == (0,)
+    assert kendall_tau(infinite, -infinite, 4) == -1
+
+
+def test_scores_of_any_kind() -> None:
+    scores = np.array([[0, 200, 100, 50], [3, 2, 1, 0]])
+    other = np.array([[0, 200, 50, 100], [3, 2, 1, 0]])
+    expected = kendall_tau(scores.astype(float), other.astype(float), 2)
+    np.testing.assert_array_equal(kendall_tau(scores.astype(np.uint8), other.astype(np.uint8), 2), expected)
+    tensors = [torch.tensor(x, dtype=torch.bfloat16, requires_grad=True) for x in (scores, other)]
+    np.testing.assert_array_equal(kendall_tau(*tensors, 2), expected)
+    missing = np.where(scores == 50, np.nan, scores)
+    assert np.isnan(kendall_tau(missing, other, 2)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("classes", [2, 7, 40])
@@ -192,7 +204,9 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     assert perfect.reason.values.tolist() == ["", "", "there is no such image"]
     assert np.isnan(perfect.tau.sel(images="both wrong")).all()
     assert not np.isnan(perfect.tau.sel(images="all images")).any()
-    assert len(agreement.figures(result)[0].table) == 3 * len(result.k) * 16
+    figure = agreement.figures(result)[0]
+    assert len(figure.table) == 3 * len(result.k) * 16
+    assert "probed: ridge probe at block.1, which cannot decide" in figure.caption
     assert [line[0] for line in agreement.headlines(result)] == ["vit and vit b", "vit and vit c", "vit b and vit c"]
 
 

@@ -94,6 +94,13 @@ def test_even_attention_is_a_third_of_the_diagonal_and_more() -> None:
     )
 
 
+def test_arrays_may_be_views_and_not_writable() -> None:
+    maps = random_maps((2, 2, 6, 6))
+    maps.setflags(write=False)
+    np.testing.assert_array_equal(attention_nmi(maps[::-1]), attention_nmi(maps)[::-1])
+    np.testing.assert_array_equal(attention_distance(maps[::-1], (2, 3)), attention_distance(maps, (2, 3))[::-1])
+
+
 def test_kind_of_input_is_kept() -> None:
     maps = random_maps((1, 2, 5, 5)).astype(np.float32)
     assert isinstance(attention_nmi(maps), np.ndarray)
@@ -203,6 +210,13 @@ def test_masked_rows_are_nan_and_known() -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (4, 6, 6), (1, 1, 6, 6), (3, 1, 6, 6), (1, 6), (1, 1, 1, 6), (6, 1)])
+def test_a_mask_that_is_shared_is_known_for_every_image(shape: tuple[int, ...]) -> None:
+    product = product_of(Tokens(0, None, (2, 3)), 0.25, torch.full(shape, -math.inf))
+    assert unattended(product, 0).tolist() == [True] * product.shape[0]
+    assert not unattended(product_of(Tokens(0, None, (2, 3)), 0.25, torch.zeros(shape)), 0).any()
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # The pass
 
@@ -261,7 +275,7 @@ def test_viewer_holds_quantised_maps(compared: Any) -> None:
     for i, (name, prefix, heads) in enumerate((("vit", 1, 3), ("registers", 3, 4))):
         view, pictures = result[f"viewer_map_{i}"], result[f"viewer_pixels_{i}"]
         assert view.dtype == pictures.dtype == np.uint8
-        assert view.shape == (4, 3, heads, 16, 16)
+        assert view.shape == (4, 3, 1 + heads, 16, 16)
         assert (list(view.attrs["grid"]), view.attrs["patch"]) == ([4, 4], 8)
         assert view[f"viewer_query_{i}"].values.tolist() == list(range(16))
         maps = whole_maps(encoders[name], images)
@@ -272,6 +286,8 @@ def test_viewer_holds_quantised_maps(compared: Any) -> None:
             np.testing.assert_array_equal(pictures[slot], crop.transpose(1, 2, 0))
             for layer, site in enumerate(view[f"viewer_layer_{i}"].values):
                 p = maps[site][row, :, prefix:, prefix:].numpy()
+                p = p / p.sum(-1, keepdims=True)
+                p = np.concatenate([p.mean(0, keepdims=True), p])  # the mean of the heads, then each
                 expected = np.round(255 * p / p.max(-1, keepdims=True))
                 assert np.abs(view.values[slot, layer].astype(int) - expected).max() <= 1
 
@@ -370,6 +386,14 @@ def test_figures_and_headlines(compared: Any) -> None:
     assert list(found) == ["distance", "nmi", "spread", "distance-heads", "nmi-heads"]
     assert len(found["distance"].table) == 3 * 3 + 3 * 4
     assert [label for label, _, _ in attention.headlines(result)] == ["vit", "registers"]
+    for depth, blocks in ((1, "block 0,"), (2, "block 1,"), (3, "block 2,")):  # a last third at any depth
+        few = result.isel(site=slice(depth))
+        assert all(blocks in detail for _, _, detail in attention.headlines(few))
+        assert len(attention.headlines(few)) == 2
+    flawed = result.where((result.site != "block.0.attn_map") & (result.encoder == "vit")).assign(reason=result.reason)
+    layers, heads, _ = attention._tables(flawed)  # the others stay where they were
+    assert layers[["depth", "third"]].values.tolist() == [[1, attention.THIRDS[1]], [2, attention.THIRDS[2]]]
+    assert sorted(set(heads.depth)) == [1, 2]
     nothing = result.where(result.nmi_mean > 2)
     assert attention.figures(nothing.assign(reason=result.reason)) == []
     assert attention.headlines(nothing.assign(reason=result.reason)) == []

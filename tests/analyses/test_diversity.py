@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import make_plan
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import diversity
@@ -246,6 +248,12 @@ def test_flaws_have_a_reason(images: Any) -> None:
     assert (np.isnan(result.cosine) == (result.reason != "")).all()
 
 
+def test_no_number_without_a_readable_image_and_no_empty_reason(tmp_path: Path) -> None:
+    result = result_of(diversity.Analysis(diversity.Config(), make_plan(tmp_path))).sel(kind="tokens", site="block.0")
+    assert (result.reason == "no image could be read").all()
+    assert result.cosine.isnull().all()
+
+
 def test_nothing_is_read_after_the_model_went_on(images: Any) -> None:
     """Had the stream before attention not been copied, it would be constant by the time it is compared."""
     kept: dict[str, torch.Tensor] = {}
@@ -274,6 +282,8 @@ def test_figure_has_the_numbers(result: Any) -> None:
     row = figure.table.query("series == 'mae' and kind == 'depths' and site == 'decoder.block.1'").iloc[0]
     assert row.depth > figure.table.query("series == 'mae' and site == 'block.1'").depth.max()  # behind the encoder
     assert row.value == float(result.cosine.sel(encoder="mae", kind="depths", site="decoder.block.1"))
+    last = figure.table.query("series == 'cnn' and site == 'block.5'")  # of eight blocks, the last two of one position
+    assert last.depth.tolist() == [pytest.approx(5 / 7)]
     lines = {label: detail for label, _, detail in diversity.headlines(result)}
     assert list(lines) == list(result.encoder.values)
     assert "between heads" in lines["vit"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import make_plan
 from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import fourier
 from sightline.analyses.fourier import relative_log_amplitude
+from sightline.analyze import result_of
 from sightline.autoencoder import Autoencoder
 from sightline.errors import InputError
 from sightline.objectives.mae import Decoder
@@ -232,6 +235,12 @@ def test_flaws_have_a_reason(images: Any) -> None:
     np.testing.assert_allclose(result.amplitude.sel(site="first"), relative_log_amplitude(tokens, (4, 4))[1], atol=2e-5)
 
 
+def test_no_number_without_a_readable_image_and_no_wrong_reason(tmp_path: Path) -> None:
+    result = result_of(fourier.Analysis(fourier.Config(), make_plan(tmp_path))).sel(site="block.0")
+    assert (result.reason == "no image could be read").all()
+    assert result.amplitude.isnull().all()
+
+
 def test_bf16_rounds_the_model_not_the_measurement(images: Any) -> None:
     encoder = load_encoder(SMALL)
     options = OPTIONS | {"sites": ["block.1.fc1"], "precision": "bf16", "batch": 20}
@@ -247,6 +256,9 @@ def test_figures_have_the_numbers(result: Any) -> None:
     assert depth.table[decoder].depth.min() > 1 >= depth.table[~decoder].depth.max()
     row = depth.table.query("series == 'mae' and site == 'decoder.block.0'").iloc[0]
     assert row.value == float(result.high_frequency.sel(encoder="mae", site="decoder.block.0"))
+    last = "series == 'cnn' and site == 'block.5'"  # of eight blocks, the last two without frequencies
+    assert depth.table.query(last).depth.tolist() == [pytest.approx(5 / 7)]
+    assert spectra.table.query(last.replace("series", "encoder")).depth.tolist() == [pytest.approx(6 / 8)] * 2
     lines = spectra.table.query("encoder == 'vit'")
     assert lines.groupby("site", sort=False).depth.first().to_dict() == {"embed": 0.0, "block.0": 0.5, "block.1": 1.0}
     assert lines.query("site == 'block.1'").frequency.tolist() == [0.0, 0.5, 1.0]

@@ -76,7 +76,9 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     assert result.classifier.values.tolist() == ["own head", "ridge probe"]
     (figure,) = plugin.figures(result)
     assert len(figure.table) == 4
-    assert "most at 0.8π" in plugin.headlines(result)[0][2]
+    _, number, detail = plugin.headlines(result)[0]
+    assert number == f"−{100 * float(result['drop'][0].max()):.1f} points"
+    assert detail.startswith("at most, with noise of 0.8π")
 
 
 def test_flaws_have_a_reason(tmp_path: Path) -> None:
@@ -91,6 +93,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     assert np.isnan(result["drop"].sel(encoder="cnn")).values.tolist() == [False, True]
     assert (result.reason.sel(encoder="vit") == "the features are the same for all training images").all()
     assert np.isnan(result.test_accuracy.sel(encoder="vit"))
+    assert "Accuracy without noise: cnn: " in plugin.figures(result)[0].caption
     assert [line[0] for line in plugin.headlines(result)] == ["cnn"]
 
 

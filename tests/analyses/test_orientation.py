@@ -92,6 +92,8 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     assert (label, number) == ("vit", "50.0%")
     assert detail.startswith("at norm, feature cls")
     assert "most at block.0" in detail
+    decoded = result.assign_coords(site=["block.0", "block.1", "decoder.block.0"])
+    assert plugin.headlines(decoded)[0][2].startswith("at block.1")
 
 
 def test_any_batching_and_shards_give_the_same(tmp_path: Path) -> None:

@@ -61,7 +61,15 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     assert result.classifier.values.tolist() == ["own head", "ridge probe"]
     (figure,) = plugin.figures(result)
     assert len(figure.table) == 2 * 3
-    assert [line[0] for line in plugin.headlines(result)] == ["vit", "cnn"]
+    head, probe = plugin.headlines(result)
+    assert (head[0], probe[0]) == ("vit", "cnn")
+    for row, line, number in (
+        (overall, head, "train_accuracy"),
+        (result.sel(encoder="cnn"), probe, "left_out_accuracy"),
+    ):
+        how_well = f"by its {row.classifier.item()}, {float(row[number]):.1%} right on training images"
+        assert how_well in line[2]
+        assert how_well in figure.caption
 
 
 def test_any_batching_and_shards_give_the_same(tmp_path: Path) -> None:
@@ -85,6 +93,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     result = computed(Analysis(Config(), plan), plan, data)
     assert (result.reason.sel(encoder="cnn") == "1 of 24 conflict features are not finite (NaN or infinity)").all()
     assert np.isnan(result.shape_bias.sel(encoder="cnn")).all()
+    assert "cnn: 1 of 24 conflict features are not finite" in plugin.figures(result)[0].caption
     nowhere = result.sel(encoder="vit").either == 0
     assert (result.reason.sel(encoder="vit")[nowhere] == "no decision was for the shape or for the texture").all()
 

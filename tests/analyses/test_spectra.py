@@ -65,6 +65,13 @@ def test_orthogonal_rows_have_their_lengths() -> None:
     assert (found[2:] == -np.inf).all()
 
 
+def test_arrays_may_be_views_and_not_writable() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 6, 4))
+    x.setflags(write=False)
+    np.testing.assert_allclose(log_singular_values(x[:, ::-1]), log_singular_values(x), atol=1e-9)
+    assert effective_rank(np.broadcast_to(1.0, (2, 3))) == pytest.approx(3)
+
+
 def test_arrays_and_tensors_in_the_same_out() -> None:
     tokens = normal(2, 6, 9)
     found = log_singular_values(torch.from_numpy(tokens))
@@ -169,7 +176,7 @@ def streamed(
         np.zeros((count, 8, 8, 3), np.uint8), labels=[0] * count, splits=dict(zip(splits, parts, strict=True))
     )
     plan: Any = SimpleNamespace(
-        encoders={"e": SimpleNamespace(tokens=tokens)},
+        encoders={"e": SimpleNamespace(tokens=tokens, has_places=lambda _: True)},
         sites={"e": tuple(activations)},
         shapes={"e": {site: tuple(x.shape[1:]) for site, x in activations.items()}},
         images=images,
@@ -353,3 +360,23 @@ def test_figures_begin_with_the_embedding_and_end_with_the_decoder() -> None:
     ((label, number, detail),) = spectra.headlines(result)
     assert (label, number) == ("e", f"{result.image_effective_rank.sel(site='block.1').item():.1f}")
     assert "block.1" in detail
+
+
+def test_channels_that_may_be_last_are_not_guessed_at() -> None:
+    """Of a module of its own kind: maps are taken as such if they have the proportions of the image, tokens never."""
+    from torch import nn
+
+    import sightline as sl
+
+    class Last(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.permute(0, 2, 3, 1)
+
+    module = nn.Sequential(nn.Conv2d(3, 8, 8, 8), Last(), nn.Flatten(1, 2))
+    images = sl.load_images("shapes?size=32", limit=8)
+    encoder = sl.load_encoder(module, name="mine", preprocess=sl.Preprocess((32, 32)))
+    run = sl.analyze([encoder], images, ["spectra", "fourier"], batch=8, workers=0, show_progress=False)
+    reasons = run["fourier"].reason.values[0].tolist()
+    assert reasons == ["", *["the places of its tokens on the image are not known"] * 2]
+    assert run["fourier"].high_frequency.notnull().values.tolist() == [[True, False, False]]
+    assert (run["spectra"].token_reason == "").values.tolist() == [[True, False, False]]

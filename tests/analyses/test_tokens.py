@@ -97,6 +97,18 @@ def test_clouds_are_projections_onto_singular_vectors(n: int, d: int) -> None:
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-6)
 
 
+def test_arrays_may_be_views_and_bad_tokens_have_no_cloud() -> None:
+    x, y = normal(6, 4), normal(6, 4, seed=1)
+    x.setflags(write=False)
+    np.testing.assert_array_equal(token_clouds(x[::-1], y[::-1]), token_clouds(x[::-1].copy(), y[::-1].copy()))
+    groups = np.arange(6) % 2
+    assert silhouette(x, groups) == pytest.approx(silhouette(x[::-1], groups[::-1]), abs=1e-12)
+    assert silhouette(torch.tensor(x, requires_grad=True), torch.from_numpy(groups)) == silhouette(x, groups)
+    y[2, 1] = np.nan
+    assert np.isnan(token_clouds(x, y)).all()
+    assert token_clouds(x, y).shape == (2, 6, 3)
+
+
 def test_clouds_keep_distances_and_show_a_common_shift() -> None:
     """Tokens in a plane and a shift that leaves it: three axes hold everything."""
     rotation = np.linalg.qr(normal(12, 12))[0]
@@ -241,7 +253,7 @@ def test_maps_have_silhouettes_and_no_clouds() -> None:
     assert result.silhouette_image.sel(site="block.0") == pytest.approx(expected, abs=1e-9)
     assert result.silhouette_image_reason.sel(site="block.1") == "there is a single token of each image"
     assert np.isfinite(result.silhouette_class.sel(site="block.1"))
-    assert (result.cloud_reason == "this block has no attention").all()
+    assert (result.cloud_reason == "this block has no attention that can be seen").all()
     assert result.cloud.isnull().all()
 
 
@@ -276,6 +288,8 @@ def test_images_that_could_not_be_read_are_missing() -> None:
     assert at.cloud[0].isnull().all()
     assert at.cloud[1].notnull().all()
     assert result.attrs["images"] == 4
+    drawn = {figure.name: figure.table for figure in module.figures(result.expand_dims("encoder"))}
+    assert set(drawn["clouds"].cloud_image) == {at.cloud_image.values[1]}  # the first that could be read
     nothing, _ = streamed(found, layout, LABELS, unread=tuple(rows.tolist()))
     assert (nothing.silhouette_image_reason == "none of the images of the sample could be read").all()
     assert module.figures(nothing.expand_dims("encoder")) == []
@@ -314,8 +328,14 @@ def test_a_pass_with_registers_without_labels_and_other_numbers_of_patches() -> 
         encoder(encoder.preprocess.normalize(batch))
     expected = token_clouds(found["block.0"][0, 2:], found["block.1.mid"][0, 2:])
     np.testing.assert_allclose(result.cloud.sel(encoder="small", site="block.1")[0], expected, atol=1e-4)
-    tables = {figure.name: figure.table for figure in module.figures(result)}
+    drawn = {figure.name: figure for figure in module.figures(result)}
+    tables = {name: figure.table for name, figure in drawn.items()}
     assert set(tables) == {"silhouette", "tsne", "clouds", "centres"}
+    colour = drawn["tsne"].chart.to_dict()["spec"]["layer"][0]["encoding"]["color"]
+    assert (colour["field"], colour["scale"]["domain"]) == (
+        "image",
+        result.image.values.tolist(),
+    )  # no class tells them
     assert tables["clouds"].panel_name.unique().tolist() == [
         f"{encoder} · {site}" for encoder in ("small", "coarse") for site in ("block.0", "block.1")
     ]

@@ -65,6 +65,16 @@ def test_the_decoder_is_the_one_that_was_trained(run: Path) -> None:
         assert torch.equal(value, stored[name])
 
 
+@pytest.mark.parametrize("own", [{}, {"decoder_width": 8, "decoder_heads": 2}])
+def test_the_decoder_of_a_hybrid_has_its_settings_from_mae(own: dict[str, int], tmp_path: Path) -> None:
+    """What the recipe does not say of a part is that part's default."""
+    settings = TINY | {"mim": "mae", "mae": own | {"decoder_depth": 1}}
+    sl.pretrain("hybrid", out=tmp_path / "both", settings=settings, workers=0, show_progress=False)
+    decoder = sl.load_encoder(f"run:{tmp_path / 'both'}?decoder=true").module.decoder
+    assert decoder.embed.out_features == own.get("decoder_width", 512)
+    assert decoder.blocks[0].attn.num_heads == own.get("decoder_heads", 16)
+
+
 def test_a_decoder_is_compared_like_any_layer(run: Path) -> None:
     images = sl.load_images("shapes?size=16", limit=16)
     result = sl.analyze(f"run:{run}?decoder=true", images, ["knn"], batch=8, workers=0, show_progress=False)["knn"]
