@@ -49,6 +49,7 @@ class Config:
     focal_size: int = 0  # pixels; 0: 96/224 of the image, rounded to whole patches
     crop: tuple[float, float] = (0.3, 1.0)
     focal_crop: tuple[float, float] = (0.05, 0.3)
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
     prototypes: int = 1024
     temperature: float = 0.1
     sharpening: float = 0.25
@@ -79,7 +80,7 @@ class Config:
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """The target view, the anchors of full size, and the small ones."""
     strong, _ = augment.simclr(backbone.size, crop=config.crop)
-    full = replace(strong, jitter=(0.4, 0.4, 0.4, 0.1), interpolation="bilinear")
+    full = replace(strong, jitter=config.jitter, interpolation="bilinear")
     focal = replace(full, size=config.focal_size or local_size(backbone), crop=config.focal_crop)
     return (*[full] * (1 + config.rand_views), *[focal] * config.focal_views)
 
