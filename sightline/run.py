@@ -122,16 +122,16 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
             raise InputError(f"{str(path)!r} exists and is not a run folder; choose a new folder")
         return Run(path, request)
     old = open_run(path)
-    changed = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
+    other = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
     before, after = old.request.get("analyses", {}), _plain(request["analyses"])
     done = [name for name in after if name in before and name in old.names()]
-    changed += [f"sites or settings of {name}" for name in done if before[name] != after[name]]
-    if changed and not overwrite:
+    changed = [f"sites or settings of {name}" for name in done if before[name] != after[name]]
+    if (other or changed) and not overwrite:
         raise InputError(
-            f"{str(path)!r} holds a run with other {' and '.join(changed)}; choose another folder, "
-            "or pass --overwrite to replace it"
+            f"{str(path)!r} holds a run with other {' and '.join(other + changed)}; choose another folder, or pass "
+            f"--overwrite to replace {'it' if other else 'these results, and no others'}"
         )
-    if changed:
+    if other:
         return Run(path, request, replaces=True)
     old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
     earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}

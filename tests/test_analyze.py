@@ -21,6 +21,7 @@ from torch import nn
 
 import sightline as sl
 from sightline import analyze as pass_module  # noqa: F401  (the function; its module is imported below)
+from sightline import plugins
 from sightline.errors import InputError
 from sightline.plan import probe
 
@@ -162,6 +163,20 @@ def test_other_sites_are_another_question(encoders: dict[str, sl.Encoder], image
         measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"])
     run = measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"], overwrite=True)
     assert list(run["cka"].site.values) == ["block.0", "block.1"]
+
+
+def test_other_settings_of_one_analysis_replace_that_result_alone(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
+) -> None:
+    config = plugins.find("analyses", "knn").Config
+    measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
+    before = (tmp_path / "x" / "results" / "cka.nc").stat().st_mtime_ns
+    with pytest.raises(InputError, match=r"settings of knn.*to replace these results, and no others"):
+        measure(encoders, images, {"knn": config(k=3)}, out=tmp_path / "x")
+    run = measure(encoders, images, {"knn": config(k=3)}, out=tmp_path / "x", overwrite=True)
+    assert run["knn"].attrs["k"] == 3
+    assert sl.open_run(tmp_path / "x")["knn"].attrs["k"] == 3
+    assert (tmp_path / "x" / "results" / "cka.nc").stat().st_mtime_ns == before
 
 
 def test_knn_needs_a_class_in_both_splits(encoders: dict[str, sl.Encoder]) -> None:
