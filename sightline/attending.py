@@ -82,19 +82,32 @@ def nmi_of(keys: Tensor, plogp: Tensor) -> Tensor:
 def distance_and_nmi(product: AttentionProduct, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Attention distance in patches and NMI, both (B, H) in float64, of patches attending to patches.
 
-    NaN for a head where a query may attend to no patch, or where q and k are not finite.
+    NaN for a head where a query may attend to no patch, or where q and k are not finite. Leaves map @ v in the product
+    where that is cheap, since the map is there.
     """
     # Without the maximum taken off, exp is two passes cheaper, and as exact unless it leaves the range of float32. On
     # a GPU the look at the sums would wait for the device.
     if product.q.device.type == "cpu":
-        z, distance, nmi = _measure(product, tokens, shift=False)
+        output = _room_for_output(product)
+        z, distance, nmi = _measure(product, tokens, shift=False, output=output)
         if z.amin() > SMALLEST and (distance + nmi).isfinite().all():
+            product.output = output
             return distance, nmi
     return _measure(product, tokens, shift=True)[1:]
 
 
-def _measure(product: AttentionProduct, tokens: Tokens, shift: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_j e_ij of each query (B, H, n), distance and NMI (B, H).
+def _room_for_output(product: AttentionProduct) -> Tensor | None:
+    """Empty (B, H, T, d), tokens before heads in memory as the next layer wants them; None if the kernel is better."""
+    v = product.v
+    if v is None or v.dtype != torch.float32 or product.bias is not None or torch.is_grad_enabled():
+        return None
+    return v.new_empty(v.shape[0], v.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)
+
+
+def _measure(
+    product: AttentionProduct, tokens: Tokens, shift: bool, output: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_j e_ij of each query (B, H, n), distance and NMI (B, H); `output` is filled with map @ v.
 
     With e = exp(score), Z its sum over patches and Z' over all tokens, the map is e / Z', and the rows whose mutual
     information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z').
@@ -124,6 +137,8 @@ def _measure(product: AttentionProduct, tokens: Tokens, shift: bool) -> tuple[Te
         torch.sum(t, 1, out=z)
         torch.sum(torch.mul(t, distances, out=work), 1, out=far)
         every = e[:, :first].sum(1).add_(z)
+        if output is not None and product.v is not None:
+            _attend(e, every, product.q[at][:, :, :first], k[at], product.v[at], product.scale, into=output[at])
         share = torch.add(z, every, alpha=n * EPSILON).reciprocal_()
         torch.addcmul(every.mul_(EPSILON).mul_(share)[:, None], t, share[:, None], out=t)
         torch.sum(t, 2, out=keys)
@@ -131,6 +146,16 @@ def _measure(product: AttentionProduct, tokens: Tokens, shift: bool) -> tuple[Te
     z, far, keys, plogp = sums
     distance = (far / z).mean(-1, dtype=torch.float64)
     return z, distance, nmi_of(keys.double(), plogp.sum(-1, dtype=torch.float64))
+
+
+def _attend(
+    e: Tensor, every: Tensor, prefix: Tensor, k: Tensor, v: Tensor, scale: float, into: Tensor
+) -> None:  # into: (b, h, T, d)
+    """map @ v: of patch queries from e (b · h, T, n) and its sums, of the few prefix queries (b, h, P, d) anew."""
+    values = torch.bmm(e.mT, _stacked(v)).view(*v.shape[:2], -1, v.shape[-1])
+    torch.mul(values, every.reciprocal().view(*v.shape[:2], -1, 1), out=into[:, :, prefix.shape[2] :])
+    if prefix.shape[2]:
+        into[:, :, : prefix.shape[2]] = F.scaled_dot_product_attention(prefix, k, v, scale=scale)
 
 
 def _stacked(x: Tensor) -> Tensor:

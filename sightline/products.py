@@ -3,7 +3,8 @@
 Fused attention never forms its map, so maps are computed again from exactly what the layer passes to
 `scaled_dot_product_attention`: its own q and k after q/k norm and rotary embedding, its own mask or relative position
 bias and scale. A TorchFunctionMode sees that call whatever the architecture, so there is nothing to imitate, and
-`map @ v` is compared with what the fused kernel gave, once per layer on one image.
+`map @ v` is compared with what the fused kernel gave, once per layer on one image. An analysis that forms the whole map
+anyway may leave `map @ v` in the product; the layer goes on with that, and the kernel need not compute it again.
 
 B images, H heads, N tokens, d width of a head.
 """
@@ -11,6 +12,7 @@ B images, H heads, N tokens, d width of a head.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ __all__ = ["AttentionLayer", "AttentionProduct", "AttentionWatch", "fused"]
 CHECKED: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AttentionProduct:
     """What an attention map is made of; `map()` makes it, `scores` the logits of some images only.
 
@@ -44,6 +46,8 @@ class AttentionProduct:
     k: Tensor  # (B, H, N, d)
     bias: Tensor | None  # broadcasts to (B, H, N, N), −inf where a mask forbids
     scale: float
+    v: Tensor | None = None  # (B, H, N, d)
+    output: Tensor | None = None  # map() @ v (B, H, N, d), once somebody has computed it
 
     @property
     def shape(self) -> torch.Size:
@@ -54,7 +58,8 @@ class AttentionProduct:
         """Of some of the images."""
         own = self.bias is not None and self.bias.ndim == 4 and len(self.bias) == len(self.q) > 1
         bias = self.bias[images] if own and self.bias is not None else self.bias
-        return AttentionProduct(self.q[images], self.k[images], bias, self.scale)
+        v, output = (x if x is None else x[images] for x in (self.v, self.output))
+        return AttentionProduct(self.q[images], self.k[images], bias, self.scale, v, output)
 
     def scores(self, prefix: int = 0) -> Tensor:
         """Logits q kᵀ · scale + bias (B, H, N, N), without the first `prefix` queries and keys."""
@@ -90,19 +95,28 @@ class AttentionLayer:
             if projection is not None and weight is projection.weight:
                 self.linear[name] = output
 
-    def see_product(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor, bias: Tensor | None, scale: float) -> None:
-        """Hand out what was asked for of the product that the layer has just computed."""
+    def see_product(self, product: AttentionProduct, kernel: Callable[[], Tensor]) -> Tensor:
+        """Hand out what was asked for of the product that the layer computes; gives what the layer goes on with."""
         if self.called and set(self.points) != {"qkv"}:
             raise self.unseen("computes more than one attention product")
         self.called = True
-        product = AttentionProduct(q, k, bias, scale)
-        kind = (q.shape[1:], q.dtype, bias is None)
-        if "attn_map" in self.points and CHECKED.get(self.module) != kind:
-            check(product[:1], v[:1], output[:1], self.points["attn_map"])
-            CHECKED[self.module] = kind
-        for point, value in (("q", q), ("k", k), ("v", v), ("attn_map", product), ("heads", output)):
+        for point, value in (("q", product.q), ("k", product.k), ("v", product.v), ("attn_map", product)):
             if point in self.points:
                 self.see(self.points[point], value)
+        if "attn_map" in self.points:
+            self.check(product, kernel)
+        output = kernel() if product.output is None else product.output
+        if "heads" in self.points:
+            self.see(self.points["heads"], output)
+        return output
+
+    def check(self, product: AttentionProduct, kernel: Callable[[], Tensor]) -> None:
+        """Compare the product with what the layer itself computes, once for each kind of it."""
+        kind = (product.q.shape[1:], product.q.dtype, product.bias is None, product.output is None)
+        if CHECKED.get(self.module) != kind:
+            expected = kernel()
+            compare(product[:1], expected[:1], self.points["attn_map"])
+            CHECKED[self.module] = kind
 
     def finish(self) -> None:
         """The layer has returned: hand out q, k and v side by side, complain if no product was seen."""
@@ -129,13 +143,14 @@ class AttentionLayer:
         )
 
 
-def check(product: AttentionProduct, v: Tensor, output: Tensor, site: str) -> None:
-    """Compare map times values with what the layer itself computed; a wrong map must not become a number."""
-    with torch.autocast(v.device.type, enabled=False):
-        ours = product.map() @ v.float()
-    tolerance = 1e-4 if output.dtype == torch.float32 else 3e-2
-    error = (ours - output.float()).abs().max()
-    if error > tolerance * output.float().abs().max() + 1e-12:
+def compare(product: AttentionProduct, expected: Tensor, site: str) -> None:
+    """Compare map times values with what the kernel gives; a wrong map must not become a number."""
+    assert product.v is not None
+    with torch.autocast(expected.device.type, enabled=False):
+        ours = [product.map() @ product.v.float(), *([] if product.output is None else [product.output])]
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    error = max((each - expected.float()).abs().max() for each in ours)
+    if error > tolerance * expected.float().abs().max() + 1e-12:
         raise InputError(
             f"Site {site!r}: attention times values differs from the layer's own output by {error:.2g}, "
             "so the map would be wrong; leave the attention sites out for this encoder"
@@ -169,17 +184,17 @@ class AttentionWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.layers and func is F.scaled_dot_product_attention:
+            return self.layers[-1].see_product(
+                _product(*args, **kwargs), functools.cache(lambda: func(*args, **kwargs))
+            )
         output = func(*args, **kwargs)
-        if self.layers:
-            if func is F.linear:
-                self.layers[-1].see_linear(args[1] if len(args) > 1 else kwargs["weight"], output)
-            elif func is F.scaled_dot_product_attention:
-                self.layers[-1].see_product(*_product(output, *args, **kwargs))
+        if self.layers and func is F.linear:
+            self.layers[-1].see_linear(args[1] if len(args) > 1 else kwargs["weight"], output)
         return output
 
 
 def _product(
-    output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -188,8 +203,8 @@ def _product(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, float]:
-    """Arguments of scaled_dot_product_attention as q, k, v, output, additive bias, scale."""
+) -> AttentionProduct:
+    """The product that scaled_dot_product_attention is asked for."""
     if dropout_p:
         raise InputError("Attention maps need a model without attention dropout; call .eval() first")
     if enable_gqa:
@@ -198,7 +213,7 @@ def _product(
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros(attn_mask.shape, device=query.device).masked_fill(~attn_mask, -math.inf)
-    return query, key, value, output, attn_mask, scale if scale is not None else query.shape[-1] ** -0.5
+    return AttentionProduct(query, key, attn_mask, scale if scale is not None else query.shape[-1] ** -0.5, value)
 
 
 @contextlib.contextmanager

@@ -159,6 +159,37 @@ def test_products_give_what_whole_maps_give(tokens: Tokens, scale: float) -> Non
     np.testing.assert_allclose(nmi, attention_nmi(maps, tokens.prefix), atol=loose * 1e-6)
 
 
+@pytest.mark.parametrize("tokens", LAYOUTS)
+@pytest.mark.parametrize("scale", [1e-3, 0.25, 2.0])
+def test_map_times_values_is_left_in_the_product(tokens: Tokens, scale: float) -> None:
+    product = product_of(tokens, scale, images=5)
+    product.v = torch.randn(product.q.shape, generator=torch.Generator().manual_seed(2)).transpose(1, 2).contiguous()
+    product.v = product.v.transpose(1, 2)  # in memory as a layer has it
+    with torch.inference_mode():
+        distance_and_nmi(product, tokens)
+    maps = ((product.q.double() * scale) @ product.k.double().mT).softmax(-1)
+    kernel = torch.nn.functional.scaled_dot_product_attention(product.q, product.k, product.v, scale=scale)
+    assert product.output is not None
+    ours, theirs = ((x - maps @ product.v.double()).abs().max() for x in (product.output, kernel))
+    assert ours < 2 * theirs + 1e-7  # large scores are rounded, by the kernel just as here
+    assert ours < (1e-5 if scale > 1 else 1e-6)
+    assert product.output.transpose(1, 2).is_contiguous()
+
+
+def test_the_kernel_stays_where_the_map_is_not_enough() -> None:
+    """Scores that overflow, a bias, bf16, and gradients."""
+    large, biased = product_of(LAYOUTS[2], 12.0), product_of(LAYOUTS[2], 0.25, torch.zeros(11, 11))
+    rounded, plain = product_of(LAYOUTS[2], 0.25, dtype=torch.bfloat16), product_of(LAYOUTS[2], 0.25)
+    for product in (large, biased, rounded):
+        product.v = product.k
+        with torch.inference_mode():
+            distance_and_nmi(product, LAYOUTS[2])
+        assert product.output is None
+    plain.v = plain.k
+    distance_and_nmi(plain, LAYOUTS[2])
+    assert plain.output is None
+
+
 @pytest.mark.parametrize("shape", [(3, 4, 11, 11), (1, 4, 11, 11), (4, 11, 11), (11, 11), (3, 1, 1, 11)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bias_of_any_shape_and_bf16(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -257,6 +288,30 @@ def test_the_pass_equals_whole_maps(compared: Any) -> None:
             assert float(got.nmi_mean_high - got.nmi_mean) == pytest.approx(half, abs=1e-6)
             assert str(got.reason.values) == ""
     assert result.attrs["images"] == 20
+
+
+def test_measuring_changes_the_encoder_by_rounding_only(compared: Any, tmp_path: Any) -> None:
+    """The layers go on with the map that was measured, so sites after them may differ in the last digits."""
+    encoders, images, _ = compared
+    vit = {"vit": encoders["vit"]}
+    alone, beside = (
+        sl.analyze(vit, images, names, batch=8, **OPTIONS)["spectra"]
+        for names in (["spectra"], ["spectra", "attention"])
+    )
+    for name in alone.data_vars:
+        if alone[name].dtype.kind == "f":
+            np.testing.assert_allclose(beside[name], alone[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
+
+
+def test_a_map_that_is_not_the_layers_own_is_refused(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(product: AttentionProduct, *_: Any) -> Any:
+        product.output = product.v
+        return torch.zeros(2, *product.shape[:2]).unbind()
+
+    monkeypatch.setattr("sightline.analyses.attention.distance_and_nmi", wrong)
+    fresh = sl.load_encoder(SMALL)
+    with pytest.raises(sl.InputError, match=r"block.0.attn_map.*differs from the layer's own output"):
+        sl.analyze({"vit": fresh}, compared[1], ["attention"], batch=8, **OPTIONS)
 
 
 def test_batching_changes_no_number(compared: Any) -> None:
