@@ -235,6 +235,49 @@ def list_(
 
 
 @app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of any kind; nothing in it is run.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Say what is in a checkpoint: format, architecture, parts, parameters, training arguments, hash.
+
+    Example: `sightline inspect mae_pretrain_vit_base.pth`
+
+    No model is built. A file that cannot be read safely is refused with the reason.
+    """
+    from sightline.inspection import as_json, describe
+    from sightline.inspection import inspect as look
+
+    found = look(file)
+    typer.echo(as_json(found) if json else describe(found))
+
+
+@app.command()
+def convert(
+    what: Annotated[
+        str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
+    to: Annotated[Literal["timm", "huggingface"], typer.Option(help="Which library shall load it.")] = "timm",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+) -> None:
+    """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
+
+    Examples: `sightline convert mae_pretrain_vit_base.pth -o mae.safetensors`;
+    `sightline convert run:runs/dino --to huggingface -o dino`
+
+    It is loaded there, and its outputs are compared, before anything is put in place.
+    """
+    from sightline.converting import convert as write
+
+    found = write(what, out, to, overwrite=overwrite)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    typer.echo(f"{found.path}: outputs differ by {found.difference:.1e} of their scale at most")
+    typer.echo(found.load)
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
     """Write `report.html` of a run anew; needs no model and no images."""
     from sightline.report import write_report

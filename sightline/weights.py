@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import pickle
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, first_line
+from sightline.errors import InputError
+from sightline.reading import read_checkpoint, tensors, without_prefix
 
-__all__ = ["check_finite", "hash_weights", "load_weights", "read_weights"]
+__all__ = ["check_finite", "classifier_names", "hash_weights", "load_weights", "read_weights"]
 
 CLASSIFIER = re.compile(r"fc|head|heads\.head|(cls_|distillation_)?classifier(\.\d+)?")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict of a `.safetensors` file or of a PyTorch checkpoint, which is never allowed to run code."""
-    if not path.is_file():
-        raise InputError(f"There is no weights file {str(path)!r}; give a .safetensors or .pth file")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        # Official checkpoints carry the argparse.Namespace of their training; it is plain data.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = first_line(error)
-        if isinstance(error, pickle.UnpicklingError):
-            reason = "it is not a checkpoint, or holds Python objects, which could run code; save its state dict alone"
-        raise InputError(f"Cannot read weights from {str(path)!r}: {reason}") from error
-    return _state_dict(content, path)
-
-
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """Unwrap {'model': …} and {'state_dict': …}, and the prefix that DistributedDataParallel adds."""
+    """The state dict of a checkpoint, out of {'model': …} or {'state_dict': …} and without DistributedDataParallel's
+    prefix; of whichever format it is, nothing in it is ever run.
+    """
+    content = read_checkpoint(path).content
     for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+        if isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+    state = tensors(content)
+    if not state:
         raise InputError(f"{str(path)!r} holds no state dict (a mapping of names to tensors)")
-    state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
-    return state
+    return without_prefix(state, "module.") if all(name.startswith("module.") for name in state) else state
 
 
 def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> list[str]:
@@ -86,8 +64,9 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> li
 def _converted(module: nn.Module, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
     """What timm knows, per architecture, of older names and of how to resize position embeddings."""
     convert = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
-    if convert is None:
-        return state
+    own = module.state_dict()
+    if convert is None or {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in state.items()}:
+        return state  # nothing to convert, and not every filter leaves such a state alone
     try:
         return dict(convert(state, module))
     except Exception as error:  # it takes for granted that the file belongs to the architecture
@@ -98,7 +77,7 @@ def _converted(module: nn.Module, state: dict[str, Tensor], origin: str) -> dict
 
 
 def _fit_classifiers(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    names = _classifiers(module)
+    names = classifier_names(module)
     absent = [name for name in names if f"{name}.weight" not in state]
     for name in names:
         layer = module.get_submodule(name)
@@ -114,7 +93,7 @@ def _fit_classifiers(module: nn.Module, state: Mapping[str, Tensor]) -> list[str
     return ["the file has no classifier, the encoder goes without"] if absent else []
 
 
-def _classifiers(module: nn.Module) -> list[str]:
+def classifier_names(module: nn.Module) -> list[str]:
     """Names of the linear layers that score classes: timm says which, elsewhere the usual names."""
     names = getattr(module, "default_cfg", {}).get("classifier")
     if names:

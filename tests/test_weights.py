@@ -86,9 +86,9 @@ def test_pickled_code_is_not_run(tmp_path, protocol):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("file.pth", b"", "Cannot read weights"),
-        ("file.pth", b"not a checkpoint at all", "Cannot read weights"),
-        ("file.safetensors", b"\x00" * 20, "Cannot read weights"),
+        ("file.pth", b"", "is empty"),
+        ("file.pth", b"not a checkpoint at all", "is not a checkpoint"),
+        ("file.safetensors", b"\x00" * 20, "is damaged or was not downloaded completely"),
     ],
 )
 def test_broken_files(tmp_path, name, content, reason):

@@ -35,6 +35,30 @@ class Trunk(NamedTuple):
     layers: list[nn.Module]
 
 
+class Classified(nn.Module):
+    """A model with a linear classifier on what it pools itself, else on CLS, else on the mean of the patches."""
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        trunk = find_trunk(model)
+        assert trunk is not None, "asked of a model without a vision transformer"
+        self.model, self.config = model, model.config
+        self.classifier = nn.Linear(trunk.module.config.hidden_size, classes)
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, 3, h, w) -> (B, K)
+        """Scores of the classes."""
+        trunk = find_trunk(self.model)  # found anew, since a copy of this module has another one
+        assert trunk is not None
+        said = (forward_of(self.model) or self.model)(images)
+        pooled = getattr(said, "pooler_output", None)
+        if pooled is None:
+            prefix, cls = _prefix(trunk.embeddings)
+            tokens = said.last_hidden_state  # (B, T, D)
+            pooled = tokens[:, prefix:].mean(1) if cls is None else tokens[:, cls]
+        scores: Tensor = self.classifier(pooled)
+        return scores
+
+
 def matches(module: nn.Module) -> bool:
     """Whether there is a vision transformer of this kind inside the module."""
     return find_trunk(module) is not None
@@ -137,7 +161,7 @@ def forward_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
     A model with a text tower wants text as well.
     """
     trunk = find_trunk(module)
-    if trunk is None:
+    if trunk is None or isinstance(module, Classified):
         return None
     if hasattr(trunk.embeddings, "random_masking"):
         return _unmasked(trunk)
@@ -146,6 +170,8 @@ def forward_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
 
 def _is_part(module: nn.Module, trunk: Trunk) -> bool:
     """Whether the model is more than a vision encoder, so that only its trunk is used."""
+    if isinstance(module, Classified):
+        return False
     return hasattr(trunk.embeddings, "random_masking") or hasattr(module, "text_model")
 
 

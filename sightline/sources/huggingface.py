@@ -14,7 +14,7 @@ from torch import nn
 
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, Preprocess, Reference, build_encoder
 from sightline.errors import InputError, first_line, nearest
-from sightline.families.huggingface import find_trunk, forward_of, image_size
+from sightline.families.huggingface import Classified, find_trunk, forward_of, image_size
 
 EXAMPLE = "huggingface:facebook/dinov2-small"
 KNOWN = (
@@ -32,6 +32,7 @@ KNOWN = (
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 # A size given as one number means the shorter side to these processors, height and width to all others.
 SHORTER_SIDE = ("BitImage", "CLIP", "ConvNext")
+OPTIONS = ("num_classes", "seed", "without")
 OPTIONAL_PARTS = ("pooler", "classifier", "cls_classifier", "distillation_classifier", "head")
 
 
@@ -41,23 +42,29 @@ def names() -> list[str]:
 
 
 def load(reference: Reference) -> Encoder:
-    """Build the model from its configuration; weights are its own, or random ones from a seed."""
-    seed, without = _options(reference)
+    """Build the model from its configuration; weights are its own, or random ones from a seed.
+
+    Option `num_classes` puts a new classifier behind a vision transformer that has none.
+    """
+    seed, classes, without = _options(reference)
     where, local = _where(reference)
-    with _plain_errors(reference), _quiet():
+    with _plain_errors(reference), quiet():
         config, processor = _read_config(where, local), _read_processor(where, local)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             whole, missing, left_over = _create(where, local, config, random=reference.weights == "random")
     module, prefix = _vision_part(whole)
-    without |= _missing_parts(module, [n.removeprefix(prefix) for n in missing if n.startswith(prefix)], reference)
+    absent = _missing_parts(module, [n.removeprefix(prefix) for n in missing if n.startswith(prefix)], reference)
+    without |= absent
     _leave_out(module, without)
     preprocess, notes = _preprocess(processor, _size(config), reference)
     _check_size(module, preprocess, reference)
-    notes += [f"the file has no {part}, the encoder goes without" for part in sorted(without)]
+    notes += [f"the file has no {part}, the encoder goes without" for part in sorted(absent)]
     if left_over:
         shown = ", ".join(left_over[:3]) + (", …" if len(left_over) > 3 else "")
         notes.append(f"{len(left_over)} weights of the file are not part of the encoder and were left out: {shown}")
+    if classes:
+        module = _classified(module, classes, seed, reference)
     options = {key: value for key, value in reference.options.items() if key != "without"}
     options |= {"without": ",".join(sorted(without))} if without else {}
     return build_encoder(
@@ -81,10 +88,11 @@ def _transformers() -> Any:
         ) from error
 
 
-def _options(reference: Reference) -> tuple[int, set[str]]:
-    unknown = [key for key in reference.options if key not in ("seed", "without")]
+def _options(reference: Reference) -> tuple[int, int, set[str]]:
+    """Seed, number of classes (0: the model's own head, if any), and the parts to leave out."""
+    unknown = [key for key in reference.options if key not in OPTIONS]
     if unknown:
-        raise InputError(f"{reference} has an unknown option {unknown[0]!r}{nearest(unknown[0], ['seed', 'without'])}")
+        raise InputError(f"{reference} has an unknown option {unknown[0]!r}{nearest(unknown[0], OPTIONS)}")
     if reference.weights not in (None, "random"):
         raise InputError(
             f"{reference} names weights {reference.weights!r}; Hugging Face models come with their own, write "
@@ -93,10 +101,18 @@ def _options(reference: Reference) -> tuple[int, set[str]]:
     without = {part for part in reference.options.get("without", "").split(",") if part}
     for part in without - set(OPTIONAL_PARTS):
         raise InputError(f"{reference}: {part!r} cannot be left out{nearest(part, OPTIONAL_PARTS)}")
-    try:
-        return int(reference.options.get("seed", 0)), without
-    except ValueError as error:
-        raise InputError(f"Option seed of {reference} must be a whole number") from error
+    seed, classes = (reference.options.get(key, "0") for key in ("seed", "num_classes"))
+    if not seed.isdecimal() or not classes.isdecimal():
+        raise InputError(f"Options seed and num_classes of {reference} must be whole numbers")
+    return int(seed), int(classes), without
+
+
+def _classified(module: nn.Module, classes: int, seed: int, reference: Reference) -> nn.Module:
+    if find_trunk(module) is None or hasattr(module, "classifier"):
+        raise InputError(f"{reference}: num_classes is for vision transformers without a classifier of their own")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Classified(module, classes)
 
 
 def _where(reference: Reference) -> tuple[str, bool]:
@@ -121,7 +137,7 @@ def _plain_errors(reference: Reference) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no table of missing weights; what matters becomes a note or an error."""
     logging = _transformers().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -156,17 +172,23 @@ def _create(where: str, local: bool, config: Any, random: bool) -> tuple[nn.Modu
     architecture = (getattr(config, "architectures", None) or [""])[0]
     classifies = "ForImageClassification" in architecture
     auto = library.AutoModelForImageClassification if classifies else library.AutoModel
+    # Without attention there is nothing to implement, and transformers would refuse.
+    attends = (
+        {"attn_implementation": "sdpa"}
+        if hasattr(config, "num_attention_heads") or hasattr(config, "vision_config")
+        else {}
+    )
     if random:
-        return auto.from_config(config, attn_implementation="sdpa", dtype=torch.float32), [], []
+        return auto.from_config(config, dtype=torch.float32, **attends), [], []
     module, info = auto.from_pretrained(
         where,
         config=config,
         local_files_only=local,
         trust_remote_code=False,
         weights_only=True,  # the old format is a pickle
-        attn_implementation="sdpa",
         dtype=torch.float32,
         output_loading_info=True,
+        **attends,
     )
     return module, sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def load(reference: Reference) -> Encoder:
     whatever timm's model takes (`depth=6`).
     """
     _check_name(reference)
-    options = {key: _value(text) for key, text in reference.options.items()}
+    options = {key: option_value(text) for key, text in reference.options.items()}
     seed, size, stem = options.pop("seed", 0), options.pop("size", None), options.pop("stem", "")
     for key, value in (("seed", seed), ("size", 1 if size is None else size)):
         if not isinstance(value, int) or value < (key == "size"):
@@ -107,18 +107,24 @@ def _fixed_size(reference: Reference) -> bool:
     return bool(config and config.fixed_input_size)
 
 
-def preprocess_of(module: nn.Module, official: bool, size: int | None = None, tag: str | None = None) -> Preprocess:
+def preprocess_of(
+    module: nn.Module,
+    official: bool,
+    size: int | None = None,
+    tag: str | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Preprocess:
     """The evaluation preprocessing of the model's own configuration; random weights have none to keep to.
 
     `tag` is the name with its pretrained tag: a file of such weights wants what the tag wants (MAE another mean than
-    the default weights of the same architecture).
+    the default weights of the same architecture). `given` is a configuration that came with the weights.
     """
     import timm
     from timm.data import config as data_config
 
     resolve: Callable[..., dict[str, Any]] = data_config.resolve_model_data_config
     known: Any = timm.get_pretrained_cfg(tag) if tag is not None and tag in timm.list_pretrained(tag) else None
-    config = resolve(module, pretrained_cfg=None if known is None else known.to_dict())
+    config = resolve(module, pretrained_cfg=given if known is None else known.to_dict())
     built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
     height, width = built_for or (config["input_size"][-2:] if size is None else (size, size))
     crop = config["crop_pct"] if official else 1.0
@@ -128,7 +134,7 @@ def preprocess_of(module: nn.Module, official: bool, size: int | None = None, ta
     return Preprocess((height, width), resize, config["interpolation"], tuple(config["mean"]), tuple(config["std"]))
 
 
-def _value(text: str) -> Any:
+def option_value(text: str) -> Any:
     """Options as Python values: 64 → int, True → bool, (2,3) → tuple, anything else stays text."""
     try:
         return ast.literal_eval(text)

@@ -1,0 +1,133 @@
+"""Checkpoints of official code: which encoder is in a file, under timm's names, and how it is built.
+
+A format is one file of `sources/` (mae, moco_v3, dino, …) with
+
+    TITLE                         its name in words: "MAE"
+    recognizes(checkpoint)        -> str: by what the file is surely of this format, "" if it need not be
+    layout(checkpoint, options)   -> Layout: the encoder in the file; InputError if it cannot be read as this format
+    load(reference)               -> Encoder, `open_layout` of the two above
+
+A layout is put together from names and shapes, and no model is built for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sightline import plugins
+from sightline.encoder import Encoder, Preprocess, Reference, build_encoder, load_encoder
+from sightline.errors import InputError, nearest
+from sightline.reading import Checkpoint, read_checkpoint
+
+__all__ = ["Layout", "build", "load_exactly", "mlp_ratio", "open_layout", "recognized", "size_option"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The encoder in a checkpoint."""
+
+    format: str  # "MAE, training checkpoint"
+    architecture: str  # a reference that builds the module, without weights
+    state: Mapping[str, Tensor]  # the encoder's weights under timm's names
+    preprocess: Preprocess  # of the official evaluation
+    part: str = ""  # where it was taken from: "model", "teacher, backbone."
+    left_over: tuple[str, ...] = ()  # names of weights in the file that are not the encoder's
+    notes: tuple[str, ...] = ()  # what the user should know besides
+    decoder: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)  # of MAE, made for its encoder
+
+
+def open_layout(
+    reference: Reference, layout: Callable[[Checkpoint, Mapping[str, str]], Layout], options: tuple[str, ...]
+) -> Encoder:
+    """Read the file that a reference names and build the encoder in it; `options` are those that the format knows."""
+    if reference.weights is not None:
+        raise InputError(f"{reference}: the file is the weights; write {reference.source}:FILE?option=value")
+    for key in reference.options:
+        if key not in options:
+            raise InputError(f"{reference} has an unknown option {key!r}{nearest(key, options)}")
+    checkpoint = read_checkpoint(Path(reference.id).expanduser())
+    formats = recognized(checkpoint)
+    if formats and reference.source not in formats:
+        source, why = next(iter(formats.items()))
+        title = plugins.find("sources", source).TITLE
+        raise InputError(f"{reference.id!r} is a checkpoint of {title}: {why}; write {source}:{reference.id}")
+    return build(layout(checkpoint, reference.options), reference)
+
+
+def recognized(checkpoint: Checkpoint) -> dict[str, str]:
+    """The formats that a checkpoint is surely of, and by what: {"mae": "it has a ViT with decoder_embed and …"}."""
+    sources = ((name, plugins.find("sources", name)) for name in plugins.names("sources"))
+    found = {name: source.recognizes(checkpoint) for name, source in sources if hasattr(source, "recognizes")}
+    return {name: why for name, why in found.items() if why}
+
+
+def build(layout: Layout, reference: Reference) -> Encoder:
+    """Make the module and give it the weights, all of them."""
+    module = load_encoder(layout.architecture).module
+    load_exactly(module, layout.state, f"{reference.id!r}, read as {layout.format},")
+    notes = list(layout.notes)
+    if layout.left_over:
+        shown = ", ".join(layout.left_over[:3]) + (", …" if len(layout.left_over) > 3 else "")
+        notes.append(
+            f"{len(layout.left_over)} weights of the file are not part of the encoder and were left out: {shown}"
+        )
+    if layout.decoder is not None:
+        from sightline.autoencoder import Autoencoder
+
+        module = Autoencoder(module, layout.decoder(module))  # type: ignore[arg-type]
+    return build_encoder(
+        module.eval(),
+        reference=str(reference),
+        name=Path(reference.id.removesuffix(".tar")).stem,
+        preprocess=layout.preprocess,
+        architecture=layout.architecture if layout.decoder is None else None,
+        notes=notes,
+    )
+
+
+@torch.no_grad()
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
+    """Copy every weight and buffer of the module from `state`; what is missing or does not fit is an error."""
+    own = module.state_dict()
+    missing = [name for name in own if name not in state]
+    if missing:
+        raise InputError(
+            f"{origin} lacks {len(missing)} of {len(own)} weights of the encoder "
+            f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it another kind of checkpoint?"
+        )
+    for name, value in own.items():
+        if state[name].shape != value.shape:
+            raise InputError(
+                f"{origin} has {name} of shape {tuple(state[name].shape)}, but {tuple(value.shape)} is expected; "
+                "is it another kind of checkpoint?"
+            )
+        value.copy_(state[name])
+
+
+def size_option(options: Mapping[str, str]) -> tuple[int, int] | None:
+    """Height and width of the option `size`.
+
+    >>> size_option({"size": "96"}), size_option({"size": "64x96"}), size_option({})
+    ((96, 96), (64, 96), None)
+    """
+    text = options.get("size")
+    if text is None:
+        return None
+    parts = text.split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"size={text} is not a size; write size=224, or size=HEIGHTxWIDTH")
+    return int(parts[0]), int(parts[-1])
+
+
+def mlp_ratio(hidden: int, width: int) -> float:
+    """timm's setting for an MLP of `hidden` neurons: it rounds the product with the width down.
+
+    >>> int(88 * mlp_ratio(120, 88)), mlp_ratio(256, 64)
+    (120, 4.0)
+    """
+    return hidden / width if hidden % width == 0 else (hidden + 0.5) / width
