@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from sightline.analyze import analyze
     from sightline.encoder import Encoder, Preprocess, load_encoder, save_encoder
     from sightline.errors import InputError
+    from sightline.finetune import finetune
     from sightline.images import Images, load_images
     from sightline.pretrain import pretrain
+    from sightline.reinit import reinit
     from sightline.report import write_report
     from sightline.run import Run, open_run
     from sightline.sites import Tokens, capture
@@ -36,10 +38,12 @@ __all__ = [
     "Tokens",
     "analyze",
     "capture",
+    "finetune",
     "load_encoder",
     "load_images",
     "open_run",
     "pretrain",
+    "reinit",
     "save_encoder",
     "write_report",
 ]
@@ -54,10 +58,12 @@ _HOME = {
     "Tokens": "sites",
     "analyze": "analyze",
     "capture": "sites",
+    "finetune": "finetune",
     "load_encoder": "encoder",
     "load_images": "images",
     "open_run": "run",
     "pretrain": "pretrain",
+    "reinit": "reinit",
     "save_encoder": "encoder",
     "write_report": "report",
 }

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +18,16 @@ if TYPE_CHECKING:
     from sightline.figures import Figure
     from sightline.images import Images
 
-__all__ = ["ENDS", "NOTHING", "accuracy_of", "accuracy_table", "check_labels", "figure_over_depth", "wilson"]
+__all__ = [
+    "ENDS",
+    "NOTHING",
+    "accuracy_of",
+    "accuracy_table",
+    "check_labels",
+    "difference_of",
+    "figure_over_depth",
+    "wilson",
+]
 
 ENDS = ("", "_low", "_high")  # a value and its interval, as the names of variables end
 NOTHING = (math.nan, math.nan, math.nan)
@@ -44,6 +55,18 @@ def accuracy_of(decided: npt.NDArray[Any], truth: npt.NDArray[Any]) -> tuple[flo
     """Share of decisions that are right, and its interval."""
     right = int((decided == truth).sum())
     return (right / len(truth), *wilson(right, len(truth)))
+
+
+def difference_of(right: npt.NDArray[np.bool_], other: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Accuracy of decisions minus that of others on the same images, and its 95 % interval: paired, normal over images.
+
+    >>> [round(number, 2) for number in difference_of(np.array([True] * 4), np.array([True, True, True, False]))]
+    [0.25, -0.24, 0.74]
+    """
+    difference = right.astype(float) - other
+    mean, n = float(difference.mean()), len(difference)
+    half = 1.959963984540054 * float(difference.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return mean, mean - half, mean + half
 
 
 def wilson(right: float, n: int) -> tuple[float, float]:

@@ -201,16 +201,19 @@ def _pass(
         start=start,
     )
     total = sum(len(plan.images.indices(split)) for split in splits)
-    share = -(-total // process.world)
-    done = share * start // sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in splits)
-    with progress.bar("Comparing", share, done, shown) as move, contextlib.closing(loader), torch.inference_mode():
+    count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in splits)
+    done = total * start // count
+    with progress.bar("Comparing", total, done, shown) as move, contextlib.closing(loader), torch.inference_mode():
         for batch in loader:
             skipped += batch.skipped
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
                 _step(batch, asking, plans, device)
-            move(len(batch.ids) + len(batch.skipped))
+            # Other processes have the batches between this one and the last one of this process.
+            before, done = done, total * (batch.number + 1) // count
+            move(done - before)
             sums.save(batch.number + 1, skipped)
+        move(total - done)
     skipped = _of_all_processes(skipped, process)
     _report_skipped(skipped, shown)
     if len(skipped) == total:

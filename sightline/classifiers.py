@@ -1,4 +1,4 @@
-"""Who decides: the encoder's own head where it knows the classes of the images, else a ridge probe on its features.
+"""Who decides: the encoder's own head where it knows the classes of the images, else a probe on its features.
 
 Analyses of decisions (agreement, shape bias, noise) need a classifier for every encoder, also for those without a head.
 Its input goes to disk in the pass like the features of k-NN; it is fitted to the training images when the pass is over.
@@ -17,17 +17,20 @@ from sightline.accuracy import ENDS, NOTHING, accuracy_of, check_labels
 from sightline.errors import InputError, nearest
 from sightline.plan import Cost, Plan
 from sightline.pooling import Pooled, disk, flaw, shared, widths
+from sightline.probing import Probe
 from sightline.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
+from sightline.sweep import Chosen, Labelled, Sweep, hold_out, train_sweep, training_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.pooling import Matrix
 
-__all__ = ["SITES", "Choice", "Classifier", "Decided", "cost_of"]
+__all__ = ["SITES", "Choice", "Classifier", "Decided", "about", "cost_of"]
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
-HEAD, PROBE = "own head", "ridge probe"
+HEAD, PROBE, LINEAR = "own head", "ridge probe", "linear probe"
+SWEEP = Sweep()
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Choice:
     """Who decides, and what probes see.
 
     classifier   auto: the own head if it has one output per class, and the same classes where their names are known,
-                 else a ridge probe; head or probe: that one
+                 else a ridge probe; head or probe: that one; linear: a probe trained by gradient descent, the best of
+                 a sweep of settings on training images that are held out
     pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls or gap: that one
     """
 
@@ -43,7 +47,7 @@ class Choice:
     pooling: str = "auto"
 
     def __post_init__(self) -> None:
-        known = {"classifier": ("auto", "head", "probe"), "pooling": ("auto", "cls", "gap")}
+        known = {"classifier": ("auto", "head", "probe", "linear"), "pooling": ("auto", "cls", "gap")}
         for name, names in known.items():
             if (given := getattr(self, name)) not in names:
                 raise InputError(f"There is no {name} {given!r}{nearest(given, names)}")
@@ -63,6 +67,7 @@ class Classifier:
 
     where: Where
     ridge: Ridge | None = None
+    linear: Chosen | None = None
     order: tuple[int, ...] | None = None  # outputs of the own head in the order of the images' classes
     reason: str = ""
 
@@ -70,8 +75,17 @@ class Classifier:
         """Scores of the classes (n, C) from what `where` says."""
         if self.ridge is not None:
             return self.ridge.scores(features)
+        if self.linear is not None:
+            return self.linear.scores({"x": features}).astype(np.float64)
         outputs = np.asarray(features, np.float64)
         return outputs if self.order is None else outputs[:, self.order]
+
+    @property
+    def left_out_accuracy(self) -> float:
+        """Of a probe: the share of right decisions on training images that it was not fitted to."""
+        if self.linear is not None:
+            return self.linear.accuracy
+        return math.nan if self.ridge is None else self.ridge.left_out_accuracy
 
     def decisions(self, features: Matrix) -> npt.NDArray[np.int64]:
         """The class with the highest score for each row, of equal ones the first."""
@@ -101,9 +115,15 @@ class Decided(Pooled):
         if why := flaw(train, "train"):
             return Classifier(where, reason=why)
         if where.kind == HEAD:
-            named, classes = self.plan.encoders[encoder].classes, self.plan.images.classes
-            return Classifier(where, order=None if named is None else tuple(named.index(name) for name in classes))
-        return Classifier(where, fit_ridge(train, self.labels("train"), len(self.plan.images.classes)))
+            named, names = self.plan.encoders[encoder].classes, self.plan.images.classes
+            return Classifier(where, order=None if named is None else tuple(named.index(name) for name in names))
+        labels, classes = self.labels("train"), len(self.plan.images.classes)
+        if where.kind == PROBE:
+            return Classifier(where, fit_ridge(train, labels, classes))
+        parts = hold_out(labels, SWEEP.held_out, self.plan.seed)
+        kept, held = (Labelled({"x": train.some(part)}, labels[part]) for part in parts)
+        chosen = train_sweep([Probe(("x",))], SWEEP, kept, held, classes, self.plan.seed).chosen(0)
+        return Classifier(where, linear=chosen, reason="" if chosen else "the training diverged with all settings")
 
     def decisions(
         self, classifier: Classifier, encoder: str, split: str, view: str = "plain"
@@ -127,11 +147,18 @@ class Decided(Pooled):
             "classifier_site": ("encoder", [c.where.site for c in found]),
             "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in found]),
             "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in found]),
-            "left_out_accuracy": (
-                "encoder", [math.nan if c.ridge is None else c.ridge.left_out_accuracy for c in found]
-            ),
+            "setting": ("encoder", ["" if c.linear is None else str(c.linear.setting) for c in found]),
+            "left_out_accuracy": ("encoder", [c.left_out_accuracy for c in found]),
             **{f"train_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
         }  # fmt: skip
+
+
+def about(choice: Choice) -> str:
+    """How probes are fitted, in words."""
+    if choice.classifier != "linear":
+        return "ridge, one against all, standardised features, penalty by leave-one-out error on train"
+    chosen = f"the best of {len(SWEEP.settings)} settings on {SWEEP.held_out:.0%} of train, held out"
+    return f"linear after BatchNorm without affine parameters, softmax, gradient descent, {chosen}"
 
 
 def _where(choice: Choice, plan: Plan) -> dict[str, Where]:
@@ -146,20 +173,20 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     outputs = plan.shapes[encoder][heads[0]] if len(heads) == 1 else ()
     named = plan.encoders[encoder].classes
     same = outputs == (classes,) and (named is None or set(named) == set(plan.images.classes))
-    if choice.classifier != "probe" and same:
+    if choice.classifier in ("auto", "head") and same:
         return Where(HEAD, heads[0], "gap")
     if choice.classifier == "head":
         has = f"a head with {outputs[0]} outputs" if len(outputs) == 1 else "no head that classifies"
         has += " of other names" if outputs == (classes,) else ""
         raise InputError(
             f"Encoder {encoder!r} has {has}, but {plan.images.name} has {classes} classes; "
-            "choose the classifier auto or probe"
+            "choose the classifier auto, probe or linear"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):
         known = widths(plan, encoder, site)
         feature = next((name for name in ("cls", "gap") if name in known and choice.pooling in ("auto", name)), None)
         if feature is not None:
-            return Where(PROBE, site, feature)
+            return Where(LINEAR if choice.classifier == "linear" else PROBE, site, feature)
     raise InputError(
         f"Encoder {encoder!r} has no feature {'' if choice.pooling == 'auto' else f'{choice.pooling!r} '}after its "
         "last block that a probe could use; choose the pooling auto, or leave the encoder out"
@@ -180,4 +207,6 @@ def cost_of(choice: Choice, plan: Plan, splits: Sequence[str]) -> Cost:
     found = _wanted(_where(choice, plan))
     width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())
     memory = 8 * (4 * width**2 + 4 * width * len(plan.images.classes) + 8 * BLOCK_NUMBERS)
+    if choice.classifier == "linear":
+        memory += training_bytes(width * len(plan.images.classes), width * len(plan.images.indices("train")), SWEEP)
     return Cost(memory, disk(plan, splits, found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,6 +38,8 @@ Shows what vision models learn and how they differ.
 
 **Train one:** `sightline pretrain moco_v3 --images folder:/data/train -o runs/moco`, then compare `run:runs/moco`.
 
+**Fine-tune one:** `sightline finetune zoo:moco_v3 --images folder:/data/birds -o runs/birds`
+
 Encoders are written `source:id[@weights][?option=value&…]`; `sightline list encoders` shows the sources.
 """,
 )
@@ -49,6 +52,19 @@ Limit = Annotated[int, typer.Option(help="At most this many images of each split
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")]
+# Of trainings
+TrainingFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder, for everything about it.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be given many times.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
+]
+TrainingDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")]
+Nodes = Annotated[int, typer.Option(help="Nodes, as SLURM has started them.")]
+Anew = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder with a training.")]
 
 
 @app.command()
@@ -83,9 +99,7 @@ def compare(
     device: Device = "auto",
     precision: Precision = "float32",
     seed: Seed = 0,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")
-    ] = None,
+    workers: Workers = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
 ) -> None:
@@ -131,26 +145,18 @@ def pretrain(
     images: Annotated[
         str | None, typer.Option(help="Images, `folder:PATH`, …; without it, those of the recipe.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder, for everything about it.")] = None,
+    out: TrainingFolder = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="A recipe of `list recipes` or a TOML file; by default the objective's small one."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be given many times.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    devices: Annotated[
-        int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="Nodes, as SLURM has started them.")] = 1,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder with a training.")] = False,
+    set_: Settings = None,
+    resume: Resume = False,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: Anew = False,
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
@@ -162,36 +168,116 @@ def pretrain(
     Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
     """
     from sightline.pretrain import pretrain as train
+
+    _train(train, objective, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+
+
+@app.command()
+def finetune(
+    encoder: Annotated[
+        str | None, typer.Argument(help="Encoder to begin with, `source:id[@weights][?option=value]`.")
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Labelled images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: TrainingFolder = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of `list recipes` or a TOML file; by default `finetune`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    resume: Resume = False,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: Anew = False,
+) -> None:
+    """Fine-tune an encoder end to end to the classes of labelled images.
+
+    Examples: `sightline finetune zoo:moco_v3 -o runs/tuned` on the embedded images, in minutes;
+    `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
+    -o runs/mae --devices 8`; `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`.
+
+    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The classifier is `run:FOLDER`; with `save_epochs`
+    that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in `run.json`.
+    """
+    from sightline.finetune import finetune as tune
+
+    _train(tune, encoder, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+
+
+@app.command()
+def dynamics(
+    runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`; `NAME=FOLDER`.")],
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="An encoder to compare with; may be given many times.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help=f"Images for CKA; without it, {EMBEDDED}.")] = None,
+    out: Out = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="`dynamics.key=value`.")] = None,
+    limit: Limit = 1024,
+    batch: Batch = 32,
+    device: Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+) -> None:
+    """Follow an encoder through its fine-tuning: path efficiency of the weights, CKA with the start and with others.
+
+    Example: `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`, then
+    `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
+
+    Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
+    """
+    epochs = ["{}{}run:{}?epoch=*".format(*run.rpartition("=")) for run in runs]
+    compare(
+        [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def reinit(
+    encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
+    images: Annotated[
+        str | None, typer.Option(help="Labelled images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: Out = None,
+    counts: Annotated[
+        str | None, typer.Option(help="Numbers of blocks, `1,2,4`; by default powers of two below the depth.")
+    ] = None,
+    ends: Annotated[str, typer.Option(help="`first,last`, or one of the two.")] = "first,last",
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of fine-tuning or a TOML file; by default `finetune`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    device: TrainingDevice = "auto",
+    workers: Workers = None,
+    overwrite: Anew = False,
+) -> None:
+    """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
+
+    Example: `sightline reinit zoo:moco_v3 zoo:supervised --images 'shapes?size=48' --counts 1,2,4 -o runs/reinit`
+
+    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command goes on where
+    it was stopped; of more `--counts` only the new ones are trained.
+    """
     from sightline.recipe import parse_settings
+    from sightline.reinit import reinit as study
     from sightline.training import Stopped
 
-    if out is None and max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1:
-        raise InputError("Several processes need to agree on a run folder; give one with -o")
-    if out is None:  # processes that this one starts inherit the name
-        out = Path(os.environ.setdefault("SIGHTLINE_RUN", str(_new_folder())))
     try:
-        encoder = train(
-            objective,
-            images,
-            out,
-            recipe=recipe,
-            settings=parse_settings(set_ or []),
-            resume=resume,
-            overwrite=overwrite,
-            device=device,
-            devices=devices,
-            nodes=nodes,
-            workers=workers,
-        )
+        numbers = None if counts is None else [int(word) for word in counts.split(",")]
+    except ValueError as error:
+        raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
+    try:
+        run = study(
+            _load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
+            recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
+        )  # fmt: skip
     except Stopped as stop:
-        if not _first_process():
-            raise SystemExit(0) from stop  # the first process speaks for all
-        typer.echo(stop)
+        if _first_process():
+            typer.echo(f"{str(stop).partition(';')[0]}; give the same command again to go on")
         raise SystemExit(128 + stop.signal) from stop
-    if _first_process():
-        for note in encoder.notes:
-            typer.echo(note)
-        typer.echo(f"Encoder: run:{out}")
+    _finish(run)
 
 
 @app.command()
@@ -316,11 +402,29 @@ def _load_encoders(words: list[str]) -> dict[str, Encoder]:
     from sightline.encoder import load_encoder, name_apart
 
     given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
-    encoders = [load_encoder(match[2], name=match[1]) for match in given if match]
+    encoders = [
+        load_encoder(reference, name=name)
+        for match in given
+        if match
+        for name, reference in _every_epoch(match[1], match[2])
+    ]
     for encoder in encoders:
         for note in encoder.notes:
             typer.echo(f"{encoder.name}: {note}", err=True)
     return name_apart(encoders)
+
+
+def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str]]:
+    """`run:FOLDER?epoch=*` stands for all epochs that are kept there; any other reference for itself."""
+    match = re.fullmatch(r"run:([^@?]+)\?(?:.*&)?epoch=\*(?:&.*)?", reference)
+    if match is None:
+        return [(name, reference)]
+    from sightline.sources.run import kept_epochs
+
+    return [
+        (None if name is None else f"{name}, epoch {epoch}", reference.replace("epoch=*", f"epoch={epoch}"))
+        for epoch in kept_epochs(Path(match[1]).expanduser())
+    ]
 
 
 def _analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
@@ -360,6 +464,58 @@ def _new_folder() -> Path:
     return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
+def _training_folder() -> Path:
+    """A folder by the time of day, which the processes of one training must agree on."""
+    if max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1:
+        raise InputError("Several processes need to agree on a run folder; give one with -o")
+    # Processes that this one starts inherit the name.
+    return Path(os.environ.setdefault("SIGHTLINE_RUN", str(_new_folder())))
+
+
+def _train(
+    train: Callable[..., Encoder],
+    what: str | None,
+    images: str | None,
+    out: Path | None,
+    recipe: str | None,
+    words: list[str] | None,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    devices: int | None,
+    nodes: int,
+    workers: int | None,
+) -> None:
+    """Pre-train or fine-tune; how it ended is said by the first process."""
+    from sightline.recipe import parse_settings
+    from sightline.training import Stopped
+
+    out = out or _training_folder()
+    try:
+        encoder = train(
+            what,
+            images,
+            out,
+            recipe=recipe,
+            settings=parse_settings(words or []),
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            devices=devices,
+            nodes=nodes,
+            workers=workers,
+        )
+    except Stopped as stop:
+        if not _first_process():
+            raise SystemExit(0) from stop
+        typer.echo(stop)
+        raise SystemExit(128 + stop.signal) from stop
+    if _first_process():
+        for note in encoder.notes:
+            typer.echo(note)
+        typer.echo(f"Encoder: run:{out}")
+
+
 def _first_process() -> bool:
     """Whether this is the process that speaks; the others have nothing left to do together."""
     import torch
@@ -379,7 +535,7 @@ def _finish(run: Run) -> None:
 
     path = write_report(run)
     for name in run:
-        module = plugins.find("analyses", name)
+        module = plugins.author(name)
         typer.secho(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
             typer.echo(f"  {label}: {number} ({detail})")
@@ -463,7 +619,8 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
             typer.secho(
-                "Interrupted; give the same command again (pretrain: with --resume) to go on where it stopped", err=True
+                "Interrupted; give the same command again (a training: with --resume) to go on where it stopped",
+                err=True,
             )
         raise
     except OSError as error:
@@ -472,7 +629,7 @@ def main() -> None:
         if not _out_of_memory(error):
             raise
         _fail(
-            "Not enough memory; lower --batch (pretrain: --set batch=), choose fewer --sites or compare fewer encoders",
+            "Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders",
             2,
         )
 

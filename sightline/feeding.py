@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -77,13 +77,15 @@ class Feed:
         std: Sequence[float] = IMAGENET_STD,
         device: torch.device | str = "cpu",
         workers: int | None = None,
+        then: Callable[[Tensor, Keys], Tensor] | None = None,
     ) -> None:
+        """`then` is done to views in [0, 1] before they are normalised."""
         if batch % (world() * accumulate):
             raise InputError(
                 f"A batch of {batch} images cannot be shared by {world()} processes with {accumulate} forwards each; "
                 "choose a multiple"
             )
-        self.images, self.policies, self.workers = images, tuple(policies), workers
+        self.images, self.policies, self.workers, self.then = images, tuple(policies), workers, then
         self.positions, self.device = images.indices(split), torch.device(device)
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
@@ -156,7 +158,8 @@ class Feed:
         return Views(views, self.labels[crops.shown[where]].to(self.device), keys, self.progress(step))
 
     def _finish(self, floats: Tensor, policy: Policy, keys: Keys) -> Tensor:
-        return distort(floats, policy, keys).sub_(self._mean).div_(self._std)
+        view = distort(floats, policy, keys)
+        return (view if self.then is None else self.then(view, keys)).sub_(self._mean).div_(self._std)
 
     def _note(self, errors: Sequence[tuple[int, str]]) -> None:
         for position, reason in errors:

@@ -225,7 +225,8 @@ def curve_over_depth(
     tip += [alt.Tooltip(f"{name}:N", title=title) for name, title in (details or {"site": "site"}).items()]
     tip += [alt.Tooltip("value:Q", title=value_title, format=style), alt.Tooltip("between:N", title="95 % interval")]
     base = alt.Chart(points).transform_calculate(between=_between(style))
-    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if depth_title.startswith("block") else 0.1)
+    whole = depth_title.startswith(("block", "epoch"))
+    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1)
     x = x.scale(nice=False, padding=8)
     scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
     axis = alt.Axis(format="%" if percent else ".1f" if domain and domain[1] - domain[0] >= 0.4 else "~r", tickCount=6)

@@ -41,9 +41,9 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
     best = np.where(np.isnan(alike), -np.inf, alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
 
-    twins = _twins(sites, has)  # (A, B, site of A)
-    there = np.broadcast_to(twins >= 0, maximum.shape)
-    diagonal = np.take_along_axis(values, np.broadcast_to(twins.clip(0), maximum.shape)[..., None], -1)[..., 0]
+    counterpart = twins(sites, has)  # (A, B, site of A)
+    there = np.broadcast_to(counterpart >= 0, maximum.shape)
+    diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
     blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
     steps = max([1, *map(len, blocks)])
@@ -68,7 +68,7 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
             "row_max": (axes, maximum),
             "row_argmax": (axes, np.where(np.isfinite(maximum), sites[best], "")),
             "diagonal": (axes, np.where(there, diagonal, np.nan)),
-            "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(twins, maximum.shape)], "")),
+            "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(counterpart, maximum.shape)], "")),
             "distance_cka": (apart, mean),
             "distance_pairs": (apart, pairs),
         },
@@ -86,16 +86,16 @@ def _apart(a: int, b: int) -> npt.NDArray[np.int64]:
     return found
 
 
-def _twins(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def twins(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For encoders A and B and a site of A, the site of B of its kind that is closest in relative depth, or −1."""
     kinds = np.array([("decoder." if site.startswith("decoder.") else "") + layer_type(site) for site in sites])
-    twins = np.full((len(has), *has.shape), -1)
+    found = np.full((len(has), *has.shape), -1)
     for a, b in itertools.product(range(len(has)), repeat=2):
         for kind in np.unique(kinds):
             mine, others = (np.flatnonzero(has[e] & (kinds == kind)) for e in (a, b))
             if len(mine) and len(others):
-                twins[a, b, mine] = others[_apart(len(mine), len(others)).argmin(1)]
-    return twins
+                found[a, b, mine] = others[_apart(len(mine), len(others)).argmin(1)]
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from sightline.errors import InputError
 from sightline.files import explain, write_atomically
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "read_metrics"]
 
 COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have
 
@@ -24,7 +24,7 @@ class Monitor:
     def __init__(self, folder: Path, step: int) -> None:
         """Go on after `step`: later rows, of a training that was killed, are taken back."""
         self.path = folder / "metrics.csv"
-        self.rows = [row for row in _read(self.path) if int(row["step"]) <= step]
+        self.rows = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
         self.columns = list(self.rows[0]) if self.rows else []
         self.warned = False
         self._rewrite()
@@ -75,7 +75,7 @@ class Monitor:
             write_atomically(self.path, text.getvalue().encode())
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def read_metrics(path: Path) -> list[dict[str, str]]:
     """Rows of an earlier part of the training; a line that was cut off by a kill is left out."""
     if not path.exists():
         return []

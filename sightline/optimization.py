@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,15 +67,24 @@ class Optimization:
         return self.lr or self.base_lr * self.batch / 256
 
 
-def make_optimizer(module: nn.Module, settings: Optimization) -> torch.optim.Optimizer:
-    """The optimiser with two groups of parameters: those that are decayed, then biases, norms and tokens."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+def make_optimizer(
+    module: nn.Module, settings: Optimization, scales: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser with groups of parameters: those that are decayed, then biases, norms and tokens, which are not.
+
+    `scales` multiplies the learning rate of the parameters that it names; those of one scale are two groups.
+    """
+    scales = scales or {}
+    parts: dict[float, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             alone = parameter.ndim <= 1 or name.rpartition(".")[2] in TOKENS
-            (plain if alone else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+            parts.setdefault(scales.get(name, 1.0), ([], []))[alone].append(parameter)
+    groups = [
+        {"params": some, "scale": scale, "decays": decays, "weight_decay": settings.weight_decay * decays}
+        for scale, both in sorted(parts.items())
+        for some, decays in zip(both, (True, False), strict=True)
+    ]
     lr = settings.peak_lr
     match settings.optimizer:
         case "adamw":
@@ -109,9 +119,9 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
     return lr, decay
 
 
-def set_schedule(groups: Iterable[dict[str, object]], lr: float, weight_decay: float) -> None:
-    """Give the optimiser its numbers for the next step; the second group is not decayed."""
+def set_schedule(groups: Iterable[dict[str, Any]], lr: float, weight_decay: float) -> None:
+    """Give the optimiser its numbers for the next step: each group has its scale, and may be decayed or not."""
     for number, group in enumerate(groups):
-        group["lr"] = lr
-        if number == 0:
+        group["lr"] = lr * group.get("scale", 1.0)
+        if group.get("decays", number == 0):  # a checkpoint may be older than these two words
             group["weight_decay"] = weight_decay

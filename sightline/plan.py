@@ -110,10 +110,11 @@ def make_plans(
 
 
 def _splits(images: Images, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The splits an analysis asks for.
+    """The splits an analysis asks for; `val` is welcome where there is one that does not stand in for `test`.
 
     Where the source has none of its own, train and test were made for k-NN and probes; others may use all images.
     """
+    wanted = [split for split in wanted if split != "val" or {"val", "test"} <= set(images.splits)]
     return tuple(wanted if images.own_splits else dict.fromkeys([*images.common_splits, *wanted]))
 
 

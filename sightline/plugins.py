@@ -9,7 +9,9 @@ from types import ModuleType
 
 from sightline.errors import InputError, nearest
 
-__all__ = ["find", "names"]
+__all__ = ["author", "find", "names"]
+
+STUDIES = ("reinit",)  # modules of Sightline whose results come from trainings, not from a pass
 
 
 def names(folder: str) -> list[str]:
@@ -27,3 +29,8 @@ def find(folder: str, name: str) -> ModuleType:
         kind = {"analyses": "analysis", "families": "family"}.get(folder, folder.removesuffix("s"))
         raise InputError(f"There is no {kind} {name!r}{nearest(name, names(folder))}")
     return importlib.import_module(f"sightline.{folder}.{name}")
+
+
+def author(result: str) -> ModuleType:
+    """The module that a result of a run comes from and that knows its page: an analysis or a study."""
+    return importlib.import_module(f"sightline.{result}") if result in STUDIES else find("analyses", result)

@@ -78,6 +78,8 @@ class Matrix:
     >>> matrix = Matrix(np.arange(8.0).reshape(4, 2), np.array([0, 2, 3]))
     >>> matrix.shape, matrix[1:].tolist()
     ((3, 2), [[4.0, 5.0], [6.0, 7.0]])
+    >>> matrix.some(np.array([2]))[:].tolist()
+    [[6.0, 7.0]]
     """
 
     values: npt.NDArray[Any]
@@ -99,6 +101,10 @@ class Matrix:
         # Indexing would copy the whole file into memory, so only where rows are missing.
         whole = self.values if len(self.rows) == len(self.values) else self[:]
         return np.array(whole, dtype=dtype, copy=copy)
+
+    def some(self, chosen: npt.NDArray[np.int64]) -> Matrix:
+        """These of its rows, still on disk."""
+        return Matrix(self.values, self.rows[chosen])
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """All rows, some at a time."""

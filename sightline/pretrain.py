@@ -1,17 +1,10 @@
 """Pre-training: an objective, a backbone and images become an encoder, `run:FOLDER`.
 
-RUN/recipe.toml        every setting
-RUN/run.json           what was trained on what, versions
-RUN/metrics.csv        loss, schedules, k-NN accuracy by step; RUN/tensorboard the same
-RUN/latest.json, RUN/checkpoints/   see checkpoints.py
-RUN/tokenizer/         of BEiT: the training that came first
+The folder is described in training_run.py; RUN/tokenizer/ is, of BEiT, the training that came first.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,20 +15,18 @@ from torch import nn
 
 from sightline import plugins
 from sightline.backbones import build
-from sightline.checkpoints import tensors_of
 from sightline.distributed import by_first, rank
-from sightline.encoder import Encoder, build_encoder, load_encoder, save_encoder
+from sightline.encoder import Encoder
 from sightline.errors import InputError
 from sightline.feeding import Feed
-from sightline.files import lock, write_atomically
-from sightline.images import Images, load_images
-from sightline.objective import First
+from sightline.images import Images
+from sightline.objective import First, Progress
 from sightline.online import OnlineKnn
 from sightline.optimization import Optimization
 from sightline.progress import console
 from sightline.recipe import Recipe, make_recipe, read_recipe, recipe_names
-from sightline.run import provenance
-from sightline.training import Loop, make_fabric
+from sightline.training import Loop
+from sightline.training_run import Prepared, compile_blocks, export, kept_recipe, train_in
 
 __all__ = ["pretrain"]
 
@@ -65,25 +56,23 @@ def pretrain(
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})
     wanted = _resolve(out, objective, recipe, layers, resume, overwrite)
-    fabric = make_fabric(device, wanted.training.precision, *_processes(devices, nodes))
-    data = load_images(images if isinstance(images, Images) else wanted.training.images)
-    if wanted.training.limit:
-        data = data.sample(wanted.training.limit, wanted.training.seed)
-    parts = _prepare(wanted, data, fabric, workers)
-    held = by_first(lambda: lock(out))
-    try:
-        by_first(lambda: _begin(out, wanted, data, resume))
-        last = _train(wanted, data, parts, out, fabric, show_progress)
-        if rank() == 0 and show_progress:
-            _tell_skipped(parts.feed)
-    finally:
-        if held is not None:
-            held.close()
-    fabric.barrier()
-    trained = load_encoder(f"run:{out}")
-    if not last:
-        trained.notes.append(f"The training in {str(out)!r} was already finished")
-    return trained
+
+    def prepare(data: Images, fabric: Fabric) -> Prepared:
+        parts = _prepare(wanted, data, fabric, workers)
+        return Prepared(parts.feed, lambda: _train(wanted, data, parts, out, fabric, show_progress))
+
+    return train_in(
+        out,
+        "pretrain",
+        wanted,
+        images,
+        prepare,
+        resume=resume,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        show_progress=show_progress,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -93,63 +82,24 @@ def _resolve(
     out: Path, objective: str | None, recipe: str | Path | None, layers: list[dict[str, Any]], resume: bool, anew: bool
 ) -> Recipe:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
-    kept = out / "recipe.toml"
-    if resume and kept.is_file():
-        old = read_recipe(kept)
-        before = make_recipe(str(old.get("objective")), old)
+    before = kept_recipe(out, _remake, recipe, layers, resume, anew)
+    if before is not None:
         if objective not in (None, before.objective):
             raise InputError(f"{str(out)!r} holds a training of {before.objective}, not of {objective}; name that one")
-        given = [] if recipe is None else [read_recipe(recipe)]
-        after = make_recipe(before.objective, before.values(), *given, *layers)
-        changed = [key for key, value in after.values().items() if before.values().get(key) != value]
-        if changed:
-            raise InputError(
-                f"{str(out)!r} was trained with another {' and '.join(changed)}; resume it without changes, "
-                "or train into another folder"
-            )
         return before
-    started = [name for name in ("latest.json", "metrics.csv", "tokenizer") if (out / name).exists()]
-    if out.exists() and (not out.is_dir() or _occupied(out)) and not (kept.is_file() and (anew or not started)):
-        hint = "pass --resume to go on or --overwrite to start anew" if kept.is_file() else "choose a new folder"
-        raise InputError(f"{str(out)!r} holds {'a training' if kept.is_file() else 'something else'} already; {hint}")
     if recipe is not None:
         base = read_recipe(recipe)
         objective = objective or base.get("objective")
     if objective is None:
         raise InputError(f"Say what to train: {', '.join(plugins.names('objectives'))}")
-    plugins.find("objectives", objective)
     if recipe is None:
         base = read_recipe(objective) if objective in recipe_names() else {}
     return make_recipe(objective, base, *layers)
 
 
-def _occupied(out: Path) -> bool:
-    return any(path.name != ".lock" for path in out.iterdir())
-
-
-def _begin(out: Path, wanted: Recipe, data: Images, resume: bool) -> None:
-    """Write down what is going to be trained; a resumed training must be on the same images."""
-    if resume and (out / "run.json").is_file():
-        digest = json.loads((out / "run.json").read_text())["images"]["digest"]
-        if digest != data.digest():
-            raise InputError(f"{data.name} has changed since {str(out)!r} was trained on it; train into another folder")
-        return
-    if not resume and (out / "recipe.toml").is_file():  # --overwrite
-        (out / "latest.json").unlink(missing_ok=True)
-        for name in ("checkpoints", "tensorboard", "tokenizer"):
-            shutil.rmtree(out / name, ignore_errors=True)
-        (out / "metrics.csv").unlink(missing_ok=True)
-    about = {"kind": "pretrain", "recipe": wanted.values(), "images": data.describe(), **provenance()}
-    write_atomically(out / "recipe.toml", wanted.to_toml().encode())
-    write_atomically(out / "run.json", json.dumps(about, indent=2).encode())
-
-
-def _processes(devices: int | None, nodes: int) -> tuple[int, int]:
-    """Processes per node and nodes: torchrun says, otherwise the caller, otherwise one."""
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return local, int(os.environ.get("WORLD_SIZE", local)) // local
-    return devices or 1, nodes
+def _remake(*layers: Mapping[str, Any]) -> Recipe:
+    """A recipe of the objective that its first layer names."""
+    return make_recipe(str(layers[0].get("objective")), *layers)
 
 
 def _classes(wanted: Recipe, data: Images) -> int:
@@ -176,7 +126,7 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
     torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
     objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
     if wanted.training.compile:
-        _compile(objective)
+        compile_blocks(objective)
     settings = wanted.optimization
     feed = Feed(
         data,
@@ -215,7 +165,7 @@ def _train(
         title=f"{wanted.objective} on {data.name}",
         evaluate=_evaluation(wanted, data, parts, fabric.device, show_progress),
         evaluate_every=wanted.training.evaluate_every,
-        export=lambda folder: _export(folder, parts.encoder, parts.objective, out.name),
+        export=lambda folder: export(folder, parts.encoder, parts.objective, out.name),
         log_every=wanted.training.log_every,
         **saving,
     ).run()
@@ -230,15 +180,9 @@ def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str
     first.objective.requires_grad_(False)
 
 
-def _tell_skipped(feed: Feed) -> None:
-    if feed.skipped:
-        example, reason = next(iter(feed.skipped.items()))
-        console().print(f"{len(feed.skipped)} images could not be read and were left out, such as {example}: {reason}")
-
-
 def _evaluation(
     wanted: Recipe, data: Images, parts: _Parts, device: torch.device, told: bool
-) -> Callable[[], dict[str, float]] | None:
+) -> Callable[[Progress], Mapping[str, float]] | None:
     """Online k-NN, if there are labels and a split that is held out; the work of the first process."""
     if not OnlineKnn.possible(data):
         if rank() == 0 and told:
@@ -246,29 +190,4 @@ def _evaluation(
         return None
     knn = by_first(lambda: OnlineKnn(data, parts.encoder.preprocess, device, wanted.training.seed))
     objective: Any = parts.objective
-    return lambda: {} if knn is None else knn(objective.encoder)
-
-
-def _export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
-    """What `run:FOLDER` loads: the encoder, and the decoder of those that have one."""
-    from safetensors.torch import save
-
-    built = build_encoder(
-        module.encoder,
-        reference=f"run:{name}",
-        name=name,
-        preprocess=encoder.preprocess,
-        architecture=encoder.architecture,
-    )
-    built.classes = encoder.classes
-    save_encoder(built, folder)
-    if hasattr(module, "decoder"):
-        decoder = {key: value.cpu().contiguous() for key, value in tensors_of(module.decoder).items()}
-        write_atomically(folder / "decoder.safetensors", save(decoder))
-
-
-def _compile(module: nn.Module) -> None:
-    """Blocks one by one: they are many, alike, and the rest of a step has little to gain."""
-    for part in module.modules():
-        if type(part).__name__ in ("Block", "BasicBlock", "Bottleneck", "ConvNeXtBlock"):
-            part.compile()
+    return lambda _: by_first(lambda: {} if knn is None else knn(objective.encoder)) or {}

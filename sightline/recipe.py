@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -20,7 +20,18 @@ from sightline.backbones import Backbone
 from sightline.errors import InputError, first_line, nearest
 from sightline.optimization import Optimization
 
-__all__ = ["Recipe", "Training", "make_recipe", "make_settings", "parse_settings", "read_recipe", "recipe_names"]
+__all__ = [
+    "Recipe",
+    "Training",
+    "flatten",
+    "make_parts",
+    "make_recipe",
+    "make_settings",
+    "parse_settings",
+    "read_recipe",
+    "recipe_names",
+    "to_toml",
+]
 
 FOLDER = Path(__file__).parent / "recipes"
 MEASURES = ("width", "depth", "heads", "patch", "stem")
@@ -36,7 +47,7 @@ class Training:
     seed: int = 0
     precision: str = "float32"  # or "bf16": products in bfloat16, weights in float32
     compile: bool = False  # blocks through torch.compile
-    evaluate_every: float = 5  # epochs between two k-NN evaluations; 0: at the end only
+    evaluate_every: float = 5  # epochs between two evaluations; 0: at the end only
     log_every: int = 20  # steps between two rows of metrics.csv
     save_minutes: float = 2.0  # between two checkpoints
 
@@ -67,20 +78,29 @@ class Recipe:
 
     def values(self) -> dict[str, Any]:
         """All settings in one flat table; those of a hybrid's parts in tables of their own."""
-        flat: dict[str, Any] = {"objective": self.objective}
-        for part in (self.training, self.backbone, self.optimization, self.config):
-            flat |= dataclasses.asdict(part)
-        tables: dict[str, Any] = flat.pop("settings", {})
-        return flat | tables
+        return flatten(self.objective, self.training, self.backbone, self.optimization, self.config)
 
     def to_toml(self) -> str:
         """As a file that `read_recipe` reads."""
-        values = self.values()
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
-        for name, table in values.items():
-            if isinstance(table, Mapping):
-                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-        return "\n".join(lines) + "\n"
+        return to_toml(self.values())
+
+
+def flatten(objective: str, *parts: Any) -> dict[str, Any]:
+    """The settings of dataclasses in one flat table; a field `settings` becomes tables of its own."""
+    flat: dict[str, Any] = {"objective": objective}
+    for part in parts:
+        flat |= dataclasses.asdict(part)
+    tables: dict[str, Any] = flat.pop("settings", {})
+    return flat | tables
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Settings as a file that `read_recipe` reads."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    for name, table in values.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def recipe_names() -> list[str]:
@@ -132,10 +152,16 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     >>> make_recipe("supervised", {"lr": 0.1}, {"lr": 0.2, "depth": 3}).optimization.lr
     0.2
     """
+    if objective == "finetune":
+        raise InputError("This is a recipe of fine-tuning, not of pre-training; use it with `sightline finetune`")
     config = plugins.find("objectives", objective).Config
-    parts = (Backbone, Optimization, Training, config)
+    return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Training, config), layers))
+
+
+def make_parts(objective: str, parts: Sequence[type[Any]], layers: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The dataclasses of a recipe from layers of settings; a field `settings` of the last one takes the tables."""
     known = {field.name: part for part in parts for field in fields(part) if field.name != "settings"}
-    nested = any(field.name == "settings" for field in fields(config))
+    nested = any(field.name == "settings" for field in fields(parts[-1]))
     flat: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {}
     for layer in layers:
@@ -151,17 +177,10 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
                 raise InputError(f"There is no setting {key!r} of {objective}{nearest(key, known)}")
             else:
                 flat[key] = value
-
-    def chosen(part: type[Any]) -> dict[str, Any]:
-        return {key: value for key, value in flat.items() if known[key] is part}
-
-    return Recipe(
-        objective,
-        make_settings(Backbone, chosen(Backbone)),
-        make_settings(Optimization, chosen(Optimization)),
-        make_settings(Training, chosen(Training)),
-        make_settings(config, chosen(config) | ({"settings": tables} if nested else {})),
-    )
+    chosen = [{key: value for key, value in flat.items() if known[key] is part} for part in parts]
+    if nested:
+        chosen[-1]["settings"] = tables
+    return [make_settings(part, values) for part, values in zip(parts, chosen, strict=True)]
 
 
 def make_settings(part: type[T], values: Mapping[str, Any]) -> T:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 SCRIPTS = ("svg_to_pdf.js", "charts.js", "explorer.js", "viewer.js", "page.js")
+ABOUT = {  # by kind of run
+    "": "All were measured in one pass over the same images.",
+    "reinit": "All were fine-tuned with the same settings and tested on the same images.",
+}
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 
@@ -183,7 +187,7 @@ def _overview(run: Run, analyses: Sequence[Page]) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         '<p class="lede">What do these encoders learn, and where do they differ? '
-        "All were measured in one pass over the same images.</p>",
+        f"{ABOUT.get(run.request.get('kind', ''), ABOUT[''])}</p>",
     ]
     for page in analyses:
         cards = "".join(
@@ -269,6 +273,7 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         f'<p class="note">{_text(encoder)} is not here: {_text(why)}.</p>'
         for encoder, why in _left_out(run, name).items()
     ]
+    top = len(parts)
     explorer = _explorer(result, title)
     if explorer:
         data["explorers"][name] = explorer
@@ -280,6 +285,8 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
     headlines: list[tuple[str, str, str]] = []
     try:
         headlines = list(word("headlines", lambda _: [])(result))
+        if sentences := list(word("summary", lambda _: [])(result)):
+            parts.insert(top, "<h2>In short</h2>" + "".join(f"<p>{_text(sentence)}</p>" for sentence in sentences))
         for figure in word("figures", lambda _: [])(result):
             data["figures"][f"{name}-{figure.name}"] = _figure(run.path / "figures", name, figure, encoders)
             parts.append(_figure_html(name, figure))
@@ -308,7 +315,7 @@ def _left_out(run: Run, name: str) -> Mapping[str, str]:
 
 def _module(name: str) -> tuple[ModuleType, str]:
     try:
-        return plugins.find("analyses", name), ""
+        return plugins.author(name), ""
     except InputError as error:
         return ModuleType(name), f"{error}: its results are in the run folder, but nothing here knows how to draw them."
 

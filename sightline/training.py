@@ -65,7 +65,8 @@ class Loop:
     """Trains one objective to its end, or until it is told to stop.
 
     `objective` follows the contract of objective.py; `export(folder)` writes what else belongs into a checkpoint,
-    `evaluate()` gives numbers for metrics.csv.
+    `evaluate(progress)` gives numbers for metrics.csv and is called in all processes, `keep(epoch)` is called in the
+    first one before the first step and after every epoch.
     """
 
     objective: nn.Module
@@ -74,9 +75,10 @@ class Loop:
     folder: Path
     fabric: Fabric
     title: str
-    evaluate: Callable[[], Mapping[str, float]] | None = None
+    evaluate: Callable[[Progress], Mapping[str, float]] | None = None
     evaluate_every: float = 5
     export: Callable[[Path], None] | None = None
+    keep: Callable[[int], None] | None = None
     log_every: int = 20
     save_minutes: float = 2.0
     show_progress: bool = True
@@ -86,12 +88,15 @@ class Loop:
         """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
         objective = sync_batch_norm(self.objective.to(self.fabric.device))
         self.objective = objective
-        optimizer = make_optimizer(objective, self.settings)
+        scales: Any = getattr(objective, "lr_scales", None)
+        optimizer = make_optimizer(objective, self.settings, scales and scales())
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer
         step, kept = self._restore()
         if step >= self.feed.steps:
             return {}
+        if self.keep is not None and step == 0:
+            self._keep(0)
         self.monitor = Monitor(self.folder, step) if rank() == 0 else None
         earlier = self.monitor.rows[-1:] if self.monitor else []
         self.begun = time.monotonic() - (float(earlier[0].get("seconds") or 0) if earlier else 0)
@@ -161,7 +166,7 @@ class Loop:
     def _evaluated(self, done: Progress) -> dict[str, float]:
         if self.evaluate is None or not self._evaluation_due(done):
             return {}
-        return dict(by_first(self.evaluate) or {})
+        return dict(self.evaluate(done))
 
     def _tell(self, row: dict[str, float], evaluated: Mapping[str, float]) -> None:
         row.update(evaluated)
@@ -179,15 +184,19 @@ class Loop:
     def _save_when_due(self, watch: _Watch, done: Progress) -> None:
         last = done.step == done.steps
         stop, due = self._largest(self._told_to_stop(), watch.since_save() > 60 * self.save_minutes)
-        if not last and not stop and not due:
+        whole = self.keep is not None and done.step % done.per_epoch == 0  # an epoch to be kept
+        if not last and not stop and not due and not whole:
             return
         sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
         if self._largest(not sound)[0]:
             self._fail(f"The loss or the weights are no longer finite after step {done.step}")
         before = time.monotonic()
-        self._save(done.step, watch)
-        watch.last_save = time.monotonic()
-        watch.begun += watch.last_save - before  # saving is not training
+        if whole:  # before the checkpoint: a training that is resumed from it would not come back here
+            self._keep(done.epoch)
+        if last or stop or due:
+            self._save(done.step, watch)
+            watch.last_save = time.monotonic()
+        watch.begun += time.monotonic() - before  # saving is not training
         if stop and not last:
             raise Stopped(stop, done.step, done.steps, self.folder)
 
@@ -216,6 +225,10 @@ class Loop:
             generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
         optimizer, sums = getattr(self.optimizer, "optimizer", self.optimizer), watch.kept()
         by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self.export))
+
+    def _keep(self, epoch: int) -> None:
+        keep = self.keep
+        by_first(lambda: keep(epoch) if keep is not None else None)
 
     def _gathered(self, state: Tensor) -> Tensor:
         """A generator's state of every process, (world, bytes)."""

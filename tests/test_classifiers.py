@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from sklearn.preprocessing import StandardScaler
 
 import sightline as sl
 from sightline.accuracy import wilson
-from sightline.classifiers import HEAD, PROBE, Choice, Classifier, Decided, Where, cost_of
+from sightline.classifiers import HEAD, LINEAR, PROBE, SWEEP, Choice, Classifier, Decided, Where, about, cost_of
 from sightline.errors import InputError
 from sightline.plan import Key, Plan
+from sightline.probing import Probe
 from sightline.ridge import PENALTIES
+from sightline.sweep import Labelled, hold_out, train_sweep
 
 SPLITS = ("train", "test")
 FOUR = {
@@ -95,6 +98,38 @@ def test_probe_is_scikit_learns_and_head_is_the_heads(tmp_path: Path) -> None:
     assert np.isnan(about["penalty"][1][2])
 
 
+def test_a_linear_probe_is_the_best_of_a_sweep_on_images_that_are_held_out(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, layers=FOUR)
+    data = activations(plan)
+    metric = decided(plan, classifier="linear")
+    assert {where.kind for where in metric.where.values()} == {LINEAR}  # also where there is a head
+    feed(metric, plan, data)
+    found = metric.fitted()
+    values, labels = data[Key("vit", "norm", "plain")][:, 0].numpy(), plan.images.labels
+    kept, held = (
+        Labelled({"x": values[part]}, labels[part]) for part in hold_out(labels[:TRAIN], SWEEP.held_out, plan.seed)
+    )
+    swept = train_sweep([Probe(("x",))], SWEEP, kept, held, 3, plan.seed)
+    best = swept.selection[0].argmax()
+    about_it = metric.describe(found)
+    assert about_it["left_out_accuracy"][1][0] == swept.selection[0].max()
+    assert about_it["setting"][1][0] == str(SWEEP.settings[best])
+    assert about_it["classifier"][1][0] == LINEAR
+    assert np.isnan(about_it["penalty"][1][0])
+    decisions, _ = metric.decisions(found["vit"], "vit", "test")
+    chosen = swept.chosen(0)
+    assert chosen is not None
+    np.testing.assert_array_equal(decisions, chosen.decisions({"x": values[TRAIN:]}))
+    assert (decisions == labels[TRAIN:]).mean() > 0.6
+    again = pickle.loads(pickle.dumps(found["vit"]))  # processes hand it to each other
+    np.testing.assert_array_equal(again.scores(values), found["vit"].scores(values))
+
+
+def test_how_probes_are_fitted_in_words() -> None:
+    assert about(Choice()).startswith("ridge")
+    assert "the best of 9 settings on 20% of train" in about(Choice(classifier="linear"))
+
+
 def test_classes_that_do_not_begin_at_zero_and_images_without_label(tmp_path: Path) -> None:
     labels = 4 + np.arange(TRAIN + TEST) % 3
     labels[[2, TRAIN + 1]] = -1
@@ -131,6 +166,8 @@ def test_cost(tmp_path: Path) -> None:
     cost = cost_of(Choice(), make_plan(tmp_path), SPLITS)
     assert cost.disk == 2 * (TRAIN + TEST) * (4 * 6 + 1)
     assert cost.memory > 0
+    more = cost_of(Choice(classifier="linear"), make_plan(tmp_path), SPLITS)
+    assert more.memory - cost.memory == 4 * (3 * 9 * 6 * 3 + 6 * TRAIN)
 
 
 def test_equal_scores_go_to_the_first_class() -> None:

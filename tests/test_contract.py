@@ -62,10 +62,18 @@ def images() -> Images:
     )
 
 
+def members(name: str, encoders: dict[str, sl.Encoder]) -> dict[str, sl.Encoder]:
+    """The encoders; for the dynamics of a training also two that pass for its epochs."""
+    if name != "dynamics":
+        return encoders
+    epochs = {n: sl.load_encoder(f"{SMALL}&seed={n}", name=f"run, epoch {n}") for n in (0, 1)}
+    return {e.name: dataclasses.replace(e, reference=f"run:run?epoch={n}") for n, e in epochs.items()} | encoders
+
+
 def plan_of(name: str, encoders: Any, images: Images, cache: Path, batch: int = BATCH) -> Plan:
     config = plugins.find("analyses", name).Config()
     settings = {"batch": batch, "seed": 0, "precision": "float32"}
-    return make_plans(encoders, images, {name: config}, None, settings, cache, torch.device("cpu"))[name]
+    return make_plans(members(name, encoders), images, {name: config}, None, settings, cache, torch.device("cpu"))[name]
 
 
 def feed(metric: Any, name: str, plan: Plan, numbers: Any = None, change: Any = None) -> None:
@@ -143,7 +151,7 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
 def test_the_pass_gives_what_its_plain_twin_gives(
     name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset]
 ) -> None:
-    run = sl.analyze(encoders, images, [name], batch=BATCH, workers=0, show_progress=False)
+    run = sl.analyze(members(name, encoders), images, [name], batch=BATCH, workers=0, show_progress=False)
     xr.testing.assert_equal(run[name], results[name])
 
 

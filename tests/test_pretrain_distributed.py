@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from two_processes import in_two
 
 from sightline.checkpoints import latest
 from sightline.pretrain import pretrain
@@ -41,49 +38,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return int(it.getsockname()[1])
-
-
-def train_in_two(out: Path) -> None:
-    """As torchrun starts them: the same command in each process, told apart by the environment."""
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "sightline", "pretrain", "moco_v3", "-o", str(out), "--device", "cpu", *sets]
-    shared = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    started = [
-        subprocess.Popen(
-            command,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     pretrain("moco_v3", out=folder / "one", settings=SETTINGS, device="cpu", show_progress=False)
-    train_in_two(folder / "two")
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    in_two("pretrain", "moco_v3", "-o", str(folder / "two"), "--device", "cpu", *sets)
     return folder / "one", folder / "two"
 
 

@@ -165,7 +165,7 @@ def test_all_values_can_be_a_layer_again(objective: str) -> None:
     assert make_recipe(objective, recipe.values()) == recipe
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith("finetune")])
 def test_our_recipes_resolve(name: str) -> None:
     values = read_recipe(name)
     recipe = make_recipe(values["objective"], values)

@@ -270,6 +270,19 @@ def test_an_analysis_the_report_has_never_heard_of_gets_its_page(
     } == {("a", "b")}
 
 
+def test_sentences_of_an_analysis_stand_on_top_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = other_analysis(lambda _: [])
+    module.summary = lambda result: [f"Take {result.encoder.item()}.", "Or <b>not</b>."]
+    monkeypatch.setattr(plugins, "find", lambda folder, name: module)
+    result = xr.Dataset({"rank": ("encoder", [1.0])}, {"encoder": [EVIL]})
+    text, _, _ = read(minimal(tmp_path, {"spectra": result}, ["a"]))
+    page = text[text.index('<section class="page" data-page="spectra"') :]
+    assert EVIL not in page
+    assert "<h2>In short</h2><p>Take &lt;/script&gt;" in page
+    assert "<p>Or &lt;b&gt;not&lt;/b&gt;.</p>" in page
+    assert page.index("In short") < page.index("Formula")
+
+
 def test_figures_that_fail_are_told_and_cost_no_other_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(result: xr.Dataset) -> list[Figure]:
         raise ZeroDivisionError("by design")

@@ -45,8 +45,8 @@ FORMULA = """\
 τ_b = (concordant − discordant pairs of classes) / √(pairs not tied for A · pairs not tied for B)
 F1 = mean over classes of 2 n_cc / (n_c· + n_·c);    κ = (p_o − p_e) / (1 − p_e)"""
 HOW_TO_READ = """\
-Every encoder has a classifier: its own head if that has an output for each class of the images, else a ridge probe on
-its frozen features; the caption says which, and how accurate it is. A head that is right no more often than chance may
+Every encoder has a classifier: its own head if that has an output for each class of the images, else a probe on its
+frozen features; the caption says which, and how accurate it is. A head that is right no more often than chance may
 have learned other classes, or the same in another order: choose the classifier probe for it. τ@k asks whether two of
 them put the k best classes of an image in the same order: 1 for the same order, 0 for no relation, −1 for the opposite
 one. F1 and κ look at the first choice alone; κ takes off what two classifiers would agree on by chance, and is 0 there.
@@ -271,7 +271,7 @@ class Analysis(Decided):
                 "n_train": len(self.labels("train")),
                 "n_test": len(truth),
                 "interval": "95 %: τ normal over images, F1 and κ bootstrap over images, accuracies Wilson",
-                "probe": "ridge, one against all, standardised features, penalty by leave-one-out error on train",
+                "probe": classifiers.about(self.config),
             },
         )
 

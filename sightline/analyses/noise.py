@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from sightline import classifiers, noising
-from sightline.accuracy import ENDS, NOTHING, accuracy_of
+from sightline.accuracy import ENDS, NOTHING, accuracy_of, difference_of
 from sightline.classifiers import Choice, Decided, cost_of
 from sightline.errors import InputError
 from sightline.plan import Cost, Plan
@@ -81,10 +81,7 @@ def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLi
     >>> [round(number, 2) for number in accuracy_drop([1, 2, 3, 3], [1, 2, 3, 0], [1, 2, 3, 3])]
     [0.25, -0.24, 0.74]
     """
-    right = np.equal(plain, truth).astype(float) - np.equal(noisy, truth)
-    mean, n = float(right.mean()), len(right)
-    half = 1.959963984540054 * float(right.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-    return mean, mean - half, mean + half
+    return difference_of(np.equal(plain, truth), np.equal(noisy, truth))
 
 
 class Analysis(Decided):

@@ -1,11 +1,13 @@
 """Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint.
 
-`run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites.
+`run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites;
+`run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`).
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,30 @@ def names() -> list[str]:
 def load(reference: Reference) -> Encoder:
     """Build the architecture that the folder names and load its weights."""
     folder = Path(reference.id).expanduser()
-    return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
+    options = dict(reference.options)
+    epoch = options.pop("epoch", None)
+    if epoch is None:
+        return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
+    kept = _epoch(folder, epoch, reference)
+    plain = replace(reference, options=options)
+    encoder = load_folder(kept, f"{folder.name}, epoch {int(epoch)}", plain, folder / "recipe.toml")
+    encoder.reference = str(reference)
+    return encoder
+
+
+def kept_epochs(folder: Path) -> dict[int, Path]:
+    """Where the weights after each epoch are that a fine-tuning was told to keep."""
+    kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
+    if not kept:
+        raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")
+    return kept
+
+
+def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
+    kept = kept_epochs(folder)
+    if not epoch.isdecimal() or int(epoch) not in kept:
+        raise InputError(f"{reference}: there is no epoch {epoch}; those kept are {', '.join(map(str, kept))}")
+    return kept[int(epoch)]
 
 
 def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
@@ -34,7 +59,7 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
     if reference.weights is not None or unknown or reference.options.get("decoder", "true") not in ("true", "false"):
         raise InputError(
             f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, "
-            "and ?decoder=true after it for the decoder of MAE"
+            "and after it ?decoder=true for the decoder of MAE, or ?epoch=3 for an epoch that a fine-tuning has kept"
         )
     encoder = _load(folder, name, reference)
     if reference.options.get("decoder") != "true":

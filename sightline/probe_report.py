@@ -1,0 +1,338 @@
+"""What probes say: figures of accuracies and gains, and a recommendation in plain words, from the numbers alone.
+
+A difference whose 95 % interval reaches 0 is called what it is: these images cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from sightline.accuracy import ENDS, figure_over_depth
+
+if TYPE_CHECKING:
+    from sightline.figures import Figure
+
+__all__ = ["figures", "headlines", "summary"]
+
+POOLED = {"cls": "the CLS token", "gap": "the mean over all positions", "gap_without_cls": "the mean of the patches"}
+LITTLE_LEFT = 0.98  # accuracy from which on fine-tuning has little to add
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Words
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """What to take for these images, and the best probe of each encoder: (label, number, detail)."""
+    known = _known(result)
+    lines = [(name, *_headline(_best(result, name))) for name in known]
+    if len(known) > 1:
+        label, number, detail = lines[0]
+        unclear = [other for other in known[1:] if _verdict(_pair(result, label, other), "difference") < 1]
+        open_end = f"; not to be told from {', '.join(unclear)} by these images" if unclear else ""
+        lines.insert(0, ("For these images", number, f"{label}, {detail}{open_end}"))
+    return lines
+
+
+def _headline(row: xr.Dataset) -> tuple[str, str]:
+    low, high = (float(row[f"accuracy{end}"]) for end in ENDS[1:])
+    return f"{float(row.accuracy):.1%}", f"{_described(row)}, 95 % {low:.1%} – {high:.1%}"
+
+
+def summary(result: xr.Dataset) -> list[str]:
+    """Which encoder, layer, pooling and probe for these images, and what fine-tuning would be needed for."""
+    known = _known(result)
+    if not known:
+        return ["No probe could be trained on these features, so there is nothing to recommend."]
+    first, *others = known
+    best, about = _best(result, first), result.attrs
+    of_settings = ""
+    if "mean_of_best" in best and not np.isnan(best.mean_of_best):
+        spread = f"{float(best.mean_of_best):.1%} ± {float(best.std_of_best):.1%}"
+        of_settings = f"; {spread} over its {about['best_of']} best settings"
+    return [
+        f"For these images take {first}: {_described(best)}. It was chosen by {about['n_selection']} images "
+        f"({about['selection']}) and decides {_interval(best, 'accuracy')} of {about['n_test']} test images right"
+        f"{of_settings}. Chance is {about['chance']:.1%}.",
+        *(_against(result, first, other) for other in others),
+        *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
+        _left(best, about),
+    ]  # fmt: skip
+
+
+def _known(result: xr.Dataset) -> list[str]:
+    """Encoders that have a probe, the one that is best on the selection split first."""
+    names = [str(name) for name in result.encoder.values if result.best_probe.sel(encoder=name).item()]
+    return sorted(names, key=lambda name: -float(_best(result, name).selection))
+
+
+def _best(result: xr.Dataset, encoder: str) -> xr.Dataset:
+    """The numbers of the best probe of an encoder."""
+    row = result.sel(encoder=encoder)
+    return row.sel(probe=row.best_probe.item(), site=row.best_site.item(), feature=row.best_feature.item())
+
+
+def _pair(result: xr.Dataset, a: str, b: str) -> xr.Dataset:
+    return result.sel(encoder_a=a, encoder_b=b)
+
+
+def _named(probe: str) -> str:
+    return f"a probe of {probe}" if probe.startswith("depth") else f"a {probe} probe"
+
+
+def _described(row: xr.Dataset) -> str:
+    """Layer, pooling and probe."""
+    probe, site, feature = (str(row[axis].item()) for axis in ("probe", "site", "feature"))
+    layer = f"layers {row.last_site.item()} and {site} side by side" if probe == "multilayer" else f"layer {site}"
+    return f"{layer}, {POOLED[feature]}, {_named('linear' if probe == 'multilayer' else probe)}"
+
+
+def _interval(row: xr.Dataset, name: str) -> str:
+    value, low, high = (float(row[f"{name}{end}"]) for end in ENDS)
+    return f"{value:.1%} (95 % {low:.1%} – {high:.1%})"
+
+
+def _points(row: xr.Dataset, name: str, sign: int = 1) -> str:
+    """A difference in points."""
+    value, *ends = (sign * 100 * float(row[f"{name}{end}"]) for end in ENDS)
+    return f"{value:.1f} points (95 % {min(ends):.1f} to {max(ends):.1f})".replace("-", "−")
+
+
+def _verdict(row: xr.Dataset, name: str) -> int:
+    """1: above 0, −1: below 0, 0: these images cannot tell."""
+    return int(float(row[f"{name}_low"]) > 0) - int(float(row[f"{name}_high"]) < 0)
+
+
+def _against(result: xr.Dataset, first: str, other: str) -> str:
+    pair, best = _pair(result, first, other), _best(result, other)
+    whose = f"{other} ({float(best.accuracy):.1%}; {_described(best)})"
+    match _verdict(pair, "difference"):
+        case 1:
+            return f"{first} is {_points(pair, 'difference')} ahead of {whose}."
+        case -1:
+            return (
+                f"On the test images {whose} is {_points(pair, 'difference', -1)} ahead of {first}, though the images "
+                "for selection preferred the latter: give more of them before you trust the choice."
+            )
+    return f"{first} and {whose} cannot be told apart with these {result.attrs['n_test']} test images."
+
+
+def _holdings(row: xr.Dataset) -> Iterator[str]:
+    """Sentences on what is where in an encoder: its last layer, other poolings, depth, an added layer."""
+    last, feature = str(row.last_site.item()), str(row.best_feature.item())
+    own = row.sel(feature=feature)
+    yield from _plain(own, last)
+    for other in (str(name) for name in row.feature.values if name != feature):
+        yield from _pooled(row.sel(feature=other), POOLED[other])
+    deeper = [str(name) for name in row.probe.values if str(name).startswith("depth")]
+    yield from _gained(own.sel(probe=deeper, site=last), "probe", "the classes are in its features, but not linearly")
+    if "multilayer" in row.probe.values:
+        yield from _gained(own.sel(probe="multilayer"), "site", "the last layer has lost something that {} knows")
+
+
+def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
+    """The simplest probe there is, against the best one."""
+    simple = next((name for name in ("linear", "ridge") if name in row.probe.values), None)
+    if simple is None or np.isnan((plain := row.sel(probe=simple, site=last)).lead):
+        return
+    if (row.best_probe.item(), row.best_site.item()) == (simple, last):
+        compared = "and no other probe was preferred"
+    else:
+        simpler = "" if row.best_probe.item() in ("linear", "ridge") else ", and it is simpler"
+        compared = {
+            1: f"{_points(plain, 'lead')} less than the best",
+            0: "which these images cannot tell from the best" + simpler,
+            -1: f"{_points(plain, 'lead', -1)} more than the one that was preferred",
+        }[_verdict(plain, "lead")]
+    yield f"{_named(simple).capitalize()} on the last layer ({last}) reaches {float(plain.accuracy):.1%}, {compared}."
+
+
+def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
+    """Another pooling with the probe that is best for it, against the best one."""
+    known = row.stack(at=("probe", "site")).dropna("at", subset=["lead"])
+    known = known.sel(at=[not str(site).startswith("decoder.") for site in known.site.values])
+    if known.sizes["at"]:
+        best = known.isel(at=int(np.argmax(known.selection.values)))
+        compared = {
+            1: f"{_points(best, 'lead')} less",
+            0: "not to be told apart from the best",
+            -1: f"{_points(best, 'lead', -1)} more, though it was not preferred",
+        }[_verdict(best, "lead")]
+        yield f"With {pooling} instead: {float(best.accuracy):.1%}, {compared}."
+
+
+def _gained(row: xr.Dataset, axis: str, meaning: str) -> Iterator[str]:
+    """What depth, or a layer beside it, gains on the last layer; of several the one that selection prefers."""
+    known = row.dropna(axis, subset=["gain"])
+    if not known.sizes[axis]:
+        return
+    best = known.isel({axis: int(np.argmax(known.selection.values))})
+    name = str(best[axis].item())
+    what = _named(name).capitalize() if axis == "probe" else f"Layer {name}, added to the last one,"
+    yield {
+        1: f"{what} gains {_points(best, 'gain')} there: {meaning.format(name)}.",
+        0: f"{what} gains nothing there that these images could show: {_points(best, 'gain')}.",
+        -1: f"{what} loses {_points(best, 'gain', -1)} there.",
+    }[_verdict(best, "gain")]
+
+
+def _left(best: xr.Dataset, about: dict[str, float]) -> str:
+    """What fine-tuning would be needed for."""
+    accuracy, low, high = (float(best[f"accuracy{end}"]) for end in ENDS)
+    if low <= max(about["chance"], about["majority"]):
+        return (
+            "No frozen probe is surely better than a guess: what there is to know about these classes, fine-tuning, "
+            "more training images or another encoder would have to bring."
+        )
+    if accuracy >= LITTLE_LEFT:
+        return f"Frozen features reach {accuracy:.1%}: fine-tuning has little left to add."
+    return (
+        f"The best frozen probe stays at {accuracy:.1%}, {high:.1%} at most: the rest, {1 - accuracy:.1%} of the "
+        f"images, is what fine-tuning, or more than these {about['n_train']} training images, would be needed for."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Accuracy per layer, gain of depth, gain of an added layer, the sweep, the path of the ridge probe."""
+    return [*_per_layer(result), *_depth(result), *_added(result), *_sweep(result), *_path(result)]
+
+
+def _per_layer(result: xr.Dataset) -> Iterator[Figure]:
+    about = result.attrs
+    images = f"{about['n_train']} training and {about['n_test']} test images; bands are 95 % Wilson intervals."
+    captions = {
+        "linear": "Linear probes on frozen features, of each layer the setting that is best on the selection split; ",
+        "ridge": "Ridge probes on frozen features, the penalty chosen by left-out training images; ",
+    }
+    for probe in (name for name in captions if name in result.probe.values):
+        title = f"Accuracy of the {probe} probe"
+        for figure in figure_over_depth(result.sel(probe=probe), title, captions[probe] + images, "chance"):
+            yield replace(figure, name=f"layers-{probe}")
+
+
+def _at_last(result: xr.Dataset, names: list[str]) -> pd.DataFrame:
+    """Numbers at the last layer of each encoder."""
+    known = [encoder for encoder in result.encoder.values if result.last_site.sel(encoder=encoder).item()]
+    rows = [result[names].sel(encoder=[e], site=[result.last_site.sel(encoder=e).item()]) for e in known]
+    return pd.concat([row.to_dataframe().reset_index() for row in rows], ignore_index=True)
+
+
+def _curves(
+    name: str,
+    texts: tuple[str, str],
+    table: pd.DataFrame,
+    result: xr.Dataset,
+    axes: tuple[str, str],
+    percent: bool = True,
+    reference: tuple[float, str] | None = None,
+) -> Iterator[Figure]:
+    """Lines of the encoders over `depth`, a panel for each feature; none where nothing is known."""
+    from sightline.figures import Figure, curve_over_depth
+
+    if not len(table):
+        return
+    chart = curve_over_depth(
+        table.rename(columns={"encoder": "series"}),
+        depth_title=axes[0],
+        value_title=axes[1],
+        series_title="encoder",
+        series=[str(encoder) for encoder in result.encoder.values],
+        facet="feature",
+        domain=None,
+        percent=percent,
+        reference=reference,
+    )
+    yield Figure(name, *texts, chart, table)
+
+
+def _with_ends(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rows where this number is known, it and its interval by the names that curves have."""
+    names = {f"{name}{end}": word for end, word in zip(ENDS, ("value", "low", "high"), strict=True)}
+    return table.dropna(subset=name).rename(columns=names)
+
+
+def _depth(result: xr.Dataset) -> Iterator[Figure]:
+    depths = {"linear": 1} | {f"depth {depth}": depth for depth in (2, 3)}
+    names = [f"{name}{end}" for name in ("accuracy", "gain") for end in ENDS]
+    if "config" not in result.dims:
+        return
+    table = _at_last(result, [*names, "mean_of_best", "std_of_best"])
+    table = _with_ends(table[table.probe.isin(list(depths))], "accuracy")
+    if set(table.probe) <= {"linear"}:
+        return
+    texts = (
+        "Gain of depth",
+        "Accuracy of probes on the last layer of each encoder, with 0, 1 and 2 blocks of linear, BatchNorm and ReLU "
+        "before the last linear layer (depth 1, 2, 3). A rise says that the classes are in the features, but not "
+        "linearly. Bands are 95 % Wilson intervals; the table has the gain with its paired interval.",
+    )
+    table = table.assign(depth=table.probe.map(depths) - 1)
+    yield from _curves("depth", texts, table, result, ("blocks before the linear layer", "accuracy"))
+
+
+def _added(result: xr.Dataset) -> Iterator[Figure]:
+    from sightline.figures import with_depth
+
+    if "multilayer" not in result.probe.values:
+        return
+    names = [f"{name}{end}" for name in ("gain", "accuracy") for end in ENDS]
+    chosen = result[names].sel(probe="multilayer", site=result.layer_type == "block")
+    table, axis = with_depth(_with_ends(chosen.to_dataframe().reset_index(), "gain"))
+    texts = (
+        "Gain of an added layer",
+        "Accuracy of a linear probe on the last layer and a block side by side, minus that on the last layer alone, "
+        "over the block that is added. Above 0 the last layer has lost something that the block knows. Bands are "
+        "paired 95 % intervals.",
+    )
+    title = "gain over the last layer alone"
+    yield from _curves("added", texts, table, result, (axis, title), reference=(0.0, "no gain"))
+
+
+def _sweep(result: xr.Dataset) -> Iterator[Figure]:
+    """Selection accuracy over learning rate and weight decay, for the simplest probe that was trained."""
+    from sightline.figures import Figure, heatmap
+
+    probe = next((str(name) for name in result.probe.values if name not in ("ridge", "multilayer")), None)
+    if probe is None:
+        return
+    names = ["loss", "selection_accuracy", "test_accuracy"]
+    table = _at_last(result.sel(probe=probe), names).dropna(subset="selection_accuracy")
+    if not len(table):
+        return
+    varied = [name for name in ("optimizer", "epochs", "warmup_epochs") if table[name].nunique() > 1]
+    panels = table[["encoder", "feature", *varied]].astype(str).agg(", ".join, axis=1)
+    cells = table.assign(what=panels, value=table.selection_accuracy, row=table.weight_decay, column=table.lr)
+    chart = heatmap(
+        cells, row_title="weight decay", column_title="learning rate (base)", value_title="selection accuracy",
+        facet="what",
+    )  # fmt: skip
+    caption = (
+        f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
+        "selection, by which one is chosen. The result has the same numbers of all layers and probes."
+    )
+    yield Figure("sweep", "The sweep of settings", caption, chart, table)
+
+
+def _path(result: xr.Dataset) -> Iterator[Figure]:
+    if "ridge_error" not in result:
+        return
+    table = _at_last(result, ["ridge_error"]).dropna(subset="ridge_error")
+    table = table.assign(value=table.ridge_error, depth=np.log10(table.penalty))
+    texts = (
+        "Ridge probe over its penalty",
+        "Mean squared error on training images that the fit has not seen, over the penalty λ, for the last layer of "
+        "each encoder. The lowest point is taken. Far to the right, few directions of the features can be trusted.",
+    )
+    yield from _curves(
+        "ridge", texts, table, result, ("penalty λ, exponent of ten", "error on left-out images"), percent=False
+    )

@@ -1,0 +1,140 @@
+"""Sweeps against probes trained one by one, and the rule that chooses among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from sightline.errors import InputError
+from sightline.probing import Probe, Schedule, train_probes
+from sightline.sweep import Labelled, Setting, Sweep, best_first, hold_out, train_sweep, training_bytes
+
+Array = np.ndarray[Any, Any]
+
+TWO = Sweep(lrs=(0.1, 0.01), weight_decays=(0.0, 0.1), epochs=(4.0, 8.0), warmup_epochs=(1.0, 2.0), batch=16)
+
+
+def images(n: int, seed: int) -> Labelled:
+    """Two matrices of features of three classes."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(n) % 3
+    a, b = (random.normal(size=(n, 5)).astype(np.float32) + np.eye(5, dtype=np.float32)[labels] * 2 for _ in range(2))
+    return Labelled({"a": a, "b": 3 + b}, labels)
+
+
+def test_all_combinations_those_of_a_schedule_together() -> None:
+    assert len(TWO.settings) == 2 * 2 * 2 * 2
+    assert [setting[:2] for setting in TWO.settings[::4]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
+    assert TWO.settings[1] == Setting(epochs=4, warmup_epochs=1, optimizer="sgd", lr=0.1, weight_decay=0.1)
+    assert str(TWO.settings[1]) == "SGD, lr 0.1, weight decay 0.1, 4 epochs, 1 of them warm-up"
+    assert len(Sweep().settings) == 9
+    table_4 = Sweep(optimizers=("lars",), epochs=(100.0, 200.0), warmup_epochs=(10.0, 40.0), batch=4096)
+    assert len(table_4.settings) == 36
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lrs": ()}, "at least one of lrs"),
+        ({"lrs": (0.1, 0.0)}, "lrs above 0"),
+        ({"epochs": (0.0,)}, "epochs above 0"),
+        ({"batch": 1}, "batch above 1, not 1"),
+        ({"optimizers": ("adam",)}, "cannot be trained with 'adam'; choose from sgd, lars"),
+        ({"precision": "fp16"}, "cannot be trained with 'fp16'"),
+        ({"weight_decays": (-0.1,)}, "cannot be below 0"),
+        ({"warmup_epochs": (50.0,)}, "warm-up of 50 epochs is not shorter than a training of 50"),
+        ({"held_out": 1.0}, "between 0 and 1, not at 1.0"),
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Sweep(**wrong)
+
+
+def test_a_sweep_is_its_probes_trained_one_by_one() -> None:
+    train, selection, test = images(40, 0), images(15, 1), images(20, 2)
+    shapes = [Probe(("a",)), Probe(("a", "b")), Probe(("b",), depth=2)]
+    swept = train_sweep(shapes, TWO, train, selection, classes=3, seed=5)
+    assert swept.loss.shape == (3, 16)
+    accuracy = swept.accuracy(test)
+    for h, shape in enumerate(shapes):
+        for k, setting in enumerate(TWO.settings):
+            probe = replace(shape, lr=setting.lr * 16 / 256, weight_decay=setting.weight_decay)
+            schedule = Schedule(setting.epochs, 16, setting.warmup_epochs, seed=5)
+            alone = train_probes([probe], schedule, train.features, train.labels, 3)
+            assert swept.loss[h, k] == pytest.approx(alone.loss[0], abs=1e-4)
+            assert swept.selection[h, k] == alone.accuracy(*selection)[0]
+            assert accuracy[h, k] == alone.accuracy(*test)[0]
+        chosen = swept.chosen(h)
+        assert chosen is not None
+        best = int(swept.selection[h].argmax())
+        assert (chosen.setting, chosen.accuracy) == (TWO.settings[best], swept.selection[h, best])
+        decided = chosen.decisions(test.features)
+        assert (decided == test.labels).mean() == accuracy[h, best]
+        np.testing.assert_array_equal(chosen.scores(test.features).argmax(1), decided)
+
+
+def test_a_batch_of_all_images_at_most() -> None:
+    """The learning rate is scaled by the batch that there is."""
+    train = images(20, 0)
+    large, exact = (
+        train_sweep([Probe(("a",))], Sweep(batch=batch, epochs=(10.0,)), train, train, 3, 0) for batch in (4096, 20)
+    )
+    np.testing.assert_array_equal(large.loss, exact.loss)
+
+
+def test_a_converged_linear_probe_is_scikit_learns() -> None:
+    """The same objective: softmax, ½ λ (‖W‖² + ‖b‖²), features standardised over all images."""
+    train, decay = images(60, 3), 0.05
+    sweep = Sweep(lrs=(4.0,), weight_decays=(decay,), epochs=(400.0,), warmup_epochs=(10.0,), batch=60)
+    swept = train_sweep([Probe(("b",))], sweep, train, train, 3, 0)
+    x = np.asarray(train.features["b"], np.float64)
+    z = np.column_stack([(x - x.mean(0)) / np.sqrt(x.var(0) + 1e-6), np.ones(60)])
+    peer = LogisticRegression(C=1 / (60 * decay), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(z, train.labels)
+    loss = -np.log(peer.predict_proba(z)[np.arange(60), train.labels]).mean()
+    assert swept.loss[0, 0] == pytest.approx(loss, abs=1e-4)
+    assert swept.selection[0, 0] == pytest.approx(peer.score(z, train.labels), abs=1 / 60)
+
+
+def test_what_diverged_is_never_chosen() -> None:
+    train = images(30, 0)
+    sweep = Sweep(lrs=(1e30, 0.1), weight_decays=(0.1,), epochs=(6.0,), warmup_epochs=(0.0,))
+    swept = train_sweep([Probe(("a",))], sweep, train, train, 3, 0)
+    assert np.isnan(swept.loss[0]).tolist() == [True, False]
+    assert np.isnan(swept.selection[0]).tolist() == [True, False]
+    chosen = swept.chosen(0)
+    assert chosen is not None
+    assert chosen.setting.lr == 0.1
+    assert train_sweep([Probe(("a",))], replace(sweep, lrs=(1e30,)), train, train, 3, 0).chosen(0) is None
+
+
+def test_of_equal_ones_the_first() -> None:
+    assert best_first(np.array([np.nan, 0.2, 0.9, 0.9, 0.2])).tolist() == [2, 3, 1, 4]
+    assert best_first(np.array([np.nan])).tolist() == []
+
+
+def test_every_class_gives_its_share() -> None:
+    labels = np.repeat([0, 1, 4, 7], [100, 10, 2, 1])
+    kept, held = hold_out(labels, 0.2, seed=0)
+    assert np.bincount(labels[held], minlength=8).tolist() == [20, 2, 0, 0, 1, 0, 0, 0]
+    np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), np.arange(113))
+    again, other = hold_out(labels, 0.2, seed=0), hold_out(labels, 0.2, seed=1)
+    np.testing.assert_array_equal(again[1], held)
+    assert not np.array_equal(other[1], held)
+    assert (
+        np.bincount(labels[hold_out(labels, 0.99, seed=0)[0]], minlength=8).min(
+            where=np.bincount(labels) > 0, initial=9
+        )
+        == 1
+    )
+    with pytest.raises(InputError, match="no class has two"):
+        hold_out(np.arange(5), 0.2, seed=0)
+
+
+def test_memory_is_of_all_settings_and_bounded_for_features() -> None:
+    assert training_bytes(10, 100, Sweep()) == 4 * (3 * 9 * 10 + 100)
+    assert training_bytes(0, 2**40, Sweep()) == 2**30
