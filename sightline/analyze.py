@@ -220,7 +220,8 @@ def _pass(
         raise InputError(f"None of the {total} images of {plan.images.name} could be read: {': '.join(skipped[0])}")
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
     for name, metric in metrics.items():
-        result = result_of(metric)
+        with progress.showing(shown):
+            result = result_of(metric)
         if process.rank == 0:
             run.save(name, _signed(result, name, keys[name], plans[name], run))
         elif run.path is None:

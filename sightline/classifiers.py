@@ -122,7 +122,8 @@ class Decided(Pooled):
             return Classifier(where, fit_ridge(train, labels, classes))
         parts = hold_out(labels, SWEEP.held_out, self.plan.seed)
         kept, held = (Labelled({"x": train.some(part)}, labels[part]) for part in parts)
-        chosen = train_sweep([Probe(("x",))], SWEEP, kept, held, classes, self.plan.seed).chosen(0)
+        title = f"Probes of {encoder}"
+        chosen = train_sweep([Probe(("x",))], SWEEP, kept, held, classes, self.plan.seed, title).chosen(0)
         return Classifier(where, linear=chosen, reason="" if chosen else "the training diverged with all settings")
 
     def decisions(

@@ -42,7 +42,8 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         total = result.sel(encoder=name, place=ALL, weights=ALL)
         way = f"distance {float(total.distance):.3g} on a path of {float(total.length):.3g}"
         epochs = int(total.epoch) - int(result.epoch[result.training == training].min())
-        found.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {epochs} epochs: {way}"))
+        after = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+        found.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {after}: {way}"))
         last = near[(near.encoder == name) & (near.other == near.start)].tail(1)
         found += [
             (training, f"{row.value:.2f}", f"CKA of {row.site} with its start{interval_of(row)}")
@@ -73,7 +74,7 @@ def _over_epochs(result: xr.Dataset) -> Figure:
     )  # fmt: skip
     text = (
         "Distance from the start over the length of the path, up to each epoch: 1 is a straight path. all: the weights "
-        "of the whole encoder; the others: those of one type of layer in all blocks."
+        "of the whole encoder; the others: those of one type of layer, in all blocks together."
     )
     return Figure("efficiency", "Path efficiency over epochs", text, chart, table.drop(columns=["series", "depth"]))
 

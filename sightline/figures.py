@@ -140,11 +140,12 @@ def heatmap(
     details: Mapping[str, str] | None = None,
     linked: bool = False,
     step: float = 18,
+    domain: tuple[float, float] = (0, 1),
 ) -> Any:
-    """Cells coloured by a value in [0, 1]; a missing value is grey and hatched, its reason in the tooltip, never a 0.
+    """Cells coloured by a value in `domain`; a missing value is grey and hatched, its reason in the tooltip, never a 0.
 
-    Depth goes right and up. Values below 0 (an unbiased estimate may be) take the colour of 0 and keep their number in
-    the tooltip.
+    Depth goes right and up. Values outside (an unbiased estimate may be below 0) take the colour of the nearest end and
+    keep their number in the tooltip.
 
     rows, columns  the order on the axes; None sorts what is there
     facet          a column that cuts the cells into panels, each with axes of its own
@@ -164,7 +165,7 @@ def heatmap(
     tip = [alt.Tooltip(f"{name}:N", title=title) for name, title in (details or {}).items()]
     tip += [alt.Tooltip("row:N", title=row_title), alt.Tooltip("column:N", title=column_title)] if not linked else []
     tip += [alt.Tooltip("shown:N", title=value_title), alt.Tooltip("chance:N", title="shuffled null")]
-    colour = alt.Color("value:Q", title=value_title).scale(domain=[0, 1], clamp=True, range="heatmap")
+    colour = alt.Color("value:Q", title=value_title).scale(domain=list(domain), clamp=True, range="heatmap")
     colour = colour.legend(orient="top", direction="horizontal", gradientLength=160, titleAnchor="start", offset=8)
     base = alt.Chart(cells).transform_calculate(
         shown=f"isValid(datum.value) ? {number} : 'NaN' + (datum.reason ? ': ' + datum.reason : '')",
@@ -225,8 +226,10 @@ def curve_over_depth(
     tip += [alt.Tooltip(f"{name}:N", title=title) for name, title in (details or {"site": "site"}).items()]
     tip += [alt.Tooltip("value:Q", title=value_title, format=style), alt.Tooltip("between:N", title="95 % interval")]
     base = alt.Chart(points).transform_calculate(between=_between(style))
-    whole = depth_title.startswith(("block", "epoch"))
-    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1)
+    # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
+    whole = depth_title.startswith(("block", "epoch", "depth"))
+    words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
+    x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1, labelExpr=words)
     x = x.scale(nice=False, padding=8)
     scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
     axis = alt.Axis(format="%" if percent else ".1f" if domain and domain[1] - domain[0] >= 0.4 else "~r", tickCount=6)

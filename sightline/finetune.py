@@ -65,7 +65,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
-            raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, POOLS)}")
+            raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, filter(None, POOLS))}")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
         for key in ("drop_path", "label_smoothing", "ema"):
@@ -96,6 +96,10 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
     >>> make_recipe({"layer_decay": 0.75}, {"layer_decay": 0.65, "lr": 1e-3}).config.layer_decay
     0.65
     """
+    if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
+        raise InputError(
+            f"This is a recipe of pre-training with {other.pop()}, not of fine-tuning; use it with `sightline pretrain`"
+        )
     return Recipe(*make_parts(NAME, (Optimization, Training, Config), layers))
 
 

@@ -80,7 +80,7 @@ def with_classifier(
 def _built(encoder: Encoder, classes: int, pool: str, drop_path: float, seed: int) -> Encoder:
     """The architecture with random weights; its own reference does not name the seed, which is not part of it."""
     if pool not in POOLS:
-        raise InputError(f"There is no pooling {pool!r}{nearest(pool, POOLS)}")
+        raise InputError(f"There is no pooling {pool!r}{nearest(pool, filter(None, POOLS))}")
     if encoder.architecture is None:
         raise InputError(
             f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be fine-tuned; "
@@ -91,7 +91,10 @@ def _built(encoder: Encoder, classes: int, pool: str, drop_path: float, seed: in
     reference = parse_reference(encoder.architecture)
     options = dict(reference.options)
     if reference.source == "timm":
-        options |= {"num_classes": str(classes)} | ({"drop_path_rate": str(drop_path)} if drop_path else {})
+        options["num_classes"] = str(classes)
+        own = any(getattr(part, "drop_prob", 0) for part in encoder.module.modules())  # Swin has it by itself
+        if drop_path or own:
+            options["drop_path_rate"] = str(drop_path)
         if wanted := POOLS[pool] or _unpooled(encoder):
             options["global_pool"] = wanted
     elif pool:

@@ -17,13 +17,12 @@ from torch import Tensor
 from sightline.checkpoints import latest
 from sightline.encoder import Reference, parse_reference
 from sightline.errors import InputError
-from sightline.layouts import Layout
+from sightline.layouts import Layout, find_layout
 from sightline.reading import Checkpoint, printable, read_checkpoint, tensors
 from sightline.sources.checkpoint import (
     OPTIMIZER,
     Recognized,
     described_beside,
-    find_layout,
     other_kind,
     read_json,
     recognize,
@@ -118,15 +117,15 @@ def _recognition(checkpoint: Checkpoint) -> dict[str, Any]:
 def _layout(found: Recognized, checkpoint: Checkpoint) -> tuple[Layout, str]:
     """The layout, and what is to be said of the number of heads: if no tensor tells it, any number will do."""
     try:
-        layout = find_layout(found, checkpoint, {})
+        layout = find_layout(found.layout, found.title, checkpoint, {})
     except InputError:
         if "heads" not in found.options:
             raise
-        return find_layout(found, checkpoint, {"heads": "1"}), "not in the file, give ?heads=NUMBER"
+        return find_layout(found.layout, found.title, checkpoint, {"heads": "1"}), "not in the file, give ?heads=NUMBER"
     if "heads" not in found.options:
         return layout, "{}"
     try:
-        find_layout(found, checkpoint, {"heads": "1"})
+        find_layout(found.layout, found.title, checkpoint, {"heads": "1"})
     except InputError:
         return layout, "{}"
     return layout, "{} (not in the file; usual for this width, else give ?heads=NUMBER)"

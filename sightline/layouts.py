@@ -15,16 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sightline import plugins
-from sightline.encoder import Encoder, Preprocess, Reference, build_encoder, load_encoder
-from sightline.errors import InputError, nearest
-from sightline.reading import Checkpoint, read_checkpoint
+from sightline.encoder import Encoder, Preprocess, Reference, build_encoder, parse_reference
+from sightline.errors import InputError, first_line, nearest
+from sightline.reading import Checkpoint, printable, read_checkpoint
+from sightline.sources import timm
 
-__all__ = ["Layout", "build", "load_exactly", "mlp_ratio", "open_layout", "recognized", "size_option"]
+__all__ = ["Layout", "build", "find_layout", "load_exactly", "mlp_ratio", "open_layout", "recognized", "size_option"]
+
+# How timm and PyTorch draw weights: numbers, then the error function's inverse for a normal distribution.
+DRAWING = {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, nn.init.uniform_, nn.init.normal_}
+DRAWING |= {nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.trunc_normal_}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +63,24 @@ def open_layout(
         source, why = next(iter(formats.items()))
         title = plugins.find("sources", source).TITLE
         raise InputError(f"{reference.id!r} is a checkpoint of {title}: {why}; write {source}:{reference.id}")
-    return build(layout(checkpoint, reference.options), reference)
+    title = plugins.find("sources", reference.source).TITLE
+    return build(find_layout(layout, title, checkpoint, reference.options), reference)
+
+
+def find_layout(
+    layout: Callable[[Checkpoint, Mapping[str, str]], Layout],
+    title: str,
+    checkpoint: Checkpoint,
+    options: Mapping[str, str],
+) -> Layout:
+    """The encoder in a checkpoint; names may be those of a format and shapes not."""
+    try:
+        return layout(checkpoint, options)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{str(checkpoint.path)!r} has the names of {title}, but not its shapes "
+            f"({printable(first_line(error), 80)}); is it damaged?"
+        ) from error
 
 
 def recognized(checkpoint: Checkpoint) -> dict[str, str]:
@@ -68,7 +92,8 @@ def recognized(checkpoint: Checkpoint) -> dict[str, str]:
 
 def build(layout: Layout, reference: Reference) -> Encoder:
     """Make the module and give it the weights, all of them."""
-    module = load_encoder(layout.architecture).module
+    with _NoRandomNumbers():
+        module = timm.create(parse_reference(layout.architecture))
     load_exactly(module, layout.state, f"{reference.id!r}, read as {layout.format},")
     notes = list(layout.notes)
     if layout.left_over:
@@ -90,6 +115,18 @@ def build(layout: Layout, reference: Reference) -> Encoder:
     )
 
 
+class _NoRandomNumbers(TorchFunctionMode):
+    """Leaves memory as it is where weights would be drawn, which takes longest in building a model; all are loaded."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in DRAWING:
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
+
+
 @torch.no_grad()
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     """Copy every weight and buffer of the module from `state`; what is missing or does not fit is an error."""
@@ -105,6 +142,11 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) ->
             raise InputError(
                 f"{origin} has {name} of shape {tuple(state[name].shape)}, but {tuple(value.shape)} is expected; "
                 "is it another kind of checkpoint?"
+            )
+        if value.is_floating_point() and not state[name].is_floating_point():
+            raise InputError(
+                f"{origin} has {name} in {str(state[name].dtype).removeprefix('torch.')} instead of real numbers; "
+                "give a file with weights that are not quantised"
             )
         value.copy_(state[name])
 

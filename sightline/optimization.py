@@ -17,8 +17,11 @@ __all__ = ["Optimization", "make_optimizer", "schedule"]
 
 OPTIMIZERS = ("adamw", "lars", "sgd")
 SCHEDULES = ("cosine", "multistep", "constant")
-# Parameters of two or more axes that are not decayed either.
-TOKENS = ("cls_token", "reg_token", "mask_token", "pos_embed", "prototypes")
+# Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.
+TOKENS = {
+    "cls_token", "class_token", "dist_token", "distillation_token", "reg_token", "register_tokens", "mask_token",
+    "pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "prototypes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def make_optimizer(
     parts: dict[float, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            alone = parameter.ndim <= 1 or name.rpartition(".")[2] in TOKENS
+            alone = parameter.ndim <= 1 or not TOKENS.isdisjoint(name.split("."))
             parts.setdefault(scales.get(name, 1.0), ([], []))[alone].append(parameter)
     groups = [
         {"params": some, "scale": scale, "decays": decays, "weight_decay": settings.weight_decay * decays}

@@ -5,6 +5,7 @@ A difference whose 95 % interval reaches 0 is called what it is: these images ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -83,14 +84,22 @@ def _pair(result: xr.Dataset, a: str, b: str) -> xr.Dataset:
 
 
 def _named(probe: str) -> str:
-    return f"a probe of {probe}" if probe.startswith("depth") else f"a {probe} probe"
+    """A probe in words; what a multilayer one sees is said elsewhere, and then it is linear."""
+    return f"a probe of {probe}" if probe.startswith("depth") else f"a {probe.replace('multilayer', 'linear')} probe"
 
 
 def _described(row: xr.Dataset) -> str:
     """Layer, pooling and probe."""
-    probe, site, feature = (str(row[axis].item()) for axis in ("probe", "site", "feature"))
-    layer = f"layers {row.last_site.item()} and {site} side by side" if probe == "multilayer" else f"layer {site}"
-    return f"{layer}, {POOLED[feature]}, {_named('linear' if probe == 'multilayer' else probe)}"
+    return f"{_layer(row)}, {POOLED[str(row.feature.item())]}, {_named(row.probe.item())}"
+
+
+def _layer(row: xr.Dataset) -> str:
+    site = row.site.item()
+    return (
+        f"layers {row.last_site.item()} and {site} side by side"
+        if row.probe.item() == "multilayer"
+        else f"layer {site}"
+    )
 
 
 def _interval(row: xr.Dataset, name: str) -> str:
@@ -144,7 +153,7 @@ def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
     if (row.best_probe.item(), row.best_site.item()) == (simple, last):
         compared = "and no other probe was preferred"
     else:
-        simpler = "" if row.best_probe.item() in ("linear", "ridge") else ", and it is simpler"
+        simpler = "" if row.best_probe.item() in ("linear", "ridge") else ", and it is simpler: in doubt take this one"
         compared = {
             1: f"{_points(plain, 'lead')} less than the best",
             0: "which these images cannot tell from the best" + simpler,
@@ -164,7 +173,8 @@ def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
             0: "not to be told apart from the best",
             -1: f"{_points(best, 'lead', -1)} more, though it was not preferred",
         }[_verdict(best, "lead")]
-        yield f"With {pooling} instead: {float(best.accuracy):.1%}, {compared}."
+        probe = f"{_layer(best)}, {_named(best.probe.item())}"
+        yield f"With {pooling} instead ({probe}): {float(best.accuracy):.1%}, {compared}."
 
 
 def _gained(row: xr.Dataset, axis: str, meaning: str) -> Iterator[str]:
@@ -193,7 +203,7 @@ def _left(best: xr.Dataset, about: dict[str, float]) -> str:
     if accuracy >= LITTLE_LEFT:
         return f"Frozen features reach {accuracy:.1%}: fine-tuning has little left to add."
     return (
-        f"The best frozen probe stays at {accuracy:.1%}, {high:.1%} at most: the rest, {1 - accuracy:.1%} of the "
+        f"The best frozen probe stays at {accuracy:.1%} (95 % up to {high:.1%}): the rest, {1 - accuracy:.1%} of the "
         f"images, is what fine-tuning, or more than these {about['n_train']} training images, would be needed for."
     )
 
@@ -272,12 +282,13 @@ def _depth(result: xr.Dataset) -> Iterator[Figure]:
         return
     texts = (
         "Gain of depth",
-        "Accuracy of probes on the last layer of each encoder, with 0, 1 and 2 blocks of linear, BatchNorm and ReLU "
-        "before the last linear layer (depth 1, 2, 3). A rise says that the classes are in the features, but not "
-        "linearly. Bands are 95 % Wilson intervals; the table has the gain with its paired interval.",
+        "Accuracy of probes on the last layer of each encoder: depth 1 is linear, depths 2 and 3 have one and two "
+        "blocks of linear, BatchNorm and ReLU before it. A rise says that the classes are in the features, but not "
+        "linearly. Bands are 95 % Wilson intervals, too wide to judge a rise by: the table has the gain with its "
+        "paired interval.",
     )
-    table = table.assign(depth=table.probe.map(depths) - 1)
-    yield from _curves("depth", texts, table, result, ("blocks before the linear layer", "accuracy"))
+    table = table.assign(depth=table.probe.map(depths))
+    yield from _curves("depth", texts, table, result, ("depth of the probe", "accuracy"))
 
 
 def _added(result: xr.Dataset) -> Iterator[Figure]:
@@ -312,9 +323,10 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     varied = [name for name in ("optimizer", "epochs", "warmup_epochs") if table[name].nunique() > 1]
     panels = table[["encoder", "feature", *varied]].astype(str).agg(", ".join, axis=1)
     cells = table.assign(what=panels, value=table.selection_accuracy, row=table.weight_decay, column=table.lr)
+    low, high = math.floor(10 * cells.value.min()) / 10, math.ceil(10 * cells.value.max()) / 10
     chart = heatmap(
         cells, row_title="weight decay", column_title="learning rate (base)", value_title="selection accuracy",
-        facet="what",
+        facet="what", domain=(low, max(high, low + 0.1)),
     )  # fmt: skip
     caption = (
         f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
@@ -331,7 +343,8 @@ def _path(result: xr.Dataset) -> Iterator[Figure]:
     texts = (
         "Ridge probe over its penalty",
         "Mean squared error on training images that the fit has not seen, over the penalty λ, for the last layer of "
-        "each encoder. The lowest point is taken. Far to the right, few directions of the features can be trusted.",
+        "each encoder. The lowest point is taken. Where it is far to the right, few directions of the features can be "
+        "trusted.",
     )
     yield from _curves(
         "ridge", texts, table, result, ("penalty λ, exponent of ten", "error on left-out images"), percent=False

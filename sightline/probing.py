@@ -10,8 +10,10 @@ normalised once, not once per head. Nothing else is shared, so that a head comes
   bias, which the BatchNorm after them would take away. Heads of one shape start the same, by the seed alone.
 - Every epoch is a new order of the images, by the seed (`shuffling.py`); what does not fill a batch is left out.
 - The BatchNorm in front has ε = 10⁻⁶ (He et al. 2022), those inside have weights and ε = 10⁻⁵, as is PyTorch's habit;
-  training batches are normalised by themselves, later ones by running statistics of momentum 0.1. After a few steps
-  these are still near where they start, 0 and 1: scores mean something after some 50 steps.
+  training batches are normalised by themselves, later images by running statistics. In front these are the mean of
+  those of all batches, since the features stay the same (`momentum=None` in PyTorch); inside, where weights move on,
+  they have momentum 0.1, and are the mean of the first ten. With momentum 0.1 throughout, the 0 and 1 that they start
+  with would count for 0.9ⁿ after n steps: small, but not against features that are small or far from 0.
 - SGD: v ← μv + g + λw, w ← w − ηv for all parameters, biases too (`torch.optim.SGD`). LARS (He et al. 2022): g + λw is
   first multiplied by 0.001 ‖w‖ / ‖g + λw‖, at λ = 0 as well; biases and BatchNorms are neither scaled nor decayed.
 - η rises linearly from 0 in the warm-up and falls along a cosine to 0, step by step.
@@ -224,10 +226,10 @@ class _Sweep:
         steps, per_epoch = self.schedule.steps(joined.rows), self.schedule.per_epoch(joined.rows)
         batches = joined.batches(labels, self.schedule.batch, self.schedule.seed)
         for step, (x, y) in enumerate(islice(batches, steps)):
-            x = F.batch_norm(x, self.mean, self.var, training=True, momentum=0.1, eps=FRONT)
+            x = F.batch_norm(x, self.mean, self.var, training=True, momentum=1 / (step + 1), eps=FRONT)
             rate = self.schedule.rate(step, joined.rows)
             for heads in self.parts:
-                loss = heads.step(x, y, rate)
+                loss = heads.step(x, y, rate, momentum=max(0.1, 1 / (step + 1)))
                 if step >= steps - per_epoch:  # the last epoch
                     heads.loss += loss / min(per_epoch, steps)
             yield
@@ -260,22 +262,22 @@ class _Heads:
         self.shifts.append(torch.zeros(len(which), classes, 1, requires_grad=True))
         self.means = [torch.zeros(len(which), width) for _ in hidden]
         self.vars = [torch.ones(len(which), width) for _ in hidden]
-        self.momenta = [torch.zeros_like(parameter) for parameter in self._parameters()]
+        self.velocities = [torch.zeros_like(parameter) for parameter in self._parameters()]
 
     def _parameters(self) -> list[Tensor]:
         return [*self.weights, *self.gains, *self.shifts]
 
-    def step(self, x: Tensor, labels: Tensor, rate: float) -> Tensor:
-        """One step of training on a batch (B, D); the loss of each head before it (P,)."""
-        scores = self.scores(x, training=True)
+    def step(self, x: Tensor, labels: Tensor, rate: float, momentum: float) -> Tensor:
+        """One step of training on a batch (B, D), of this momentum in BatchNorms; the losses before it (P,)."""
+        scores = self.scores(x, momentum)
         loss, gradient = _cross_entropy(scores.detach(), labels)
         torch.autograd.backward(scores, gradient)
         with torch.no_grad():
-            for number, (parameter, momentum) in enumerate(zip(self._parameters(), self.momenta, strict=True)):
-                self._update(parameter, momentum, rate, matrix=number < len(self.weights))
+            for number, (parameter, velocity) in enumerate(zip(self._parameters(), self.velocities, strict=True)):
+                self._update(parameter, velocity, rate, matrix=number < len(self.weights))
         return loss
 
-    def _update(self, parameter: Tensor, momentum: Tensor, rate: float, matrix: bool) -> None:
+    def _update(self, parameter: Tensor, velocity: Tensor, rate: float, matrix: bool) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if matrix or not self.lars:
@@ -283,13 +285,13 @@ class _Heads:
         if matrix and self.lars:
             sizes = [torch.linalg.vector_norm(tensor, dim=(1, 2), keepdim=True) for tensor in (parameter, gradient)]
             gradient *= torch.where((sizes[0] > 0) & (sizes[1] > 0), TRUST * sizes[0] / sizes[1], 1)
-        momentum.mul_(self.schedule.momentum).add_(gradient)
-        parameter.addcmul_(momentum, self.lr, value=-rate)
+        velocity.mul_(self.schedule.momentum).add_(gradient)
+        parameter.addcmul_(velocity, self.lr, value=-rate)
         parameter.grad = None
 
     def finish(self) -> None:
         """Keep what scores need."""
-        self.momenta.clear()
+        self.velocities.clear()
         for parameter in self._parameters():
             parameter.requires_grad_(False)
 
@@ -302,8 +304,9 @@ class _Heads:
             setattr(head, name, [tensor[at : at + 1] for tensor in getattr(self, name)])
         return head
 
-    def scores(self, x: Tensor, training: bool = False) -> Tensor:
-        """Scores of all heads, (B, D) → (P, C, B)."""
+    def scores(self, x: Tensor, momentum: float | None = None) -> Tensor:
+        """Scores of all heads, (B, D) → (P, C, B); in training BatchNorms take this much of the batch."""
+        training = momentum is not None
         h = x.T  # (D, B), the same for all heads
         for layer, weight in enumerate(self.weights):
             h = self._product(weight, h, training)  # (P, out, B)
@@ -311,7 +314,7 @@ class _Heads:
                 means, variances = self.means[layer].view(-1), self.vars[layer].view(-1)
                 gains, shifts = self.gains[layer].view(-1), self.shifts[layer].view(-1)
                 flat = h.view(1, -1, len(x))  # all features of all heads are channels of one BatchNorm
-                flat = F.batch_norm(flat, means, variances, gains, shifts, training, momentum=0.1, eps=INSIDE)
+                flat = F.batch_norm(flat, means, variances, gains, shifts, training, momentum or 0.0, INSIDE)
                 h = flat.view(h.shape).relu_()
         return h.add_(self.shifts[-1])
 

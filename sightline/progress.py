@@ -1,15 +1,21 @@
-"""What the terminal shows during a pass: its cost beforehand, then a bar with throughput and time left."""
+"""What the terminal shows during a pass: its cost beforehand, then a bar with throughput and time left.
+
+What is computed deep inside, when the pass is over, has bars as well where `showing` says that there is someone to see.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["bar", "console", "readable", "show_cost"]
+__all__ = ["bar", "bar_of_steps", "console", "readable", "show_cost", "showing"]
+
+_seen: ContextVar[bool] = ContextVar("seen", default=False)
 
 
 def console() -> Console:
@@ -23,6 +29,29 @@ class Move(Protocol):
     """Moves a bar on by so many images, with a word about how it goes."""
 
     def __call__(self, images: int, note: str = "") -> None: ...
+
+
+@contextlib.contextmanager
+def showing(shown: bool) -> Iterator[None]:
+    """Whether bars of steps are seen inside: not unless someone says so, and only on one of several processes."""
+    before = _seen.set(shown)
+    try:
+        yield
+    finally:
+        _seen.reset(before)
+
+
+@contextlib.contextmanager
+def bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar that is gone when all steps are done, where `showing` lets it be seen; call what it gives after each."""
+    if _seen.get() and (terminal := console()).is_terminal:
+        from rich.progress import Progress
+
+        with Progress(console=terminal, transient=True) as progress:
+            task = progress.add_task(title, total=total)
+            yield lambda: progress.advance(task)
+    else:
+        yield lambda: None
 
 
 @contextlib.contextmanager

@@ -183,7 +183,10 @@ def _reason(error: Exception, head: bytes, container: str) -> str:
         begin = printable(head[:24].decode("utf-8", "backslashreplace"))
         return f"is not a checkpoint, it begins with '{begin}'; give a .safetensors or .pth file"
     if "Unsupported operand" in str(error):
-        return "was saved with another pickle protocol than PyTorch's default, 2; save it with that, or as .safetensors"
+        return (
+            "was saved with another pickle protocol than PyTorch's default, 2; if you trust it, save it with that, "
+            "or as .safetensors"
+        )
     return f"is damaged or was not downloaded completely ({printable(first_line(error), 100)}); get it once more"
 
 

@@ -217,7 +217,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """Drop and accuracy against the number of blocks, a panel for each end."""
     text = (
         "Accuracy after fine-tuning all blocks minus that with n of them re-initialised before, counted from the first "
-        "(left) or the last block: the higher, the more fine-tuning needs what these blocks had learned."
+        "or from the last block: the higher, the more fine-tuning needs what these blocks had learned."
     )
     return [
         _figure(result, "accuracy_drop", "What re-initialised blocks cost", text, (0.0, "no loss")),

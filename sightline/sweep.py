@@ -11,6 +11,7 @@ Shapes: H shapes of probes (what they see, how deep), K settings, n images, C cl
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 
 from sightline.errors import InputError, nearest
 from sightline.probing import Probe, Schedule, TrainedProbes, train_probes
+from sightline.progress import bar_of_steps
 from sightline.shuffling import MEMORY
 
 if TYPE_CHECKING:
@@ -73,8 +75,13 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in ("lrs", "weight_decays", "optimizers", "epochs", "warmup_epochs"):
-            if not getattr(self, name):
+            values = getattr(self, name)
+            if not values:
                 raise InputError(f"A sweep of probes needs at least one of {name}, but the list is empty")
+            if len(set(values)) < len(values):  # it would count twice among the best
+                raise InputError(f"A sweep of probes takes each of {name} once, not {', '.join(map(str, values))}")
+            if not all(isinstance(value, str) or math.isfinite(value) for value in values):
+                raise InputError(f"A sweep of probes takes finite {name}, not {', '.join(map(str, values))}")
         for given, known in ((self.optimizers, OPTIMIZERS), ((self.precision,), PRECISIONS)):
             for name in given:
                 if name not in known:
@@ -160,21 +167,31 @@ class Swept:
 
 
 def train_sweep(
-    shapes: Sequence[Probe], sweep: Sweep, train: Labelled, selection: Labelled, classes: int, seed: int
+    shapes: Sequence[Probe],
+    sweep: Sweep,
+    train: Labelled,
+    selection: Labelled,
+    classes: int,
+    seed: int,
+    title: str = "Probes",
 ) -> Swept:
-    """Train probes of these shapes (`inputs` and `depth`) with all settings of the sweep."""
-    batch = min(sweep.batch, len(train.labels))
+    """Train probes of these shapes (`inputs` and `depth`) with all settings; `title` is that of the bar."""
+    n = len(train.labels)
+    batch = min(sweep.batch, n)
+    schedules = [
+        Schedule(epochs, batch, warmup, seed=seed, precision=sweep.precision) for epochs, warmup in sweep.schedules
+    ]
+    steps = len({shape.inputs for shape in shapes}) * sum(schedule.steps(n) for schedule in schedules)
     trained = []
-    for schedule in sweep.schedules:
-        probes = [
-            replace(shape, optimizer=s.optimizer, lr=s.lr * batch / 256, weight_decay=s.weight_decay)
-            for shape in shapes
-            for s in sweep.settings
-            if s[:2] == schedule
-        ]
-        epochs, warmup = schedule
-        how = Schedule(epochs=epochs, batch=batch, warmup_epochs=warmup, seed=seed, precision=sweep.precision)
-        trained.append(train_probes(probes, how, train.features, train.labels, classes))
+    with bar_of_steps(title, steps) as move:
+        for schedule in schedules:
+            probes = [
+                replace(shape, optimizer=s.optimizer, lr=s.lr * batch / 256, weight_decay=s.weight_decay)
+                for shape in shapes
+                for s in sweep.settings
+                if s[:2] == (schedule.epochs, schedule.warmup_epochs)
+            ]
+            trained.append(train_probes(probes, schedule, *train, classes, show=lambda *_: move()))
     loss = _beside([one.loss for one in trained], len(shapes))
     found = _beside([one.accuracy(*selection) for one in trained], len(shapes))
     known = np.isfinite(loss) & np.isfinite(found)

@@ -8,23 +8,23 @@ looked for, and a file that would call something is refused.
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
 import re
 import sys
 import warnings
-import zipfile
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._utils import IMPORT_MAPPING, NAME_MAPPING
 from torch.serialization import MAGIC_NUMBER
 
 __all__ = ["ForbiddenError", "PickledModule", "unpickle"]
@@ -33,6 +33,8 @@ CLASS = "the class of an object"  # under this name an object's dict says that i
 # What PyTorch's unpickler knows of Python's own; it takes precedence over any stand-in.
 KNOWN = {"_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set"}
 KNOWN |= {"collections.Counter", "collections.OrderedDict"}
+MOST_NAMES = 1000  # PyTorch goes through all of them for every object
+DEEPEST = 1000  # tuples in each other
 
 
 class ForbiddenError(Exception):
@@ -51,38 +53,71 @@ def unpickle(path: Path, zipped: bool) -> Any:
         if name.partition(".")[0] in sys.stdlib_module_names and name not in STAND_INS and name not in KNOWN:
             raise ForbiddenError(name)
         named.add(name)
+        if len(named) > MOST_NAMES:
+            raise ValueError(f"it names more than {MOST_NAMES} classes")
     allowed: Any = [(STAND_INS.get(name) or _class(name), name) for name in named]
     with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-        return _plain(torch.load(path, map_location="cpu", weights_only=True, mmap=zipped), {})
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    return _plain(content, {}, path.stat().st_size)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a pickle names
+
+
+class _Seen(NamedTuple):
+    """What is known of a value on the stack of a pickle, before it is loaded."""
+
+    text: str = ""
+    depth: int = 0  # of tuples in tuples
 
 
 def _named_in(path: Path, zipped: bool) -> Iterator[str]:
-    """Everything outside of the file that its pickle names: `module.Class`."""
-    if zipped:
-        with zipfile.ZipFile(path) as archive:
-            pickled = next(name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
-            with archive.open(pickled) as stream:
-                yield from _names(stream)
+    """Everything outside of the file that its pickles name: `module.Class`."""
+    if zipped:  # read as `torch.load` does: an archive could show another pickle to another reader
+        yield from _names(io.BytesIO(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")))
         return
     with path.open("rb") as stream:
-        # A magic number, a version, the machine, then the content: each is a pickle.
+        # A magic number, a version, the machine, the content, the keys of its storages: each is a pickle.
         official = stream.peek()[2:].startswith(pickle.dumps(MAGIC_NUMBER, protocol=2)[2:])
-        for _ in range(4 if official else 1):
+        for _ in range(5 if official else 1):
             yield from _names(stream)
 
 
 def _names(stream: IO[bytes]) -> Iterator[str]:
-    strings = ["", ""]
+    """Names in one pickle, whose stack is followed: names may be put together from texts on it.
+
+    Tuples in tuples in … are refused: as the key of a dict they would overflow the stack of Python itself.
+    """
+    stack: list[_Seen] = []
+    marks: list[int] = []
+    memo: dict[int, _Seen] = {}
     for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name in ("GLOBAL", "INST"):
-            module, _, name = str(argument).partition(" ")
-        elif opcode.name == "STACK_GLOBAL":
-            module, name = strings[-2:]
-        else:
-            strings = [*strings[-1:], argument] if isinstance(argument, str) else strings
+        if opcode.name == "MARK":
+            marks.append(len(stack))
             continue
-        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-        yield f"{module}.{name}"
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else argument] = stack[-1]
+            continue
+        to_mark = pickletools.stackslice in opcode.stack_before
+        fixed = opcode.stack_before.index(pickletools.markobject) if to_mark else len(opcode.stack_before)
+        start = (marks.pop() if to_mark else len(stack)) - fixed
+        if start < 0:
+            raise ValueError("its pickle takes more than there is")
+        taken = stack[start:]
+        del stack[start:]
+        made = _Seen(argument if isinstance(argument, str) else "")
+        if opcode.name in ("GLOBAL", "INST", "STACK_GLOBAL"):
+            named = tuple(seen.text for seen in taken) if opcode.name == "STACK_GLOBAL" else made.text.split(" ", 1)
+            module, name = NAME_MAPPING.get((named[0], named[1]), (IMPORT_MAPPING.get(named[0], named[0]), named[1]))
+            yield f"{module}.{name}"
+        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
+            made = memo[argument or 0]
+        elif opcode.name.startswith("TUPLE"):
+            made = _Seen(depth=1 + max((seen.depth for seen in taken), default=0))
+            if made.depth > DEEPEST:
+                raise ValueError(f"it has more than {DEEPEST} tuples in each other")
+        stack += [taken[0]] * 2 if opcode.name == "DUP" else [made] * len(opcode.stack_after)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -196,25 +231,32 @@ STAND_INS: dict[str, Any] = {
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    """Dicts in the place of objects, each once, since a file may repeat or contain itself; `done` keeps them alive."""
+def _plain(value: Any, done: dict[int, tuple[Any, Any]], most: int) -> Any:
+    """Dicts in the place of objects, each once, since a file may repeat or contain itself; `done` keeps them alive.
+
+    `most` is how many numbers a tensor may have.
+    """
     if id(value) in done:
         return done[id(value)][1]
     result: Any
     match value:
         case Tensor():
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+                return None  # sparse, without numbers (meta), or quantised: no weights that could be copied
+            if value.numel() > most:  # its numbers repeat (stride 0); a copy of it could take all of the memory
+                raise ValueError("a tensor is larger than the file")
             return Tensor.detach(value)  # without what a file may have attached to it
         case OrderedDict() if CLASS in value.__dict__ and {"_modules", "_parameters"} <= value.__dict__.keys():
             return PickledModule(value.__dict__[CLASS])
         case dict():
             done[id(value)] = value, (result := {})
-            result.update((_plain(key, done), _plain(item, done)) for key, item in _items(value))
+            result.update((_plain(key, done, most), _plain(item, done, most)) for key, item in _items(value))
         case list():
             done[id(value)] = value, (result := [])
-            result.extend(_plain(item, done) for item in value)
+            result.extend(_plain(item, done, most) for item in value)
         case tuple() | set() | frozenset():
             kind = tuple if isinstance(value, tuple) else type(value)  # torch.Size holds numbers only
-            done[id(value)] = value, (result := kind(_plain(item, done) for item in value))
+            done[id(value)] = value, (result := kind(_plain(item, done, most) for item in value))
         case _Array():
             return value.value
         case _Class():

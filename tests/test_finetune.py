@@ -299,7 +299,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         InputError, match="recipe of fine-tuning, not of pre-training; use it with `sightline finetune`"
     ):
         sl.pretrain(recipe="finetune", out=tmp_path / "run")
-    with pytest.raises(InputError, match="one of 'mae', not of 'finetune'"):
+    with pytest.raises(
+        InputError, match="recipe of pre-training with mae, not of fine-tuning; use it with `sightline pretrain`"
+    ):
         finetune(VIT, IMAGES, tmp_path / "run", recipe="mae", show_progress=False)
     assert not (tmp_path / "run").exists()
 

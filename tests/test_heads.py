@@ -124,6 +124,17 @@ def test_drop_path_rises_over_the_blocks() -> None:
     assert [getattr(block.drop_path1, "drop_prob", 0.0) for block in module.blocks] == pytest.approx([0, 0.1, 0.2])
 
 
+def test_no_drop_path_is_none_even_where_the_encoder_has_some() -> None:
+    def rates(encoder: sl.Encoder) -> list[float]:
+        return [part.drop_prob for part in encoder.module.modules() if getattr(part, "drop_prob", 0)]
+
+    once = with_classifier(sl.load_encoder(VIT), CLASSES, drop_path=0.2)
+    swin = "timm:swin_tiny_patch4_window7_224@random?depths=(1,1,1,1)&embed_dim=12&num_heads=(1,1,2,2)"  # 0.1 by itself
+    for encoder in (once, sl.load_encoder(swin)):
+        assert rates(encoder)
+        assert not rates(with_classifier(encoder, CLASSES))
+
+
 def test_pooling() -> None:
     encoder = sl.load_encoder(VIT)
     own: Any = with_classifier(encoder, CLASSES).module
@@ -221,7 +232,7 @@ def test_layers_of_other_families() -> None:
         (VIT, {"reinit": "first:4"}, "has 3 blocks; choose at most so many"),
         (VIT, {"reinit": "middle:1"}, "reinit is 'middle:1', but first:n or last:n"),
         (VIT, {"reinit": "first"}, "reinit is 'first'"),
-        (VIT, {"pool": "mean"}, "no pooling 'mean'"),
+        (VIT, {"pool": "mean"}, "no pooling 'mean'; choose from cls, gap"),
         (RESNET, {"pool": "cls"}, "has no CLS token; choose the pooling gap"),
         (VIT + "&class_token=False&global_pool=avg", {"pool": "cls"}, "has no CLS token; choose the pooling gap"),
         ("torchvision:resnet18@random", {"pool": "gap"}, "for encoders of timm only"),

@@ -129,6 +129,20 @@ def test_what_is_decayed() -> None:
     }
 
 
+def test_tokens_and_positions_are_not_decayed_by_other_names() -> None:
+    import torchvision
+
+    module = nn.Module()
+    module.vit = torchvision.models.VisionTransformer(8, 4, 1, 2, 8, 16)
+    module.position_embedding = nn.Embedding(4, 8)  # CLIP's of Hugging Face
+    module.register_tokens = nn.Parameter(torch.zeros(1, 4, 8))
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    plain = {names[p] for p in make_optimizer(module, Optimization()).param_groups[1]["params"]}
+    tokens = {"vit.class_token", "vit.encoder.pos_embedding", "position_embedding.weight", "register_tokens"}
+    assert tokens <= plain
+    assert {name for name in plain - tokens if module.get_parameter(name).ndim > 1} == set()
+
+
 def test_frozen_parameters_are_in_no_group() -> None:
     module = WithTokens()
     fix_positions(module.backbone)  # type: ignore[arg-type]

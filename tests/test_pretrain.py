@@ -112,6 +112,25 @@ def test_a_stopped_training_goes_on_bit_exactly(
     assert_same(whole, tmp_path / "run")
 
 
+def test_a_checkpoint_without_scales_of_learning_rates_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier versions have groups of parameters without `scale` and `decays`."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 5 else 0)
+        with pytest.raises(Stopped):
+            train(run)
+    folder = latest(run)
+    assert folder is not None
+    state = json.loads((folder / "state.json").read_text())
+    for group in state["optimizer"]["groups"]:
+        del group["scale"], group["decays"]
+    (folder / "state.json").write_text(json.dumps(state))
+    train(run, resume=True)
+    assert_same(whole, run)
+
+
 def _finished(loop: Loop) -> int:
     assert loop.monitor is not None
     return int(loop.monitor.rows[-1]["step"]) if loop.monitor.rows else 0

@@ -277,6 +277,57 @@ def test_handmade_pickles_are_not_run(tmp_path, how, kind):
         assert canary.exists()  # so the trap does work
 
 
+def zipped(path, *pickles):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, code in pickles:
+            archive.writestr(name, code)
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
+def test_names_that_are_put_together_from_remembered_texts(tmp_path):
+    texts = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x8c\x04math\x8c\x03sin"  # the last ones mislead
+    code = texts + b"h\x00h\x01\x93\x8c\x04true\x85R."
+    assert pickle.loads(code) == 0
+    assert "would call posix.system" in refusal(zipped(tmp_path / "f", ("archive/data.pkl", code)))
+
+
+def test_the_pickle_that_is_judged_is_the_one_that_is_loaded(tmp_path):
+    call = b"\x80\x02}X\x01\x00\x00\x00acsubprocess\nPopen\nX\x04\x00\x00\x00true\x85Rs."
+    path = zipped(tmp_path / "f", ("archive/x/data.pkl", b"\x80\x02}."), ("archive/data.pkl", call))
+    assert "would call subprocess.Popen" in refusal(path)
+    path = zipped(tmp_path / "f", ("archive/data.pkl", b"\x80\x02}."), ("archive/x/data.pkl", call))
+    assert read_checkpoint(path).content == {}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["content", "keys of storages"])
+def test_tuples_in_tuples_do_not_overflow_the_stack(tmp_path, last):
+    """The hash of a tuple goes down to its end without a limit, and Python would crash."""
+    deep = b"\x80\x02})" + b"\x85" * 500_000 + b"K\x01s."
+    head = pickle.dumps(torch.serialization.MAGIC_NUMBER, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
+    old = head + (b"\x80\x02}." if last else b"") + deep
+    assert "more than 1000 tuples in each other" in refusal(tmp_path / "old.pth", old)
+    remembered = b"\x80\x02})" + b"\x85q\x010h\x01" * 2000 + b"K\x01s."
+    assert "tuples in each other" in refusal(zipped(tmp_path / "f", ("archive/data.pkl", remembered)))
+
+
+def test_many_names_do_not_take_forever(tmp_path):
+    code = b"\x80\x02](" + b"".join(b"clibrary\nClass%d\n" % i for i in range(2000)) + b"e."
+    assert "it names more than 1000 classes" in refusal(zipped(tmp_path / "f", ("archive/data.pkl", code)))
+
+
+def test_a_tensor_is_not_larger_than_its_file(tmp_path):
+    torch.save({"w": torch.ones(1).expand(10**9, 10**3)}, tmp_path / "f")
+    assert "a tensor is larger than the file" in refusal(tmp_path / "f")
+    torch.save({"w": torch.ones(1).expand(3)}, tmp_path / "f")
+    assert read_checkpoint(tmp_path / "f").content["w"].tolist() == [1, 1, 1]
+
+
+def test_tensors_without_numbers_of_their_own_are_no_weights(tmp_path):
+    torch.save({"meta": torch.empty(3, device="meta"), "sparse": torch.eye(2).to_sparse(), **STATE}, tmp_path / "f")
+    assert tensors(read_checkpoint(tmp_path / "f").content).keys() == STATE.keys()
+
+
 @pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
 @pytest.mark.parametrize(
     ("function", "name"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from sightline import sweep as sweeping
 from sightline.errors import InputError
 from sightline.probing import Probe, Schedule, train_probes
 from sightline.sweep import Labelled, Setting, Sweep, best_first, hold_out, train_sweep, training_bytes
@@ -41,6 +44,9 @@ def test_all_combinations_those_of_a_schedule_together() -> None:
     [
         ({"lrs": ()}, "at least one of lrs"),
         ({"lrs": (0.1, 0.0)}, "lrs above 0"),
+        ({"lrs": (0.1, float("nan"))}, "finite lrs, not 0.1, nan"),
+        ({"weight_decays": (0.0, float("inf"))}, "finite weight_decays, not 0.0, inf"),
+        ({"lrs": (0.1, 0.01, 0.1)}, "each of lrs once, not 0.1, 0.01, 0.1"),
         ({"epochs": (0.0,)}, "epochs above 0"),
         ({"batch": 1}, "batch above 1, not 1"),
         ({"optimizers": ("adam",)}, "cannot be trained with 'adam'; choose from sgd, lars"),
@@ -138,3 +144,20 @@ def test_every_class_gives_its_share() -> None:
 def test_memory_is_of_all_settings_and_bounded_for_features() -> None:
     assert training_bytes(10, 100, Sweep()) == 4 * (3 * 9 * 10 + 100)
     assert training_bytes(0, 2**40, Sweep()) == 2**30
+
+
+def test_a_bar_counts_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    @contextmanager
+    def bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
+        seen.extend((title, total))
+        yield lambda: seen.append(1)
+
+    monkeypatch.setattr(sweeping, "bar_of_steps", bar_of_steps)
+    train_sweep(
+        [Probe(("a",)), Probe(("a",), 2), Probe(("b",))], TWO, images(40, 0), images(9, 1), 3, 0, "Probes of vit"
+    )
+    # 40 images in batches of 16 are 2 steps, for 4, 4, 8 and 8 epochs; two of the three see the same features
+    assert seen[:2] == ["Probes of vit", 2 * 2 * 24]
+    assert len(seen[2:]) == 2 * 2 * 24

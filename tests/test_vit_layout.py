@@ -10,9 +10,9 @@ import torch
 from sources.official import HEADS, SIDE, WIDTH, activations, check_sites, images, saved, sincos, vit
 
 import sightline as sl
-from sightline.encoder import save_encoder
+from sightline.encoder import parse_reference, save_encoder
 from sightline.errors import InputError
-from sightline.layouts import recognized
+from sightline.layouts import Layout, _NoRandomNumbers, build, recognized
 from sightline.reading import read_checkpoint
 from sightline.sources import dino, mae, moco_v3, msn
 
@@ -125,3 +125,44 @@ def test_a_norm_beside_the_norm_of_the_mean_is_left_over(tmp_path: Path) -> None
     assert encoder.notes == [
         "2 weights of the file are not part of the encoder and were left out: norm.weight, norm.bias"
     ]
+
+
+def test_weights_that_are_no_real_numbers(tmp_path: Path) -> None:
+    """Integers of a quantised file would be copied as they are, without their scale."""
+    state = vit()
+    state["blocks.1.mlp.fc1.weight"] = (state["blocks.1.mlp.fc1.weight"] * 100).to(torch.int8)
+    with pytest.raises(InputError, match=r"fc1\.weight in int8 instead of real numbers; give .* not quantised"):
+        sl.load_encoder(f"dino:{saved(state, tmp_path)}?heads=3")
+
+
+@pytest.mark.parametrize("source", ["dino", "checkpoint"])
+def test_shapes_that_no_vit_has(source: str, tmp_path: Path) -> None:
+    path = saved(vit() | {"patch_embed.proj.weight": torch.ones(WIDTH, 3, 0, 0)}, tmp_path)
+    with pytest.raises(InputError, match=r"has the names of \w+, but not its shapes .* is it damaged"):
+        sl.load_encoder(f"{source}:{path}?heads=3")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "vit_base_patch16_224@random?embed_dim=24&depth=2&num_heads=3&patch_size=4&img_size=(16,16)&num_classes=5",
+        "beit_base_patch16_224@random?embed_dim=24&depth=2&num_heads=3&patch_size=4&img_size=(16,16)&num_classes=5",
+        "convnextv2_tiny@random?depths=(1,1,1,1)&dims=(8,8,8,8)&num_classes=5",
+        "resnet18@random?layers=(1,1,1,1)&num_classes=5&stem=small",
+    ],
+)
+def test_nothing_is_drawn_for_weights_that_are_loaded(architecture: str) -> None:
+    """What is built without drawing weights is, with weights loaded, the model that was built with them."""
+    drawn = sl.load_encoder(f"timm:{architecture}&seed=3")
+    before = torch.random.get_rng_state()
+    layout = Layout("a format", f"timm:{architecture}", drawn.module.state_dict(), drawn.preprocess)
+    built = build(layout, parse_reference("checkpoint:file.pth"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert built.weights == drawn.weights
+    for (name, value), (_, other) in zip(drawn.module.named_buffers(), built.module.named_buffers(), strict=True):
+        assert torch.equal(value, other), name
+    with torch.no_grad():
+        size = built.preprocess.size
+        assert torch.equal(built(images(*size)), drawn(images(*size)))
+    with _NoRandomNumbers():  # so this does leave something out
+        assert torch.full((3,), 7.0).normal_().tolist() == [7, 7, 7]

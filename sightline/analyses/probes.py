@@ -178,7 +178,8 @@ class Analysis(Pooled):
                 todo[at] = shape
         if todo:
             shapes = list(todo.values())
-            swept = train_sweep(shapes, self.config, train, selection, self._classes, self.plan.seed)
+            title = f"Probes of {encoder}, {feature}"
+            swept = train_sweep(shapes, self.config, train, selection, self._classes, self.plan.seed, title)
             found |= zip(todo, _answers(swept, test), strict=True)
         return found
 
@@ -225,7 +226,7 @@ class Analysis(Pooled):
             "classes": len(np.unique(train)),
             "chance": 1 / len(np.unique(train)),
             "majority": float(np.unique(test, return_counts=True)[1].max() / len(test)),
-            "interval": "95 %: accuracies Wilson, differences paired and normal over images",
+            "interval": "95 %: accuracies Wilson, differences Agresti and Min, paired over images",
             "learning_rate": f"lr · {min(self.config.batch, len(kept))} / 256 at its peak, then a cosine to 0",
             "best_of": min(BEST, len(self.config.settings)),
             "augmentation": "none: features of the images as they are",

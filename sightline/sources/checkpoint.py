@@ -18,8 +18,8 @@ from torch import Tensor
 from sightline import plugins
 from sightline.beit_layout import has_tables
 from sightline.encoder import Encoder, Preprocess, Reference
-from sightline.errors import InputError, first_line, nearest
-from sightline.layouts import Layout, build, recognized
+from sightline.errors import InputError, nearest
+from sightline.layouts import Layout, build, find_layout, recognized
 from sightline.reading import Checkpoint, printable, read_checkpoint, tensors
 from sightline.resnet_layout import holds_resnet, resnet_layout
 from sightline.timm_layout import convnext_layout, holds_convnext, holds_vit_of_timm, timm_vit_layout
@@ -79,7 +79,7 @@ def load(reference: Reference) -> Encoder:
             raise InputError(
                 f"{reference}, recognised as {found.title}, has an unknown option {key!r}{nearest(key, found.options)}"
             )
-    layout = find_layout(found, checkpoint, reference.options)
+    layout = find_layout(found.layout, found.title, checkpoint, reference.options)
     return build(replace(layout, notes=(f"recognised as {layout.format}: {found.why}", *layout.notes)), reference)
 
 
@@ -146,17 +146,6 @@ def recognize(checkpoint: Checkpoint) -> Recognized:
         or f"{path!r} is of no format that is recognised ({_some(weights_in(checkpoint))}); name its format, such as "
         "mae:FILE, or its architecture, timm:NAME@FILE"
     )
-
-
-def find_layout(found: Recognized, checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint; names may be those of a format and shapes not."""
-    try:
-        return found.layout(checkpoint, options)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{str(checkpoint.path)!r} has the names of {found.title}, but not its shapes "
-            f"({printable(first_line(error), 80)}); is it damaged?"
-        ) from error
 
 
 def _of_timm(state: Mapping[str, Tensor]) -> Recognized | None:

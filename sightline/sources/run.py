@@ -40,6 +40,8 @@ def load(reference: Reference) -> Encoder:
 
 def kept_epochs(folder: Path) -> dict[int, Path]:
     """Where the weights after each epoch are that a fine-tuning was told to keep."""
+    if not folder.is_dir():
+        raise InputError(f"There is no run folder {str(folder)!r}; give that of a fine-tuning, as given to its -o")
     kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
     if not kept:
         raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")

@@ -31,17 +31,7 @@ def load(reference: Reference) -> Encoder:
     Options: `size` of the images in pixels, `seed` of random weights, `stem=small` for a ResNet on small images, and
     whatever timm's model takes (`depth=6`).
     """
-    _check_name(reference)
-    options = {key: option_value(text) for key, text in reference.options.items()}
-    seed, size, stem = options.pop("seed", 0), options.pop("size", None), options.pop("stem", "")
-    for key, value in (("seed", seed), ("size", 1 if size is None else size)):
-        if not isinstance(value, int) or value < (key == "size"):
-            raise InputError(f"Option {key}={value} of {reference} must be a whole number")
-    if size is not None and _fixed_size(reference):
-        options["img_size"] = size
-    module = _create(reference, options, seed)
-    if stem:
-        _small_stem(module, stem, seed, reference)
+    module = create(reference)
     notes: list[str] = []
     if reference.weights not in (None, "random"):
         state = read_weights(Path(reference.weights))
@@ -50,10 +40,34 @@ def load(reference: Reference) -> Encoder:
         module.eval(),
         reference=str(reference),
         name=reference.id,
-        preprocess=preprocess_of(module, official=reference.weights != "random", size=size, tag=reference.id),
+        preprocess=preprocess_of(
+            module, official=reference.weights != "random", size=_number(reference, "size"), tag=reference.id
+        ),
         architecture=str(Reference("timm", reference.id, "random", reference.options)),
         notes=notes,
     )
+
+
+def create(reference: Reference) -> nn.Module:
+    """The model that a reference names, without the weights of a file."""
+    _check_name(reference)
+    options = {
+        key: option_value(text) for key, text in reference.options.items() if key not in ("seed", "size", "stem")
+    }
+    seed, size = _number(reference, "seed") or 0, _number(reference, "size")
+    if size is not None and _fixed_size(reference):
+        options["img_size"] = size
+    module = _create(reference, options, seed)
+    if stem := reference.options.get("stem"):
+        _small_stem(module, stem, seed, reference)
+    return module
+
+
+def _number(reference: Reference, key: str) -> int | None:
+    value = option_value(reference.options.get(key, "None"))
+    if value is not None and (not isinstance(value, int) or value < (key == "size")):
+        raise InputError(f"Option {key}={value} of {reference} must be a whole number")
+    return value
 
 
 def _check_name(reference: Reference) -> None:

@@ -227,6 +227,8 @@ def test_the_command_and_every_epoch(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_epochs_is_one_sentence(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["dynamics", str(tmp_path / "nothing")])
-    assert isinstance(done.exception, InputError)
-    assert "No epochs are kept" in str(done.exception)
+    (tmp_path / "empty").mkdir()
+    for name, sentence in (("empty", "No epochs are kept"), ("nothing", "There is no run folder")):
+        done = CliRunner().invoke(app, ["dynamics", str(tmp_path / name)])
+        assert isinstance(done.exception, InputError)
+        assert sentence in str(done.exception)

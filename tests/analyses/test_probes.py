@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sklearn.linear_model import RidgeCV
 from sklearn.preprocessing import StandardScaler
 
 import sightline as sl
-from sightline.accuracy import difference_of, wilson
+from sightline.accuracy import wilson
 from sightline.analyses.probes import Analysis, Config, cost, figures, headlines, mean_of_best, summary
 from sightline.errors import InputError
 from sightline.plan import Key, Plan, make_plans
@@ -218,15 +219,6 @@ def test_depth_gains_where_classes_are_not_linear(tmp_path: Path) -> None:
     assert [(site, shape.depth) for (_, site), shape in every.items()] == [("block.0", 3), ("norm", 3)]
 
 
-def test_differences_are_paired() -> None:
-    right = np.array([True, True, False, True, False, True])
-    other = np.array([True, False, False, True, True, False])
-    value, low, high = difference_of(right, other)
-    assert value == pytest.approx(1 / 6)
-    half = 1.959963984540054 * np.std(right.astype(int) - other.astype(int), ddof=1) / 6**0.5
-    assert (low, high) == (pytest.approx(1 / 6 - half), pytest.approx(1 / 6 + half))
-
-
 def test_what_cannot_be_probed_has_a_reason(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     data = activations(plan)
@@ -302,6 +294,22 @@ def test_words_for_two_encoders(both: tuple[Plan, dict[Key, torch.Tensor], xr.Da
     middling = result.assign(accuracy=result.accuracy * 0 + 0.7, accuracy_low=result.accuracy * 0 + 0.6)
     assert "stays at 70.0%" in summary(middling)[-1]
     assert "30.0% of the images, is what fine-tuning, or more than these 31 training images" in summary(middling)[-1]
+
+
+def test_figures_show_what_differs(both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset]) -> None:
+    found = {figure.name: figure for figure in figures(both[2])}
+    depth = found["depth"].chart.to_dict()["spec"]["layer"][2]["encoding"]["x"]
+    assert set(found["depth"].table.depth) == {1, 2, 3}
+    assert depth["title"] == "depth of the probe"
+    assert "datum.value % 1 ?" in depth["axis"]["labelExpr"]  # no label at a depth of 1.5
+    layers = found["sweep"].chart.to_dict()["spec"]["layer"]
+    low, high = next(one["encoding"]["color"]["scale"]["domain"] for one in layers if "color" in one["encoding"])
+    chosen_by = found["sweep"].table.selection_accuracy
+    assert low <= chosen_by.min() < low + 0.1
+    assert high - 0.1 < chosen_by.max() <= high
+    other = [line for line in summary(both[2]) if " instead (" in line]
+    assert other
+    assert all(re.search(r"With the .+ instead \(layers? .+, a .*probe.*\): \d+\.\d%, ", line) for line in other)
 
 
 def test_the_mean_of_the_best() -> None:
