@@ -61,9 +61,9 @@ def summary(result: xr.Dataset) -> list[str]:
         f"For these images take {first}: {_described(best)}. It was chosen by {about['n_selection']} images "
         f"({about['selection']}) and decides {_interval(best, 'accuracy')} of {about['n_test']} test images right"
         f"{of_settings}. Chance is {about['chance']:.1%}.",
-        *(_against(result, first, other) for other in others),
-        *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
+        *([" ".join(_against(result, first, other) for other in others)] if others else []),
         _left(best, about),
+        *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
     ]  # fmt: skip
 
 
