@@ -26,9 +26,11 @@ __all__ = [
     "features",
     "fix_positions",
     "grid_of",
+    "initialise",
     "is_vit",
     "patch_of",
     "sincos",
+    "sincos_positions",
     "xavier",
 ]
 
@@ -55,8 +57,11 @@ class Backbone:
     stem: str = ""  # "small": a ResNet without the stride and pooling of its first layers
     drop_path: float = 0.0
     attention_window: int = 0  # odd k: a patch attends to the k × k patches around it (and to CLS); 0: to all
+    init: str = ""  # "xavier": a ViT begins with Xavier weights and sine-cosine positions; "": with timm's own
 
     def __post_init__(self) -> None:
+        if self.init not in ("", "xavier"):
+            raise InputError(f"There is no init {self.init!r}; choose 'xavier', or '' for timm's own weights")
         for key in ("width", "depth", "heads", "patch", "attention_window"):
             if getattr(self, key) < 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
@@ -91,6 +96,8 @@ class Backbone:
             options["patch_size"] = self.patch
         if self.attention_window and name.startswith(CNNS):
             raise InputError(f"attention_window needs self-attention, which {name} does not have")
+        if self.init and name.startswith(CNNS):
+            raise InputError(f"init={self.init} is for a ViT, not for {name}; leave it out")
         options |= {"stem": self.stem} if self.stem else {}
         options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}
         options |= {"num_classes": classes} | ({"seed": seed} if seed else {})
@@ -103,6 +110,12 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
     encoder.preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     encoder.module.attention_window = backbone.attention_window  # type: ignore[assignment]
+    if backbone.init:
+        if not is_vit(encoder.module):
+            raise InputError(f"init={backbone.init} is for a plain ViT, not for {backbone.backbone}; leave it out")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            initialise(encoder.module)
     encoder.module.train()
     return encoder
 
@@ -221,12 +234,18 @@ def sincos(grid: Sequence[int], width: int, prefix: int = 0, column_first: bool 
 
 
 @torch.no_grad()
-def fix_positions(vit: VisionTransformer, column_first: bool = True) -> None:
-    """Give a ViT sine-cosine positions that are not trained."""
+def sincos_positions(vit: VisionTransformer, column_first: bool = True) -> None:
+    """Give a ViT sine-cosine positions to begin with."""
     if vit.pos_embed is None:
-        raise InputError("This ViT has no absolute positions that could be fixed; choose another backbone")
+        raise InputError("This ViT has no absolute positions that could be sine-cosine ones; choose another backbone")
     prefix = vit.pos_embed.shape[1] - vit.patch_embed.num_patches
     vit.pos_embed.copy_(sincos(vit.patch_embed.grid_size, vit.embed_dim, prefix, column_first))
+
+
+def fix_positions(vit: VisionTransformer, column_first: bool = True) -> None:
+    """Give a ViT sine-cosine positions that are not trained."""
+    sincos_positions(vit, column_first)
+    assert vit.pos_embed is not None
     vit.pos_embed.requires_grad_(False)
 
 
@@ -238,3 +257,16 @@ def xavier(module: nn.Module) -> None:
             nn.init.xavier_uniform_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+@torch.no_grad()
+def initialise(vit: VisionTransformer) -> None:
+    """Xavier weights, the patch projection as a linear layer among them, and sine-cosine positions.
+
+    timm's weights have the standard deviation 0.02 at any width. That is near Xavier's at 768; at 96 it is a fifth to a
+    third of it, so that blocks add little at first, and attend to all patches alike. Its positions, 0.02 as well, are
+    hardly seen among the patches.
+    """
+    xavier(vit)
+    nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))
+    sincos_positions(vit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["enlarge", "freeze_head", "norm_pix", "patchify", "random_masking", "restore", "unpatchify"]
+__all__ = ["enlarge", "freeze_head", "hidden", "norm_pix", "patchify", "random_masking", "restore", "unpatchify"]
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:  # (B, C, h, w) -> (B, N, p·p·C)
@@ -61,6 +61,16 @@ def restore(visible: Tensor, mask_token: Tensor, ids_restore: Tensor) -> Tensor:
     B, kept, D = visible.shape
     hidden = mask_token.to(visible.dtype).expand(B, ids_restore.shape[1] - kept, D)
     return torch.cat([visible, hidden], 1).gather(1, ids_restore.unsqueeze(-1).expand(-1, -1, D))
+
+
+def hidden(x: Tensor, mask: Tensor) -> Tensor:  # (B, N, D), (B, N) -> (hidden patches of all images, D)
+    """The rows of hidden patches alone, so that heads and losses need not see the others.
+
+    >>> hidden(torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[True, False, True]])).tolist()
+    [[1.0], [3.0]]
+    """
+    # The gradient of x[mask] is slower: it has to expect that a row is taken twice.
+    return x.flatten(0, 1).index_select(0, mask.flatten().nonzero().squeeze(1))
 
 
 def enlarge(mask: Tensor, grid: tuple[int, int], factor: int) -> Tensor:  # (B, N) -> (B, rows · f, columns · f)

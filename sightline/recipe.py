@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent / "recipes"
-MEASURES = ("width", "depth", "heads", "patch", "stem")
+MEASURES = ("width", "depth", "heads", "patch", "stem", "init")
 T = TypeVar("T")
 
 

@@ -264,6 +264,38 @@ def test_fixed_positions_are_not_trained(kind: str) -> None:
         fix_positions(make("no positions"))
 
 
+def test_a_narrow_vit_can_begin_with_xavier_weights_and_sincos_positions() -> None:
+    settings = Backbone("vit", size=32, width=96, depth=2, heads=2, patch=8)
+    vits = [build(replace(settings, init=init), seed=3).module for init in ("", "xavier")]
+    for vit in vits:
+        assert is_vit(vit)
+        assert vit.pos_embed is not None
+        assert vit.pos_embed.requires_grad
+    timms, ours = (dict(vit.named_parameters()) for vit in vits)
+    for name, fan_in, fan_out in (
+        ("blocks.1.attn.qkv.weight", 96, 288),
+        ("blocks.1.mlp.fc2.weight", 384, 96),
+        ("patch_embed.proj.weight", 192, 96),
+    ):
+        expected = math.sqrt(2 / (fan_in + fan_out))
+        assert ours[name].std().item() == pytest.approx(expected, rel=0.03)
+        assert ours[name].abs().max() <= math.sqrt(3) * expected
+    assert timms["blocks.1.attn.qkv.weight"].std().item() == pytest.approx(0.02, rel=0.03)
+    assert torch.equal(ours["pos_embed"].detach(), sincos((4, 4), 96, prefix=1))
+    assert torch.equal(ours["cls_token"], timms["cls_token"])
+    again = build(replace(settings, init="xavier"), seed=3).module
+    assert all(torch.equal(value, ours[name]) for name, value in again.named_parameters())
+
+
+def test_init_is_for_vits() -> None:
+    with pytest.raises(InputError, match="no init 'xaver'; choose 'xavier'"):
+        Backbone("vit", init="xaver")
+    with pytest.raises(InputError, match="init=xavier is for a ViT, not for resnet18"):
+        build(Backbone("resnet18", size=32, init="xavier"))
+    with pytest.raises(InputError, match="init=xavier is for a plain ViT, not for deit_tiny_distilled_patch16_224"):
+        build(Backbone("deit_tiny_distilled_patch16_224", init="xavier"))
+
+
 def test_xavier() -> None:
     layer = torch.nn.Linear(300, 500)
     xavier(layer)

@@ -111,32 +111,45 @@ def test_mae_loss(norm: bool) -> None:
     assert objective(views)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("unit", "hidden"), [(4, 10), (8, 3)])
-def test_simmim_loss(unit: int, hidden: int) -> None:
-    objective, views = make("simmim", mask_unit=unit), make_views()
+def naive_norm_target(images: Tensor, side: int) -> np.ndarray:
+    x = images.double().numpy()
+    target, reach = np.zeros_like(x), side // 2
+    for b, c, row, column in np.ndindex(*x.shape):
+        around = x[b, c, max(0, row - reach) : row + reach + 1, max(0, column - reach) : column + reach + 1]
+        target[b, c, row, column] = (x[b, c, row, column] - around.mean()) / math.sqrt(around.var(ddof=1) + 1e-6)
+    return target
+
+
+@pytest.mark.parametrize("side", [3, 7, 41])
+@pytest.mark.parametrize("size", [(16, 16), (5, 12)])
+def test_simmims_normalised_target(side: int, size: tuple[int, int]) -> None:
+    images = 3 + torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(5))
+    images[1, 2] = 0.25  # nothing to divide by
+    found = simmim.norm_target(images, side)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), naive_norm_target(images, side), rtol=1e-6, atol=1e-6)
+    moved = simmim.norm_target(images * torch.tensor([2.0, 0.5, 4.0]).view(3, 1, 1) - 1, side)
+    np.testing.assert_allclose(moved[0].numpy(), found[0].numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize(("unit", "hidden", "side"), [(4, 10, 0), (8, 3, 0), (4, 10, 5)])
+def test_simmim_loss(unit: int, hidden: int, side: int) -> None:
+    objective, views = make("simmim", mask_unit=unit, norm_target=side), make_views()
     images, units = views.pixels[0], (16 // unit, 16 // unit)
     mask = objective.random_mask(views.random(math.prod(units)))
     assert (mask.sum(1) == hidden).all()  # ⌈0.6 · 16⌉ and ⌈0.6 · 4⌉
-    pred = objective.forward_encoder(images, enlarge(mask, units, unit // 4).flatten(1)).detach().double().numpy()
+    masked = embed(objective.backbone, images, enlarge(mask, units, unit // 4).flatten(1), objective.mask_token)
+    pred = objective.head(encode(objective.backbone, masked, (4, 4))[:, 1:]).detach().double().numpy()
+    target = naive_norm_target(images, side) if side else images.double().numpy()
     above = below = 0.0
     for b in range(BATCH):
         for y in range(16):
             for x in range(16):
                 if mask[b, (y // unit) * units[1] + x // unit]:
-                    above += np.abs(images[b, :, y, x].double().numpy() - pred[b, :, y, x]).sum()
+                    patch, inside = (y // 4) * 4 + x // 4, (y % 4) * 4 + x % 4  # channels are fastest
+                    above += np.abs(target[b, :, y, x] - pred[b, patch, 3 * inside : 3 * inside + 3]).sum()
                     below += 1
     assert objective(views)[0].item() == pytest.approx(above / (below + 1e-5) / 3, rel=1e-5)
-
-
-def test_simmims_head_orders_its_channels_by_colour_row_and_column() -> None:
-    objective = make("simmim")
-    images, nothing = make_views().pixels[0], torch.zeros(BATCH, 16, dtype=torch.bool)
-    pred = objective.forward_encoder(images, nothing)
-    tokens = encode(objective.backbone, embed(objective.backbone, images), (4, 4))[:, 1:]
-    linear = tokens @ objective.head[0].weight[:, :, 0, 0].T + objective.head[0].bias  # (B, N, 3·p·p)
-    for n, c, i, j in [(0, 0, 0, 0), (5, 1, 2, 3), (15, 2, 3, 1)]:
-        y, x = 4 * (n // 4) + i, 4 * (n % 4) + j
-        torch.testing.assert_close(pred[:, c, y, x], linear[:, n, (c * 4 + i) * 4 + j])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -422,8 +435,7 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
         mask = objective.random_mask(views.random(4))
         hidden = enlarge(mask, (2, 2), 2).flatten(1)
         tokens = plain(embed(vit, views.pixels[0], hidden, objective.mask_token))[:, 1:]
-        pred = objective.head(tokens.transpose(1, 2).reshape(BATCH, 16, 4, 4))
-        expected = objective.forward_loss(views.pixels[0], pred, enlarge(mask, (2, 2), 8).unsqueeze(1))
+        expected = objective.forward_loss(views.pixels[0], objective.head(tokens[hidden]), hidden)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -435,6 +447,8 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
         (lambda: mae.Config(decoder_depth=0), "at least one block"),
         (lambda: simmim.Config(mask_ratio=0.0), "mask_ratio must lie between 0 and 1"),
         (lambda: simmim.Config(mask_unit=0), "at least one pixel"),
+        (lambda: simmim.Config(norm_target=4), "norm_target is 4; it must be odd and at least 3, or 0"),
+        (lambda: simmim.Config(norm_target=-3), "norm_target is -3; it must be odd"),
         (lambda: supervised.Config(label_smoothing=1.0), r"must lie in \[0, 1\)"),
         (lambda: make("mae", Backbone("resnet18", size=32)), "choose a ViT or a ConvNeXt-V2"),
         (lambda: make("simmim", Backbone("resnet18", size=32)), "choose a ViT"),
@@ -454,8 +468,11 @@ def test_what_cannot_be_is_said(make_it: Any, words: str) -> None:
 # Two processes
 
 
+SHARED = {"supervised": ("supervised", VIT), "mae": ("mae", VIT), "simmim": ("simmim", VIT), "fcmae": ("mae", CONVNEXT)}
+
+
 def gradients(name: str, views: Views) -> dict[str, Tensor]:
-    objective = make(name)
+    objective = make(*SHARED[name])
     loss, scalars = objective(views)
     loss.backward()
     found = {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
@@ -466,8 +483,8 @@ def one_of_two(rank: int, folder: Path) -> None:
     """A process that has half of the batch; saves the mean over both of loss, scalars and gradients."""
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    for name in ("supervised", "mae", "simmim"):
-        found = gradients(name, make_views(4, start=4 * rank + 1))
+    for name, (_, backbone) in SHARED.items():
+        found = gradients(name, make_views(4, backbone.size, start=4 * rank + 1))
         for value in found.values():
             torch.distributed.all_reduce(value)
             value /= 2
@@ -481,8 +498,8 @@ def test_two_processes_with_half_of_the_batch_each_equal_one(tmp_path: Path) -> 
     command = [sys.executable, __file__, str(tmp_path)]
     processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
-    for name in ("supervised", "mae", "simmim"):
-        views = make_views(8, start=1)
+    for name, (_, backbone) in SHARED.items():
+        views = make_views(8, backbone.size, start=1)
         assert (views.labels[:4] >= 0).sum() != (views.labels[4:] >= 0).sum()  # or a wrong mean would be right
         expected = gradients(name, views)
         found = torch.load(tmp_path / name, weights_only=True)

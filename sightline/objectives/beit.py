@@ -31,7 +31,7 @@ from sightline import augment
 from sightline.augment import Policy
 from sightline.backbones import Backbone, embed, encode, grid_of, is_vit, patch_of
 from sightline.errors import InputError
-from sightline.masking import freeze_head
+from sightline.masking import freeze_head, hidden
 from sightline.objective import First, Progress, Views
 from sightline.tokenizer import Tokenizer
 
@@ -128,16 +128,16 @@ class Objective(nn.Module):
         """Hide the same number of patches in each image, in blocks."""
         grid = grid_of(self.backbone, images)
         patches = math.prod(grid)
-        hidden = math.ceil(self.config.mask_ratio * patches)
+        count = math.ceil(self.config.mask_ratio * patches)
         smallest = max(1, round(self.config.min_block * patches / 14**2))
         noise = views.random(4 * ROUNDS).view(-1, ROUNDS, 4)
-        return blockwise_masking(noise, grid, hidden, smallest, self.config.min_aspect)
+        return blockwise_masking(noise, grid, count, smallest, self.config.min_aspect)
 
     def forward_encoder(self, images: Tensor, mask: Tensor) -> Tensor:  # (B, 3, h, w), (B, N) -> (B · hidden, K)
         """Scores of the tokens of the hidden patches of the masked images."""
         tokens = embed(self.backbone, images, mask, self.mask_token)
         tokens = encode(self.backbone, tokens, grid_of(self.backbone, images))  # (B, T, D)
-        logits: Tensor = self.head(tokens[:, self.backbone.num_prefix_tokens :][mask])
+        logits: Tensor = self.head(hidden(tokens[:, self.backbone.num_prefix_tokens :], mask))
         return logits
 
     def after_step(self, progress: Progress) -> None:
@@ -145,14 +145,14 @@ class Objective(nn.Module):
 
 
 def blockwise_masking(
-    noise: Tensor, grid: tuple[int, int], hidden: int, smallest: int, aspect: float
+    noise: Tensor, grid: tuple[int, int], count: int, smallest: int, aspect: float
 ) -> Tensor:  # (B, rounds, 4) -> (B, N)
-    """Hide blocks of at least `smallest` patches and an aspect between `aspect` and 1 / `aspect`, `hidden` in all.
+    """Hide blocks of at least `smallest` patches and an aspect between `aspect` and 1 / `aspect`, `count` in all.
 
     The noise of a round is that of the area, the aspect, the row and the column of a block.
 
     >>> noise = torch.tensor([[[0.0, 0.5, 0.0, 0.5], [0.0, 0.5, 0.99, 0.99]]])
-    >>> blockwise_masking(noise, (4, 6), hidden=6, smallest=4, aspect=0.3).view(4, 6).int()
+    >>> blockwise_masking(noise, (4, 6), count=6, smallest=4, aspect=0.3).view(4, 6).int()
     tensor([[0, 0, 1, 1, 0, 0],
             [0, 0, 1, 1, 0, 0],
             [0, 0, 0, 0, 1, 1],
@@ -161,7 +161,7 @@ def blockwise_masking(
     rows, columns = grid
     row, column = (torch.arange(n, device=noise.device) for n in grid)
     mask = torch.zeros(len(noise), rows * columns, dtype=torch.bool, device=noise.device)
-    missing = torch.full((len(noise), 1), hidden, device=noise.device)
+    missing = torch.full((len(noise), 1), count, device=noise.device)
     for u in noise.unbind(1):
         area, ratio, top, left = u.unsqueeze(2).unbind(1)  # (B, 1) each
         area = smallest + area * (missing - smallest).clamp(min=0)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ from sightline.backbones import (
     encode,
     fix_positions,
     grid_of,
+    initialise,
     is_vit,
     patch_of,
     sincos,
@@ -36,7 +38,7 @@ from sightline.backbones import (
 )
 from sightline.errors import InputError
 from sightline.fcmae import encode_visible, is_convnext, stride_of
-from sightline.masking import freeze_head, norm_pix, patchify, random_masking, restore
+from sightline.masking import freeze_head, hidden, norm_pix, patchify, random_masking, restore
 from sightline.objective import Progress, Views
 
 __all__ = ["Config", "Decoder", "Objective", "views"]
@@ -111,6 +113,9 @@ class Objective(nn.Module):
         self.decoder: nn.Module
         if is_vit(backbone):
             initialise(backbone)
+            if backbone.cls_token is not None:
+                nn.init.normal_(backbone.cls_token, std=0.02)
+            fix_positions(backbone)
             self.patch = patch_of(backbone)
             self.decoder = Decoder(backbone, config.decoder_width, config.decoder_depth, config.decoder_heads)
         elif is_convnext(backbone):
@@ -170,21 +175,10 @@ class Objective(nn.Module):
 
     def forward_loss(self, images: Tensor, pred: Tensor, mask: Tensor) -> Tensor:
         """Mean over hidden patches of the mean squared error of their pixels."""
-        target = patchify(images, self.patch)  # (B, N, P)
+        target = hidden(patchify(images, self.patch), mask)  # (hidden, P)
         if self.config.norm_pix:
             target = norm_pix(target)
-        loss = (pred.float() - target).square().mean(-1)  # (B, N)
-        return (loss * mask).sum() / mask.sum()
+        return F.mse_loss(hidden(pred, mask).float(), target)
 
     def after_step(self, progress: Progress) -> None:
         """Nothing follows the optimiser's step."""
-
-
-@torch.no_grad()
-def initialise(vit: VisionTransformer) -> None:
-    """Weights and fixed positions with which MAE starts; the patch projection counts as a linear layer."""
-    xavier(vit)
-    nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))
-    if vit.cls_token is not None:
-        nn.init.normal_(vit.cls_token, std=0.02)
-    fix_positions(vit)

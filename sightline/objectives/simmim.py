@@ -2,6 +2,9 @@
 
     L = Σ |x − x̂| · m / (Σ m + 10⁻⁵) / 3        x normalised pixels, m the mask of pixels
 
+With `norm_target` = k the target is x less the mean of the k × k pixels around it, divided by their standard deviation
+(of each channel by itself, as far as they lie in the image), as the authors' later code has it for Swin V2.
+
 Whole units of `mask_unit` pixels are hidden. The backbone keeps its own positions (the authors' ViT has relative ones).
 
 Source: Xie et al. 2022, "SimMIM: A Simple Framework for Masked Image Modeling".
@@ -15,25 +18,27 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.augment import Policy
 from sightline.backbones import Backbone, embed, encode, grid_of, is_vit, patch_of
 from sightline.errors import InputError
-from sightline.masking import enlarge, freeze_head, random_masking
+from sightline.masking import enlarge, freeze_head, hidden, patchify, random_masking
 from sightline.objective import Progress, Views
 
-__all__ = ["Config", "Objective", "views"]
+__all__ = ["Config", "Objective", "norm_target", "views"]
 
 TITLE = "SimMIM"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Share of hidden units, their side in pixels, and the share of the image that the view covers."""
+    """Share of hidden units, their side in pixels, the target, and the share of the image that the view covers."""
 
     mask_ratio: float = 0.6
     mask_unit: int = 32
+    norm_target: int = 0  # odd: side in pixels of the neighbourhood that a pixel is compared with; 0: plain pixels
     crop: tuple[float, float] = (0.67, 1.0)
 
     def __post_init__(self) -> None:
@@ -41,6 +46,8 @@ class Config:
             raise InputError(f"mask_ratio must lie between 0 and 1, not at {self.mask_ratio}")
         if self.mask_unit < 1:
             raise InputError(f"mask_unit is {self.mask_unit}, but a unit has at least one pixel")
+        if self.norm_target and (self.norm_target < 3 or self.norm_target % 2 == 0):
+            raise InputError(f"norm_target is {self.norm_target}; it must be odd and at least 3, or 0 for plain pixels")
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
@@ -49,7 +56,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 
 
 class Objective(nn.Module):
-    """Backbone, mask token, and a linear head that predicts the pixels of each patch."""
+    """Backbone, mask token, and a linear head that predicts the pixels of each hidden patch."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
         super().__init__()
@@ -61,8 +68,7 @@ class Objective(nn.Module):
         check_units(config, patch, backbone.patch_embed.img_size)
         self.mask_token = nn.Parameter(torch.empty(1, 1, backbone.embed_dim))
         nn.init.trunc_normal_(self.mask_token, std=0.02)
-        # Channels in the order (c, i, j), as the authors' checkpoints have them.
-        self.head = nn.Sequential(nn.Conv2d(backbone.embed_dim, 3 * patch**2, 1), nn.PixelShuffle(patch))
+        self.head = nn.Linear(backbone.embed_dim, 3 * patch**2)
         freeze_head(backbone)
 
     @property
@@ -75,30 +81,49 @@ class Objective(nn.Module):
         images = views.pixels[0]
         unit = self.config.mask_unit
         units = images.shape[-2] // unit, images.shape[-1] // unit
-        mask = self.random_mask(views.random(math.prod(units)))
-        pred = self.forward_encoder(images, enlarge(mask, units, unit // patch_of(self.backbone)).flatten(1))
-        return self.forward_loss(images, pred, enlarge(mask, units, unit).unsqueeze(1)), {}
+        mask = enlarge(self.random_mask(views.random(math.prod(units))), units, unit // patch_of(self.backbone))
+        pred = self.forward_encoder(images, mask.flatten(1))
+        return self.forward_loss(images, pred, mask.flatten(1)), {}
 
     def random_mask(self, noise: Tensor) -> Tensor:  # (B, U)
         """Hide the same number of units in each image."""
         units = noise.shape[1]
         return random_masking(noise, units - math.ceil(self.config.mask_ratio * units))[2]
 
-    def forward_encoder(self, images: Tensor, mask: Tensor) -> Tensor:  # (B, 3, h, w), (B, N) -> (B, 3, h, w)
-        """Images as the head sees them in the tokens of the masked images."""
-        grid = grid_of(self.backbone, images)
-        tokens = encode(self.backbone, embed(self.backbone, images, mask, self.mask_token), grid)  # (B, T, D)
-        patches = tokens[:, self.backbone.num_prefix_tokens :]
-        pred: Tensor = self.head(patches.transpose(1, 2).reshape(len(images), -1, *grid))
+    def forward_encoder(self, images: Tensor, mask: Tensor) -> Tensor:  # (B, 3, h, w), (B, N) -> (hidden, p·p·3)
+        """Pixels of the hidden patches, as the head sees them in the tokens of the masked images."""
+        tokens = embed(self.backbone, images, mask, self.mask_token)
+        tokens = encode(self.backbone, tokens, grid_of(self.backbone, images))  # (B, T, D)
+        pred: Tensor = self.head(hidden(tokens[:, self.backbone.num_prefix_tokens :], mask))
         return pred
 
-    def forward_loss(self, images: Tensor, pred: Tensor, mask: Tensor) -> Tensor:  # mask (B, 1, h, w)
+    def forward_loss(self, images: Tensor, pred: Tensor, mask: Tensor) -> Tensor:
         """Absolute error per channel of hidden pixels."""
-        error = (images - pred.float()).abs() * mask
-        return error.sum() / (mask.sum() + 1e-5) / 3
+        target = norm_target(images, self.config.norm_target) if self.config.norm_target else images
+        target = hidden(patchify(target, patch_of(self.backbone)), mask)  # (hidden, p·p·3)
+        return F.l1_loss(pred.float(), target, reduction="sum") / (target.numel() / 3 + 1e-5) / 3
 
     def after_step(self, progress: Progress) -> None:
         """Nothing follows the optimiser's step."""
+
+
+def norm_target(images: Tensor, side: int) -> Tensor:  # (B, 3, h, w) -> (B, 3, h, w)
+    """Pixels less the mean of the side × side pixels around them, divided by √(their variance + 10⁻⁶).
+
+    >>> norm_target(torch.tensor([[[[0.0, 3.0, 0.0]]]]), side=3).round(decimals=3)
+    tensor([[[[-0.7070,  1.1550, -0.7070]]]])
+    """
+    # The mean over a window is a product with a band from each side: its cost does not grow with the window. Means of
+    # squares cancel, so float64.
+    pixels = images.double()
+    places = (torch.arange(length, device=images.device) for length in images.shape[-2:])
+    near = [(at[:, None] - at).abs() <= side // 2 for at in places]
+    counts = [band.sum(1, keepdim=True).double() for band in near]
+    rows, columns = (band / count for band, count in zip(near, counts, strict=True))
+    n = counts[0] * counts[1].T  # pixels of each window that lie in the image
+    mean, squares = (rows @ x @ columns.T for x in (pixels, pixels.square()))
+    variance = (squares - mean.square()).clamp(min=0) * n / (n - 1)
+    return ((pixels - mean) / (variance + 1e-6).sqrt()).to(images.dtype)
 
 
 def check_units(config: Config, patch: int, size: tuple[int, int]) -> None:
