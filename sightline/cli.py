@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from sightline import plugins
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError
+from sightline.words import chosen_analyses, load_encoders, spread_sites
 
 if TYPE_CHECKING:
     from sightline.encoder import Encoder
@@ -114,8 +113,8 @@ def compare(
     from sightline.analyze import analyze
     from sightline.images import load_images
 
-    chosen, besides = _analyses(only, also, set_ or [])
-    loaded = _load_encoders(encoders)
+    chosen, besides = chosen_analyses(only, also, set_ or [])
+    loaded = load_encoders(encoders)
     run = analyze(
         loaded,
         load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
@@ -270,7 +269,7 @@ def reinit(
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     try:
         run = study(
-            _load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
+            load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
         )  # fmt: skip
     except Stopped as stop:
@@ -302,22 +301,16 @@ def list_(
 
     Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
     """
-    if what == "sites":
-        _list_sites(which)
-    elif what == "encoders" and which is not None:
-        _list_names(which)
-    elif what == "recipes":
-        from sightline.recipe import FOLDER, recipe_names
+    from sightline.listing import list_plugins, list_recipes, list_sites, matching_encoders
 
-        _table({name: _comment(FOLDER / f"{name}.toml") for name in recipe_names()}, "recipe")
+    if what == "sites":
+        typer.echo(list_sites(which))
+    elif what == "encoders" and which is not None:
+        typer.echo(matching_encoders(which))
+    elif what == "recipes":
+        typer.echo(list_recipes())
     else:
-        folder, heading = {
-            "encoders": ("sources", "source"),
-            "images": ("datasets", "source"),
-            "analyses": ("analyses", "analysis"),
-            "objectives": ("objectives", "objective"),
-        }[what]
-        _table({name: _first_line(plugins.find(folder, name)) for name in plugins.names(folder)}, heading)
+        typer.echo(list_plugins(what))
 
 
 @app.command()
@@ -395,62 +388,6 @@ def export(
 
 
 # ---------------------------------------------------------------------------------------------------------------
-
-
-def _load_encoders(words: list[str]) -> dict[str, Encoder]:
-    """`name=source:id` or `source:id`; names that occur twice get a number."""
-    from sightline.encoder import load_encoder, name_apart
-
-    given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
-    encoders = [
-        load_encoder(reference, name=name)
-        for match in given
-        if match
-        for name, reference in _every_epoch(match[1], match[2])
-    ]
-    for encoder in encoders:
-        for note in encoder.notes:
-            typer.echo(f"{encoder.name}: {note}", err=True)
-    return name_apart(encoders)
-
-
-def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str]]:
-    """`run:FOLDER?epoch=*` stands for all epochs that are kept there; any other reference for itself."""
-    match = re.fullmatch(r"run:([^@?]+)\?(?:.*&)?epoch=\*(?:&.*)?", reference)
-    if match is None:
-        return [(name, reference)]
-    from sightline.sources.run import kept_epochs
-
-    return [
-        (None if name is None else f"{name}, epoch {epoch}", reference.replace("epoch=*", f"epoch={epoch}"))
-        for epoch in kept_epochs(Path(match[1]).expanduser())
-    ]
-
-
-def _analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The two choices of `analyze`: the analyses, and others or other settings besides."""
-    from sightline.recipe import make_settings, parse_settings
-
-    if only is not None and also is not None:
-        raise InputError("--only names all analyses, --also adds to the default ones; give one of the two")
-    names, more = ([name.strip() for name in (text or "").split(",") if name.strip()] for text in (only, also))
-    settings = parse_settings(words)
-    for name in [*(names if names != ["all"] else []), *more, *settings]:
-        plugins.find("analyses", name)
-    for name in settings:
-        if only is not None and names != ["all"] and name not in names:
-            raise InputError(f"--set {name}.…: {name} is not among the analyses of --only; add it there")
-    chosen = {}
-    for name in dict.fromkeys([*more, *settings]):
-        config, values = plugins.find("analyses", name).Config, settings.get(name, {})
-        if not isinstance(values, dict):
-            raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
-        known = [field.name for field in fields(config)]
-        for key in values:
-            if key not in known:
-                raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")
-        chosen[name] = make_settings(config, values)
-    return None if only is None else "all" if names == ["all"] else names, chosen
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:
@@ -545,69 +482,6 @@ def _finish(run: Run) -> None:
                 f"Left out of {name}: {reason}" if not isinstance(why, str) else f"Left out: {reason}", dim=True
             )
     typer.echo(f"Report: {path}")
-
-
-def _list_sites(which: str | None) -> None:
-    if which is None:
-        raise InputError("Say of which encoder, such as `sightline list sites timm:resnet18@random`")
-    from sightline.encoder import load_encoder
-    from sightline.plan import probe
-
-    encoder = load_encoder(which)
-    shapes = probe(encoder, encoder.sites)
-    _table({name: f"(B, {', '.join(map(str, shape))})" for name, shape in shapes.items()}, "site")
-
-
-def _list_names(pattern: str) -> None:
-    from fnmatch import fnmatch
-
-    pattern = pattern.partition(":")[2] or pattern
-    names = [
-        f"{source}:{name}"
-        for source in plugins.names("sources")
-        for name in plugins.find("sources", source).names()
-        if fnmatch(name, pattern if "*" in pattern else f"*{pattern}*")
-    ]
-    if not names:
-        every = [name for source in plugins.names("sources") for name in plugins.find("sources", source).names()]
-        raise InputError(f"No encoder matches {pattern!r}{nearest(pattern, every)}")
-    typer.echo("\n".join(names))
-
-
-def _table(rows: dict[str, str], heading: str) -> None:
-    width = max(len(heading), *map(len, rows))
-    typer.echo(f"{heading:<{width}}  ")
-    for name, text in rows.items():
-        typer.echo(f"{name:<{width}}  {text}")
-
-
-def _comment(path: Path) -> str:
-    """The first line of a recipe, which says what it is."""
-    return path.read_text().partition("\n")[0].lstrip("# ")
-
-
-def _first_line(module: Any) -> str:
-    return (module.__doc__ or "").strip().splitlines()[0]
-
-
-def spread_sites(words: list[str]) -> list[str]:
-    """Let `--sites` take several patterns: the words after it that are neither options nor references.
-
-    >>> spread_sites(["compare", "timm:a", "--sites", "block.*", "block.*.qkv", "timm:b"])
-    ['compare', 'timm:a', '--sites', 'block.*', '--sites', 'block.*.qkv', 'timm:b']
-    """
-    result: list[str] = []
-    inside = False
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
-        if word == "--sites":
-            inside = True
-            if following.startswith("-") or ":" in following:
-                raise InputError("--sites needs at least one pattern, such as --sites 'block.*' 'block.*.qkv'")
-            continue
-        if inside and (word.startswith("-") or ":" in word):
-            inside = False
-        result += ["--sites", word] if inside else [word]
-    return result
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from sightline import Encoder, Images, Run, analyze, capture, load_encoder, load_images, open_run, save_encoder
 from sightline.analyses.cka import cka
 from sightline.analyses.dynamics import Analysis, Config, cost, figures, headlines
-from sightline.cli import _load_encoders, app
+from sightline.cli import app
 from sightline.errors import InputError
 from sightline.images import batches
 from sightline.plan import Key, Plan
 from sightline.weight_paths import path_efficiency
+from sightline.words import load_encoders
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 DEEPER = SMALL.replace("depth=2", "depth=4") + "&class_token=False&global_pool=avg&reg_tokens=2"
@@ -220,7 +221,7 @@ def test_the_command_and_every_epoch(folder: Path, tmp_path: Path) -> None:
     assert set(result.training.values) == {"mine"}
     assert (tmp_path / "x" / "report.html").is_file()
 
-    every = _load_encoders([f"run:{folder / 'mae'}?epoch=*", f"NAME=run:{folder / 'moco'}?epoch=*", SMALL])
+    every = load_encoders([f"run:{folder / 'mae'}?epoch=*", f"NAME=run:{folder / 'moco'}?epoch=*", SMALL])
     names = [f"{name}, epoch {n}" for name in ("mae", "NAME") for n in range(EPOCHS + 1)]
     assert list(every) == [*names, "vit_tiny_patch16_224"]
     assert every["NAME, epoch 2"].weights == load_encoder(f"run:{folder / 'moco'}?epoch=2").weights
