@@ -263,9 +263,8 @@ def xavier(module: nn.Module) -> None:
 def initialise(vit: VisionTransformer) -> None:
     """Xavier weights, the patch projection as a linear layer among them, and sine-cosine positions.
 
-    timm's weights have the standard deviation 0.02 at any width. That is near Xavier's at 768; at 96 it is a fifth to a
-    third of it, so that blocks add little at first, and attend to all patches alike. Its positions, 0.02 as well, are
-    hardly seen among the patches.
+    As MAE and MoCo-v3 begin. timm's weights and positions have the standard deviation 0.02 at any width, and a ViT has to
+    learn first where its patches are; it is the positions that make the difference (docs/pretraining.md).
     """
     xavier(vit)
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))

@@ -228,7 +228,10 @@ def _counts(found: Inspection) -> list[str]:
 
 def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
     shown = [(printable(name, 40), *counts) for name, counts in islice(parts.items(), MOST)]
-    rows = [f"{name:<32} {count:>6,} tensors {numbers:>16,}" for name, count, numbers in shown]
+    rows = [
+        f"{name:<32} {count:>6,} {'tensor' if count == 1 else 'tensors':<7} {numbers:>16,}"
+        for name, count, numbers in shown
+    ]
     return rows + ([f"… and {len(parts) - MOST} more"] if len(parts) > MOST else [])
 
 

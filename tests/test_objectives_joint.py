@@ -320,6 +320,22 @@ def test_dino_sees_global_crops_with_the_teacher_and_all_with_the_student() -> N
     assert scalars["entropy"].item() == pytest.approx(entropy.item(), rel=1e-5)
 
 
+def test_dino_head_with_batch_normalisation_has_statistics_over_all_crops() -> None:
+    objective = make("dino", batch_norm=True)
+    seen = batch("dino", objective)
+    rows = torch.cat([features(objective.backbone, x) for x in seen.pixels]).detach().double()
+    weights = dict(objective.head.double().named_parameters())
+    x = rows
+    for linear in (0, 3):
+        x = x @ weights[f"mlp.{linear}.weight"].T + weights[f"mlp.{linear}.bias"]
+        x = (x - x.mean(0)) / torch.sqrt(x.var(0, unbiased=False) + 1e-5)
+        x = x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))  # the scale is 1 and the shift 0 in the beginning
+    x = F.normalize(x @ weights["mlp.6.weight"].T + weights["mlp.6.bias"], dim=1)
+    expected = x @ F.normalize(weights["last_layer.parametrizations.weight.original1"], dim=1).T
+    objective.head.float()
+    torch.testing.assert_close(objective.forward_student(seen).flatten(0, 1).double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_dino_without_multi_crop_has_two_views() -> None:
     objective = make("dino", multi_crop=False)
     assert len(dino.views(objective.config, VIT)) == 2

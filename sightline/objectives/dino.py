@@ -47,6 +47,7 @@ class Config:
     hidden: int = 2048
     bottleneck: int = 256
     out: int = 65536
+    batch_norm: bool = False  # in the head
     norm_last_layer: bool = True
     freeze_last_layer: int = 1  # epochs
     multi_crop: bool = True
@@ -109,17 +110,15 @@ class Head(nn.Module):
     def __init__(self, width: int, config: Config) -> None:
         super().__init__()
         hidden, bottleneck = config.hidden, config.bottleneck
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden),
-            nn.GELU(),
-            nn.Linear(hidden, hidden),
-            nn.GELU(),
-            nn.Linear(hidden, bottleneck),
-        )
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+
+        def layer(inputs: int) -> list[nn.Module]:
+            return [nn.Linear(inputs, hidden), *([nn.BatchNorm1d(hidden)] if config.batch_norm else []), nn.GELU()]
+
+        self.mlp = nn.Sequential(*layer(width), *layer(hidden), nn.Linear(hidden, bottleneck))
+        for part in self.mlp:
+            if isinstance(part, nn.Linear):
+                nn.init.trunc_normal_(part.weight, std=0.02)
+                nn.init.zeros_(part.bias)
         self.last_layer = weight_norm(nn.Linear(bottleneck, config.out, bias=False))
         length: Any = self.last_layer.parametrizations.weight.original0
         nn.init.ones_(length).requires_grad_(not config.norm_last_layer)
