@@ -263,8 +263,9 @@ def xavier(module: nn.Module) -> None:
 def initialise(vit: VisionTransformer) -> None:
     """Xavier weights, the patch projection as a linear layer among them, and sine-cosine positions.
 
-    As MAE and MoCo-v3 begin. timm's weights and positions have the standard deviation 0.02 at any width, and a ViT has to
-    learn first where its patches are; it is the positions that make the difference (docs/pretraining.md).
+    As MAE begins, and MoCo-v3 nearly so. timm's weights and positions have the standard deviation 0.02 at any width,
+    and a ViT has to learn first where its patches are; it is the positions that make the difference
+    (docs/pretraining.md).
     """
     xavier(vit)
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))

@@ -114,7 +114,10 @@ def load_module(folder: Path, module: nn.Module) -> None:
         raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
     own = tensors_of(module)
     if own.keys() != tensors.keys() or any(own[name].shape != value.shape for name, value in tensors.items()):
-        raise InputError(f"The checkpoint {str(folder)!r} belongs to another objective or backbone; start anew")
+        raise InputError(
+            f"The checkpoint {str(folder)!r} belongs to another objective or backbone, or to another version of "
+            "Sightline; start anew"
+        )
     for name, value in tensors.items():
         own[name].copy_(value)
 

@@ -188,7 +188,7 @@ def test_another_module_is_a_sentence(tmp_path: Path) -> None:
     before = Net(width=9)
     weight = before.frozen.weight.clone()
     for other in (before, nn.Linear(6, 3)):
-        with pytest.raises(InputError, match="belongs to another objective or backbone"):
+        with pytest.raises(InputError, match="belongs to another objective or backbone, or to another version"):
             load_module(folder, other)
     assert torch.equal(before.frozen.weight, weight)  # nothing is half loaded
 

@@ -626,8 +626,9 @@ def trained(images: slice) -> dict[str, Any]:
     """Losses, gradients and state of two steps of every objective on these images, means over processes."""
     several = torch.distributed.is_initialized()
     result: dict[str, Any] = {}
-    for name in OBJECTIVES:
-        objective = sync_batch_norm(make(name))
+    for name, settings in [*((name, {}) for name in OBJECTIVES), ("dino", {"batch_norm": True})]:
+        objective = sync_batch_norm(make(name, **settings))
+        title = " ".join([name, *settings])
         optimizer = optimizer_of(objective)
         for step in range(2):
             seen = batch(name, objective, step=step, images=images)
@@ -639,11 +640,11 @@ def trained(images: slice) -> dict[str, Any]:
                 if several:
                     torch.distributed.all_reduce(value)
                     value /= torch.distributed.get_world_size()
-            result |= {f"{name} {step} gradient of {key}": p.grad.clone() for key, p in parameters.items()}
-            result[f"{name} {step} loss"] = loss.detach()
+            result |= {f"{title} {step} gradient of {key}": p.grad.clone() for key, p in parameters.items()}
+            result[f"{title} {step} loss"] = loss.detach()
             optimizer.step()
             objective.after_step(Progress(step + 1, STEPS, PER_EPOCH))
-        result |= {f"{name} {key}": value for key, value in objective.state_dict().items()}
+        result |= {f"{title} {key}": value for key, value in objective.state_dict().items()}
     return result
 
 
@@ -663,7 +664,8 @@ def test_two_processes_with_half_of_the_images_do_what_one_does(tmp_path: Path) 
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             # Some gradients are 0 but for rounding: batch normalisation takes away what the bias before it adds.
-            allowed = 1e-5 + 1e-4 * value.abs().max().item()
+            # In DINO's head it also divides by the small deviations of small weights, and rounding grows with that.
+            allowed = (3e-4 if "batch_norm" in key else 1e-5) + 1e-4 * value.abs().max().item()
             assert (found[key] - value).abs().max().item() < allowed, key
 
 

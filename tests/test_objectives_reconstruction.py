@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from sightline.backbones import Backbone, build, embed, encode, sincos
 from sightline.errors import InputError
 from sightline.fcmae import encode_visible, place, stack, stride_of
-from sightline.masking import enlarge, random_masking
+from sightline.masking import enlarge, patchify, random_masking
 from sightline.objective import Progress, Views
 from sightline.objectives import mae, simmim, supervised
 
@@ -150,6 +151,25 @@ def test_simmim_loss(unit: int, hidden: int, side: int) -> None:
                     above += np.abs(target[b, :, y, x] - pred[b, patch, 3 * inside : 3 * inside + 3]).sum()
                     below += 1
     assert objective(views)[0].item() == pytest.approx(above / (below + 1e-5) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mae", "simmim"])
+def test_registers_and_no_cls_shift_no_patch(name: str) -> None:
+    backbone = replace(VIT, backbone="vit_betwixt_patch16_reg4_gap_256")
+    objective, views = make(name, backbone), make_views()
+    assert objective.backbone.num_prefix_tokens == 4
+    assert objective.backbone.cls_token is None
+    images = views.pixels[0]
+    if name == "mae":
+        latent, mask, ids_restore = objective.forward_encoder(images, views.random(16))
+        assert latent.shape == (BATCH, 4 + 4, 16)
+        expected = naive_mae(images, objective.forward_decoder(latent, ids_restore), mask, 4, norm=True)
+    else:
+        mask = enlarge(objective.random_mask(views.random(4)), (2, 2), 2).flatten(1)
+        tokens = encode(objective.backbone, embed(objective.backbone, images, mask, objective.mask_token), (4, 4))
+        error = (objective.head(tokens[:, 4:]) - patchify(images, 4)).abs()
+        expected = error[mask].mean().item()
+    assert objective(views)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -364,6 +384,18 @@ def test_gradients_reach_all_that_is_trained_and_the_loss_falls(name: str, backb
 def some_weights(backbone: Backbone) -> list[str]:
     vit = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight", "cls_token"]
     return vit if backbone is VIT else ["stem.0.weight", "stages.3.blocks.1.mlp.fc2.weight"]
+
+
+@pytest.mark.parametrize(("name", "backbone"), ALL)
+def test_bfloat16_changes_the_loss_little(name: str, backbone: Backbone) -> None:
+    settings = {"norm_target": 5} if name == "simmim" else {}
+    objective, views = make(name, backbone, **settings), make_views(4, size=backbone.size)
+    loss, _ = objective(views)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, _ = objective(views)
+    rough.backward()
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(loss.item(), rel=0.02)
 
 
 @pytest.mark.parametrize(("name", "backbone"), ALL)

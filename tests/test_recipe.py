@@ -66,6 +66,22 @@ def test_layers_override_each_other() -> None:
     assert recipe.config == plugins.find("objectives", "mae").Config(mask_ratio=0.6)
 
 
+def test_measures_of_a_recipe_fall_away_with_its_backbone() -> None:
+    base: dict[str, Any] = {
+        "backbone": "vit",
+        "size": 48,
+        "width": 96,
+        "depth": 8,
+        "heads": 6,
+        "patch": 8,
+        "init": "xavier",
+    }
+    assert make_recipe("simclr", base, {"lr": 0.1}).backbone == Backbone(**base)
+    assert make_recipe("simclr", base, {"backbone": "resnet18"}).backbone == Backbone("resnet18", size=48)
+    changed = make_recipe("simclr", base, {"backbone": "resnet18", "stem": "small"}).backbone
+    assert changed == Backbone("resnet18", size=48, stem="small")
+
+
 def test_whole_numbers_become_floats_where_those_are_wanted() -> None:
     recipe = make_recipe("simclr", {"lr": 1, "epochs": 3, "crop": [0.5, 1.0]})
     assert (type(recipe.optimization.lr), type(recipe.optimization.epochs)) == (float, float)

@@ -38,7 +38,7 @@ class Config:
     """The two parts by their names, the weight λ of the second, and settings of the parts by part and key.
 
     >>> Config(weight=0.5, settings={"simmim": {"mask_unit": 8}}).part("simmim")
-    Config(mask_ratio=0.6, mask_unit=8, crop=(0.67, 1.0))
+    Config(mask_ratio=0.6, mask_unit=8, norm_target=0, crop=(0.67, 1.0))
     """
 
     mim: str = "simmim"
