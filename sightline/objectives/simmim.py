@@ -115,15 +115,15 @@ def norm_target(images: Tensor, side: int) -> Tensor:  # (B, 3, h, w) -> (B, 3, 
     """
     # The mean over a window is a product with a band from each side: its cost does not grow with the window. Means of
     # squares cancel, so float64.
-    pixels = images.double()
+    pixels = images.to(torch.float64, copy=True)
     places = (torch.arange(length, device=images.device) for length in images.shape[-2:])
     near = [(at[:, None] - at).abs() <= side // 2 for at in places]
     counts = [band.sum(1, keepdim=True).double() for band in near]
     rows, columns = (band / count for band, count in zip(near, counts, strict=True))
     n = counts[0] * counts[1].T  # pixels of each window that lie in the image
-    mean, squares = (rows @ x @ columns.T for x in (pixels, pixels.square()))
-    variance = (squares - mean.square()).clamp(min=0) * n / (n - 1)
-    return ((pixels - mean) / (variance + 1e-6).sqrt()).to(images.dtype)
+    mean, variance = (rows @ x @ columns.T for x in (pixels, pixels.square()))
+    variance.sub_(mean.square()).clamp_(min=0).mul_(n / (n - 1))
+    return pixels.sub_(mean).mul_(variance.add_(1e-6).rsqrt_()).to(images.dtype)
 
 
 def check_units(config: Config, patch: int, size: tuple[int, int]) -> None:
