@@ -45,6 +45,7 @@ ABOUT = {  # by kind of run
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
+CARDS = 12  # of an analysis on the overview; the others are folded
 
 
 class Page(NamedTuple):
@@ -190,24 +191,30 @@ def _overview(run: Run, analyses: Sequence[Page]) -> str:
         f"{ABOUT.get(run.request.get('kind', ''), ABOUT[''])}</p>",
     ]
     for page in analyses:
-        cards = "".join(
+        cards = [
             f'<li class="card"><h3 class="long">{_text(label)}</h3>'
             f'<div class="number">{_text(number)}</div><p>{_text(detail)}</p></li>'
             for label, number, detail in page.headlines
-        )
+        ]
         parts.append(f'<h2><a class="onward" href="#/{_text(page.key)}">{_text(page.title)}</a></h2>')
         parts.append(f'<p class="soft">{_text(page.question)}</p>')
-        parts.append(f'<ul class="cards">{cards}</ul>' if cards else "")
+        parts.append(_cards(cards[:CARDS]))
+        if more := cards[CARDS:]:  # nine encoders have 36 pairs
+            parts.append(f"<details><summary>{len(more)} more</summary>{_cards(more)}</details>")
     absent = {name: why for name, why in run.request.get("left_out", {}).items() if isinstance(why, str)}
     if absent:
         parts.append(f"<h2>Not measured</h2>{_facts(absent.items(), 'wide')}")
-    cards = "".join(_encoder(entry, i) for i, entry in enumerate(encoders))
-    parts.append(f'<h2>Encoders</h2><ul class="cards roomy">{cards}</ul>')
+    shown = "".join(_encoder(entry, i) for i, entry in enumerate(encoders))
+    parts.append(f'<h2>Encoders</h2><ul class="cards roomy">{shown}</ul>')
     images = dict(run.request.get("images", {}))
     if isinstance(images.get("classes"), list):
         images["number of classes"] = len(images["classes"])
     parts.append(f"<h2>Images</h2>{_facts(images.items(), 'wide')}")
     return "\n".join(parts)
+
+
+def _cards(cards: Sequence[str]) -> str:
+    return f'<ul class="cards">{"".join(cards)}</ul>' if cards else ""
 
 
 def _encoder(entry: Mapping[str, Any], position: int) -> str:

@@ -283,6 +283,21 @@ def test_sentences_of_an_analysis_stand_on_top_of_its_page(tmp_path: Path, monke
     assert page.index("In short") < page.index("Formula")
 
 
+@pytest.mark.parametrize(("count", "folded"), [(12, 0), (36, 24)])
+def test_an_overview_folds_what_is_too_much(
+    count: int, folded: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = other_analysis(lambda _: [])
+    module.headlines = lambda result: [(f"pair {i}", "0.5", "") for i in range(count)]
+    monkeypatch.setattr(plugins, "find", lambda folder, name: module)
+    text, _, _ = read(minimal(tmp_path, {"spectra": xr.Dataset({"rank": ("site", [1.0])})}, ["a"]))
+    overview = text[: text.index('<section class="page" data-page="spectra"')]
+    shown, _, more = overview.partition("<details>")
+    assert shown.count("pair ") == count - folded
+    assert more.count("pair ") == folded
+    assert (f"<summary>{folded} more</summary>" in more) == bool(folded)
+
+
 def test_figures_that_fail_are_told_and_cost_no_other_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def figures(result: xr.Dataset) -> list[Figure]:
         raise ZeroDivisionError("by design")
