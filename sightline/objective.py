@@ -30,9 +30,20 @@ from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from sightline.augment import Policy
+from sightline.distributed import total
 from sightline.draws import Keys, fold, uniform
 
-__all__ = ["First", "Objective", "Progress", "Views", "cosine", "momentum_copy", "spread", "update_momentum"]
+__all__ = [
+    "First",
+    "Objective",
+    "Progress",
+    "Views",
+    "cosine",
+    "momentum_copy",
+    "sinkhorn",
+    "spread",
+    "update_momentum",
+]
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -144,3 +155,17 @@ def spread(z: Tensor) -> Tensor:  # (B, d) -> ()
     z = F.normalize(z.float(), dim=1)
     deviation: Tensor = z.std(0, correction=0).mean() * z.shape[1] ** 0.5
     return deviation
+
+
+@torch.no_grad()
+def sinkhorn(p: Tensor, iterations: int = 3) -> Tensor:  # (B, K) -> (B, K)
+    """Give each prototype the same weight over the images of all processes, then each image a sum of one; repeat.
+
+    >>> sinkhorn(torch.tensor([[0.9, 0.1], [0.9, 0.1]]))
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+    for _ in range(iterations):
+        p = p / total(p.sum(0)).clamp_min(torch.finfo(p.dtype).tiny)  # a prototype that nobody wants stays unused
+        p = p / p.sum(1, keepdim=True)
+    return p

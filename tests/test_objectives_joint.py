@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sightline.backbones import Backbone, build, features, sincos
 from sightline.distributed import sync_batch_norm
 from sightline.errors import InputError
-from sightline.objective import Progress, Views, spread
+from sightline.objective import Progress, Views, sinkhorn, spread
 from sightline.objectives import dino, moco_v3, msn, simclr
 from sightline.optimization import Optimization
 from sightline.recipe import Training
@@ -182,9 +182,19 @@ def test_msn_has_the_three_parts_of_the_paper(settings: dict[str, Any]) -> None:
 
 def test_sinkhorn_is_the_papers_and_survives_a_prototype_that_nobody_wants() -> None:
     p = F.softmax(random(6, 5) * 4, 1)
-    np.testing.assert_allclose(msn.sinkhorn(p).numpy(), plain_sinkhorn(p.double().numpy()), atol=1e-6)
+    np.testing.assert_allclose(sinkhorn(p).numpy(), plain_sinkhorn(p.double().numpy()), atol=1e-6)
     unwanted = torch.tensor([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])
-    assert torch.allclose(msn.sinkhorn(unwanted).sum(1), torch.ones(2))
+    assert torch.allclose(sinkhorn(unwanted).sum(1), torch.ones(2))
+
+
+def test_dino_balances_the_teacher_over_its_outputs_instead_of_centring_it() -> None:
+    objective = make("dino", sinkhorn=True)
+    temperature = dino.teacher_temperature(objective.config, 3)
+    objective.center += 5 * random(objective.config.out, seed=2)  # means nothing here
+    outputs = random(8, objective.config.out)
+    scores = np.exp(outputs.double().numpy() / temperature)
+    expected = plain_sinkhorn(scores / scores.sum(1, keepdims=True)).reshape(2, 4, -1)
+    np.testing.assert_allclose(objective.sharpen(outputs, 3).numpy(), expected, atol=1e-5)
 
 
 def test_sharp_targets_and_distant_anchors_stay_finite() -> None:
@@ -626,7 +636,8 @@ def trained(images: slice) -> dict[str, Any]:
     """Losses, gradients and state of two steps of every objective on these images, means over processes."""
     several = torch.distributed.is_initialized()
     result: dict[str, Any] = {}
-    for name, settings in [*((name, {}) for name in OBJECTIVES), ("dino", {"batch_norm": True})]:
+    variants = ("dino", {"batch_norm": True}), ("dino", {"sinkhorn": True})
+    for name, settings in [*((name, {}) for name in OBJECTIVES), *variants]:
         objective = sync_batch_norm(make(name, **settings))
         title = " ".join([name, *settings])
         optimizer = optimizer_of(objective)

@@ -6,6 +6,7 @@ With s and t the K outputs of student and teacher, c the centre and V crops, of 
     loss = 1 / 2(V − 1)  Σ_{g = 1, 2} Σ_{v ≠ g}  −P_g · log softmax(s_v / T_s),  mean over images
 
 and after each step c ← 0.9 c + 0.1 mean(t) and θ_t ← m θ_t + (1 − m) θ_s, with m rising along half a cosine to 1.
+With `sinkhorn`, instead of a centre, P = softmax(t / T_t) is balanced over the outputs (the paper's Table 7, row 3).
 
 Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers".
 
@@ -27,7 +28,7 @@ from sightline.augment import Policy
 from sightline.backbones import Backbone, features, is_vit, patch_of
 from sightline.distributed import mean
 from sightline.errors import InputError
-from sightline.objective import Progress, Views, cosine, momentum_copy, spread, update_momentum
+from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
 
 __all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
 
@@ -44,6 +45,7 @@ class Config:
     warmup_temperature_epochs: int = 30
     momentum: float = 0.996
     center_momentum: float = 0.9
+    sinkhorn: bool = False  # instead of the centre
     hidden: int = 2048
     bottleneck: int = 256
     out: int = 65536
@@ -174,9 +176,13 @@ class Objective(nn.Module):
         return outputs.view(len(views.pixels), -1, outputs.shape[1])
 
     def sharpen(self, outputs: Tensor, epoch: int) -> Tensor:  # (2B, K) -> (2, B, K)
-        """The teacher's distributions: centred, and sharpened by its temperature."""
+        """The teacher's distributions: sharpened by its temperature, and centred or balanced over the outputs."""
         temperature = teacher_temperature(self.config, epoch)
-        return F.softmax((outputs - self.center) / temperature, dim=1).view(2, -1, outputs.shape[1])
+        if self.config.sinkhorn:
+            found = sinkhorn(F.softmax(outputs / temperature, dim=1))
+        else:
+            found = F.softmax((outputs - self.center) / temperature, dim=1)
+        return found.view(2, -1, outputs.shape[1])
 
     def before_step(self, progress: Progress) -> None:
         """Leave the last layer as it is in the first epochs."""

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from sightline import augment
 from sightline.augment import Policy
 from sightline.backbones import Backbone, features, grid_of, is_vit
-from sightline.distributed import mean, total
+from sightline.distributed import mean
 from sightline.errors import InputError
 from sightline.masking import random_masking
-from sightline.objective import Progress, Views, cosine, momentum_copy, spread, update_momentum
+from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
 from sightline.objectives.dino import check_size, local_size
 
-__all__ = ["Config", "Objective", "mean_entropy", "sinkhorn", "views"]
+__all__ = ["Config", "Objective", "mean_entropy", "views"]
 
 TITLE = "MSN"
 
@@ -174,17 +174,3 @@ def mean_entropy(p: Tensor) -> Tensor:  # (VB, K) -> ()
     average = mean(p.mean(0)).clamp_min(torch.finfo(p.dtype).tiny)  # the entropy has no gradient at 0
     entropy: Tensor = torch.special.entr(average).sum()
     return entropy
-
-
-@torch.no_grad()
-def sinkhorn(p: Tensor, iterations: int = 3) -> Tensor:  # (B, K) -> (B, K)
-    """Give each prototype the same weight over the images of all processes, then each image a sum of one; repeat.
-
-    >>> sinkhorn(torch.tensor([[0.9, 0.1], [0.9, 0.1]]))
-    tensor([[0.5000, 0.5000],
-            [0.5000, 0.5000]])
-    """
-    for _ in range(iterations):
-        p = p / total(p.sum(0)).clamp_min(torch.finfo(p.dtype).tiny)  # a prototype that nobody wants stays unused
-        p = p / p.sum(1, keepdim=True)
-    return p
