@@ -178,10 +178,9 @@ class Objective(nn.Module):
     def sharpen(self, outputs: Tensor, epoch: int) -> Tensor:  # (2B, K) -> (2, B, K)
         """The teacher's distributions: sharpened by its temperature, and centred or balanced over the outputs."""
         temperature = teacher_temperature(self.config, epoch)
+        found = F.softmax((outputs - self.center) / temperature, dim=1)
         if self.config.sinkhorn:
-            found = sinkhorn(F.softmax(outputs / temperature, dim=1))
-        else:
-            found = F.softmax((outputs - self.center) / temperature, dim=1)
+            found = sinkhorn(found)
         return found.view(2, -1, outputs.shape[1])
 
     def before_step(self, progress: Progress) -> None:
