@@ -187,14 +187,19 @@ def test_sinkhorn_is_the_papers_and_survives_a_prototype_that_nobody_wants() -> 
     assert torch.allclose(sinkhorn(unwanted).sum(1), torch.ones(2))
 
 
-def test_dino_balances_the_teacher_over_its_outputs_instead_of_centring_it() -> None:
+def test_dino_balances_the_centred_teacher_over_its_outputs() -> None:
     objective = make("dino", sinkhorn=True)
-    temperature = dino.teacher_temperature(objective.config, 3)
-    objective.center += 5 * random(objective.config.out, seed=2)  # means nothing here
-    outputs = random(8, objective.config.out)
-    scores = np.exp(outputs.double().numpy() / temperature)
-    expected = plain_sinkhorn(scores / scores.sum(1, keepdims=True)).reshape(2, 4, -1)
-    np.testing.assert_allclose(objective.sharpen(outputs, 3).numpy(), expected, atol=1e-5)
+    objective.center += random(20, seed=2) / 10
+    outputs, temperature = random(8, 20) / 10, dino.teacher_temperature(objective.config, 3)
+    scores = np.exp((outputs - objective.center).double().numpy() / temperature)
+    expected = plain_sinkhorn(scores / scores.sum(1, keepdims=True)).reshape(2, 4, 20)
+    found = objective.sharpen(outputs, 3)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    shares = found.sum((0, 1)) / 8
+    unbalanced = make("dino")
+    unbalanced.center.copy_(objective.center)
+    before = unbalanced.sharpen(outputs, 3).sum((0, 1)) / 8
+    assert (shares - 1 / 20).abs().max() < 0.2 * (before - 1 / 20).abs().max()
 
 
 def test_sharp_targets_and_distant_anchors_stay_finite() -> None:

@@ -6,7 +6,8 @@ With s and t the K outputs of student and teacher, c the centre and V crops, of 
     loss = 1 / 2(V − 1)  Σ_{g = 1, 2} Σ_{v ≠ g}  −P_g · log softmax(s_v / T_s),  mean over images
 
 and after each step c ← 0.9 c + 0.1 mean(t) and θ_t ← m θ_t + (1 − m) θ_s, with m rising along half a cosine to 1.
-With `sinkhorn`, instead of a centre, P = softmax(t / T_t) is balanced over the outputs (the paper's Table 7, row 3).
+With `sinkhorn` P is also balanced over the outputs (the paper's Table 7, row 3); the centre is then but a better
+start, since the limit of the balancing does not depend on it.
 
 Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers".
 
@@ -45,7 +46,7 @@ class Config:
     warmup_temperature_epochs: int = 30
     momentum: float = 0.996
     center_momentum: float = 0.9
-    sinkhorn: bool = False  # instead of the centre
+    sinkhorn: bool = False  # balance the centred teacher over its outputs
     hidden: int = 2048
     bottleneck: int = 256
     out: int = 65536
@@ -176,7 +177,7 @@ class Objective(nn.Module):
         return outputs.view(len(views.pixels), -1, outputs.shape[1])
 
     def sharpen(self, outputs: Tensor, epoch: int) -> Tensor:  # (2B, K) -> (2, B, K)
-        """The teacher's distributions: sharpened by its temperature, and centred or balanced over the outputs."""
+        """The teacher's distributions: centred, sharpened by its temperature, and balanced if wanted."""
         temperature = teacher_temperature(self.config, epoch)
         found = F.softmax((outputs - self.center) / temperature, dim=1)
         if self.config.sinkhorn:
