@@ -167,8 +167,8 @@ def dino(recipe: Recipe, pixels: Pixels) -> Step:
     teacher = copy.deepcopy(student).requires_grad_(False)
     widths = (student.num_features, c.hidden, c.bottleneck, c.out)
     with warnings.catch_warnings(action="ignore"):  # its weight normalisation is deprecated
-        head = heads.DINOProjectionHead(*widths, freeze_last_layer=c.freeze_last_layer)
-        teacher_head = heads.DINOProjectionHead(*widths).requires_grad_(False)
+        head = heads.DINOProjectionHead(*widths, batch_norm=c.batch_norm, freeze_last_layer=c.freeze_last_layer)
+        teacher_head = heads.DINOProjectionHead(*widths, batch_norm=c.batch_norm).requires_grad_(False)
     criterion = DINOLoss(c.out, c.warmup_temperature, c.teacher_temperature, c.warmup_temperature_epochs)
 
     def loss() -> Tensor:
@@ -190,11 +190,13 @@ def msn(recipe: Recipe, pixels: Pixels) -> Step:
     def loss() -> Tensor:
         utils.update_momentum(anchor, target, c.momentum)
         utils.update_momentum(anchor_head, target_head, c.momentum)
-        rand, focal = (torch.cat(x) for x in (pixels[1 : 1 + c.rand_views], pixels[1 + c.rand_views :]))
+        rand, focal = torch.cat(pixels[1 : 1 + c.rand_views]), pixels[1 + c.rand_views :]
         keep, _ = utils.random_token_mask((len(rand), anchor.sequence_length), c.mask_ratio)
         targets = target_head(target(pixels[0]))
-        anchors = torch.cat([anchor_head(anchor(rand, idx_keep=keep)), anchor_head(anchor(focal))])
-        return criterion(anchors, targets, prototypes.weight, c.sharpening)
+        anchors = [anchor_head(anchor(rand, idx_keep=keep))]
+        if focal:
+            anchors.append(anchor_head(anchor(torch.cat(focal))))
+        return criterion(torch.cat(anchors), targets, prototypes.weight, c.sharpening)
 
     return trained(recipe, loss, anchor, anchor_head, prototypes)
 
