@@ -92,7 +92,7 @@ def bare(objective: nn.Module, recipe: Recipe, pixels: Pixels) -> Step:
         "dino": ([pixels[:2], pixels[2:]], pixels[:2]),
         "msn": ([pixels[1:focal], pixels[focal:]], pixels[:1]),
     }.get(recipe.objective, ([pixels], ()))
-    batches, targets = [torch.cat(views) for views in learned], [torch.cat(taught)] if taught else []
+    batches, targets = [torch.cat(views) for views in learned if views], [torch.cat(taught)] if taught else []
     ids: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(batches)
     if recipe.objective in ("mae", "msn"):  # some patches are left out
         noise = torch.rand(len(batches[0]), student.patch_embed.num_patches)

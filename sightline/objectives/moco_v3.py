@@ -89,19 +89,20 @@ class Objective(nn.Module):
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """InfoNCE of both directions."""
+        keys = self.forward_keys(views)  # first: it is faster while no activations are kept for a gradient
         h1, h2 = features_of_each(self.backbone, views.pixels)
         z1, z2 = self.projector(h1), self.projector(h2)
         q1, q2 = self.predictor(z1), self.predictor(z2)
-        k1, k2 = self.forward_keys(views, z1, z2)
+        k1, k2 = keys or (z1.detach(), z2.detach())
         temperature = self.config.temperature
         loss = info_nce(q1, k2, temperature) + info_nce(q2, k1, temperature)
         return loss, {"std": spread(h1)}
 
     @torch.no_grad()
-    def forward_keys(self, views: Views, *own: Tensor) -> Sequence[Tensor]:
-        """The momentum encoder's projections of both views; without momentum, those of the encoder itself."""
+    def forward_keys(self, views: Views) -> Sequence[Tensor]:
+        """The momentum encoder's projections of both views; none without momentum, where the encoder's own serve."""
         if not self.config.momentum:
-            return [z.detach() for z in own]
+            return ()
         return [self.momentum_projector(h) for h in features_of_each(self.momentum_backbone, views.pixels)]
 
     def after_step(self, progress: Progress) -> None:
