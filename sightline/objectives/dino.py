@@ -6,8 +6,8 @@ With s and t the K outputs of student and teacher, c the centre and V crops, of 
     loss = 1 / 2(V − 1)  Σ_{g = 1, 2} Σ_{v ≠ g}  −P_g · log softmax(s_v / T_s),  mean over images
 
 and after each step c ← 0.9 c + 0.1 mean(t) and θ_t ← m θ_t + (1 − m) θ_s, with m rising along half a cosine to 1.
-With `sinkhorn` P is also balanced over the outputs (the paper's Table 7, row 3); the centre is then but a better
-start, since the limit of the balancing does not depend on it.
+With `sinkhorn` P is also balanced over the outputs, which DINOv2 does instead of centring (Oquab et al. 2023); the
+centre is then but a better start, since the limit of the balancing does not depend on it.
 
 Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers".
 
