@@ -299,10 +299,10 @@ def test_layers_in_one_tensor_are_scaled_by_themselves() -> None:
 
 def test_lars_goes_on_where_the_one_of_lightly_stopped() -> None:
     """Trainings of earlier versions were saved with its state."""
-    from lightly.utils.lars import LARS as Lightly
+    from lightly.utils import lars
 
     weight = nn.Parameter(torch.ones(2, 2))
-    before = Lightly([weight], lr=0.1, momentum=0.9, weight_decay=1e-6)
+    before = lars.LARS([weight], lr=0.1, momentum=0.9, weight_decay=1e-6)
     weight.grad = torch.full((2, 2), 5.0)
     before.step()
     after = LARS([weight], lr=0.1)
