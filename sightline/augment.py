@@ -68,7 +68,7 @@ class Policy:
 
     Probabilities are per image. `crop` is the range of the share of the area that a crop covers (None: the whole
     image, resized), as in torchvision's RandomResizedCrop; `jitter` is (brightness, contrast, saturation, hue) as in
-    ColorJitter.
+    ColorJitter. RandAugment and erasing come last (finishing.py).
     """
 
     size: int
@@ -82,11 +82,13 @@ class Policy:
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0  # of pixels of at least 128/255
+    randaugment: tuple[float, float] = (0.0, 0.0)  # magnitude and its standard deviation; magnitude 0: without
+    erase: float = 0.0  # a rectangle becomes noise
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise InputError(f"The size of a view is {self.size}, but at least 1 pixel is needed")
-        for name in ("flip", "jitter_probability", "gray", "blur", "solarize"):
+        for name in ("flip", "jitter_probability", "gray", "blur", "solarize", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is a probability, so it must lie in [0, 1], not at {getattr(self, name)}")
         if self.interpolation not in RADII:
@@ -97,6 +99,8 @@ class Policy:
             low, high = getattr(self, name)
             if not 0 < low <= high < math.inf:
                 raise InputError(f"{name} is a range, 0 < low ≤ high, not {(low, high)}")
+        if not min(self.randaugment) >= 0:
+            raise InputError(f"randaugment is a magnitude and its deviation, both at least 0, not {self.randaugment}")
         if self.jitter is not None and not (min(self.jitter) >= 0 and self.jitter[3] <= 0.5):
             raise InputError(f"jitter is four strengths of at least 0, that of the hue at most 0.5, not {self.jitter}")
 

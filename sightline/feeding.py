@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from sightline.distributed import rank, world
 from sightline.draws import Keys, fold
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD
 from sightline.errors import InputError
+from sightline.finishing import finish
 from sightline.images import Images, Source, id_keys, mix, parallel
 from sightline.objective import Progress, Views
 
@@ -77,15 +78,21 @@ class Feed:
         std: Sequence[float] = IMAGENET_STD,
         device: torch.device | str = "cpu",
         workers: int | None = None,
-        then: Callable[[Tensor, Keys], Tensor] | None = None,
+        pairs: bool = False,
     ) -> None:
-        """`then` is done to views in [0, 1] before they are normalised."""
-        if batch % (world() * accumulate):
+        """`pairs` says that the images of a forward will be mixed two by two."""
+        share, rest = divmod(batch, world() * accumulate)
+        if rest:
             raise InputError(
                 f"A batch of {batch} images cannot be shared by {world()} processes with {accumulate} forwards each; "
                 "choose a multiple"
             )
-        self.images, self.policies, self.workers, self.then = images, tuple(policies), workers, then
+        if pairs and share % 2:
+            raise InputError(
+                f"mixup and CutMix pair the images of a batch, but {batch} images in {world()} processes with "
+                f"{accumulate} forwards each are odd shares; choose another batch"
+            )
+        self.images, self.policies, self.workers = images, tuple(policies), workers
         self.positions, self.device = images.indices(split), torch.device(device)
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
@@ -98,6 +105,7 @@ class Feed:
             )
         self.steps = max(1, round(epochs * self.order.per_epoch))
         self.labels = torch.from_numpy(images.labels[self.positions])
+        self.mean, self.std = tuple(mean), tuple(std)
         self._mean, self._std = (torch.tensor(values, device=self.device).view(1, 3, 1, 1) for values in (mean, std))
 
     def over(self, policies: Sequence[Policy], epochs: float) -> Feed:
@@ -146,7 +154,7 @@ class Feed:
             own = fold(keys, 2, number)
             floats = crop(raw, boxes(height, width, policy, own), flips(policy, own), policy)
             views.append(self._finish(floats, policy, own))
-        return Views(views, self.labels[chosen].to(self.device), keys, self.progress(step))
+        return Views(views, self.labels[chosen].to(self.device), keys, self.progress(step), self.order.seed)
 
     def _cropped_views(self, crops: _Cropped, step: int, part: int) -> Views:
         _, keys = self._mine(step, part)
@@ -155,11 +163,12 @@ class Feed:
             self._finish(torch.as_tensor(pixels)[where].to(self.device).float() / 255, policy, fold(keys, 2, number))
             for number, (policy, pixels) in enumerate(zip(self.policies, crops.pixels, strict=True))
         ]
-        return Views(views, self.labels[crops.shown[where]].to(self.device), keys, self.progress(step))
+        labels = self.labels[crops.shown[where]].to(self.device)
+        return Views(views, labels, keys, self.progress(step), self.order.seed)
 
     def _finish(self, floats: Tensor, policy: Policy, keys: Keys) -> Tensor:
-        view = distort(floats, policy, keys)
-        return (view if self.then is None else self.then(view, keys)).sub_(self._mean).div_(self._std)
+        view = finish(distort(floats, policy, keys), policy, keys, self.mean, self.std)
+        return view.sub_(self._mean).div_(self._std)
 
     def _note(self, errors: Sequence[tuple[int, str]]) -> None:
         for position, reason in errors:

@@ -16,22 +16,21 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
 from sightline.augment import RADII, Policy
 from sightline.distributed import by_first, rank, total, world
-from sightline.draws import Keys
 from sightline.encoder import Encoder, load_encoder
 from sightline.errors import InputError, nearest
 from sightline.feeding import Feed
 from sightline.files import explain, write_atomically
 from sightline.heads import POOLS, layers_of, with_classifier
 from sightline.images import Batch, Images, batches
+from sightline.mixing import Mixing
 from sightline.monitor import read_metrics
 from sightline.objective import Progress
 from sightline.optimization import Optimization
 from sightline.progress import console
-from sightline.randaugment import randaugment
 from sightline.recipe import Training, flatten, make_parts, read_recipe
 from sightline.training import Loop
 from sightline.training_run import Prepared, compile_blocks, export, kept_recipe, train_in
@@ -60,6 +59,7 @@ class Config:
     mixup: float = 0.8  # α of the beta distribution; 0: without
     cutmix: float = 1.0
     label_smoothing: float = 0.1
+    erase: float = 0.0  # probability that a rectangle of an image becomes noise
     ema: float = 0.0  # momentum of an average of the weights, which is then what is kept; 0: without
     save_epochs: bool = False  # keep the weights at the start and after every epoch
 
@@ -68,12 +68,11 @@ class Config:
             raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, filter(None, POOLS))}")
         if not 0 < self.layer_decay <= 1:
             raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
-        for key in ("drop_path", "label_smoothing", "ema"):
+        for key in ("drop_path", "ema"):
             if not 0 <= getattr(self, key) < 1:
                 raise InputError(f"{key} is {getattr(self, key)}; it must lie in [0, 1)")
-        for key, values in (("mixup", (self.mixup,)), ("cutmix", (self.cutmix,)), ("randaugment", self.randaugment)):
-            if not min(values) >= 0:
-                raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
+        Mixing(self.mixup, self.cutmix, self.label_smoothing).check()
+        Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
 
 @dataclass(frozen=True)
@@ -194,11 +193,22 @@ def _prepare(
         cutmix=config.cutmix,
         label_smoothing=config.label_smoothing,
         ema=config.ema,
-        seed=seed,
     )
     if wanted.training.compile:
         compile_blocks(objective)
-    feed = _feed(wanted, encoder, data, fabric.device, workers)
+    feed = Feed(
+        data,
+        (_view(config, encoder),),
+        batch=wanted.optimization.batch,
+        epochs=wanted.optimization.epochs,
+        seed=seed,
+        accumulate=wanted.optimization.accumulate,
+        mean=encoder.preprocess.mean,
+        std=encoder.preprocess.std,
+        device=fabric.device,
+        workers=workers,
+        pairs=objective.pairs,
+    )
 
     def train() -> Mapping[str, float]:
         torch.manual_seed(seed + 1 + rank())  # drop path differs between processes
@@ -223,45 +233,20 @@ def _prepare(
     return Prepared(feed, train, start)
 
 
-def _feed(wanted: Recipe, encoder: Encoder, data: Images, device: torch.device, workers: int | None) -> Feed:
-    """Crops, RandAugment, and shares of a batch that can be paired."""
-    config, settings = wanted.config, wanted.optimization
-    share, rest = divmod(settings.batch, world() * settings.accumulate)
-    if (config.mixup or config.cutmix) and share % 2 and not rest:
-        raise InputError(
-            f"mixup and CutMix pair the images of a batch, but {settings.batch} images in {world()} processes with "
-            f"{settings.accumulate} forwards each are odd shares; choose another batch"
-        )
-    return Feed(
-        data,
-        (_view(config, encoder),),
-        batch=settings.batch,
-        epochs=settings.epochs,
-        seed=wanted.training.seed,
-        accumulate=settings.accumulate,
-        mean=encoder.preprocess.mean,
-        std=encoder.preprocess.std,
-        device=device,
-        workers=workers,
-        then=_augmentation(config, encoder),
-    )
-
-
 def _view(config: Config, encoder: Encoder) -> Policy:
     """One crop of each image, in the size and with the interpolation that the encoder is used with."""
     height, width = encoder.preprocess.size
     if height != width:
         raise InputError(f"{encoder.reference} sees images of {height} × {width}; only square ones can be trained on")
     how = encoder.preprocess.interpolation
-    return Policy(height, config.crop, flip=config.flip, interpolation=how if how in RADII else "bicubic")
-
-
-def _augmentation(config: Config, encoder: Encoder) -> Callable[[Tensor, Keys], Tensor] | None:
-    magnitude, std = config.randaugment
-    if not magnitude:
-        return None
-    fill = encoder.preprocess.mean  # 0 for the encoder
-    return lambda pixels, keys: randaugment(pixels, magnitude, std, fill, keys)
+    return Policy(
+        height,
+        config.crop,
+        flip=config.flip,
+        interpolation=how if how in RADII else "bicubic",
+        randaugment=config.randaugment,
+        erase=config.erase,
+    )
 
 
 def _evaluation(

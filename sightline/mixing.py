@@ -8,6 +8,10 @@ One λ for all images of a step, as in the papers' fine-tuning; where both are w
 neighbours in the batch, (0, 1), (2, 3), …: a batch is in random order, so that is as good as any pairing, and processes
 that have even shares of a batch need nothing from each other.
 
+The loss is the cross-entropy with such targets, of fine-tuning and of supervised pre-training:
+
+    L = −Σ_b Σ_k y_bk · log softmax(f(x_b))_k / Σ_b Σ_k y_bk
+
 B images, K classes.
 """
 
@@ -19,7 +23,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Mix", "draw_mix", "mix_pixels", "mixed_targets", "partners"]
+from sightline import distributed
+from sightline.errors import InputError
+from sightline.objective import Views
+
+__all__ = ["Mix", "Mixing", "draw_mix", "mix_pixels", "mixed_targets", "partners", "soft_cross_entropy"]
+
+
+class Mixing(NamedTuple):
+    """How images and labels are mixed: α of both beta distributions (0: without), and the smoothing ε."""
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+
+    def check(self) -> None:
+        """Values that cannot be are an InputError."""
+        for key, value in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not value >= 0:
+                raise InputError(f"{key} is {value}, but it cannot be negative")
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1)")
+
+    @property
+    def pairs(self) -> bool:
+        """Whether images are mixed at all."""
+        return bool(self.mixup or self.cutmix)
+
+    def of(self, views: Views, classes: int) -> tuple[Tensor, Tensor]:
+        """The images (B, 3, h, w) of a step as they are mixed in it, and their targets (B, K)."""
+        pixels = views.pixels[0]
+        mix = draw_mix(self.mixup, self.cutmix, (pixels.shape[2], pixels.shape[3]), views.seed, views.progress.step)
+        targets = mixed_targets(views.labels, classes, self.label_smoothing, mix)
+        return (pixels if mix is None else mix_pixels(pixels, mix)), targets
 
 
 class Mix(NamedTuple):
@@ -86,3 +122,18 @@ def mixed_targets(labels: Tensor, classes: int, smoothing: float, mix: Mix | Non
     sharp = torch.nn.functional.one_hot(labels.clamp(min=0), classes).float()
     targets = (sharp * (1 - smoothing) + smoothing / classes) * known
     return targets if mix is None else torch.lerp(partners(targets), targets, mix.share)
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (B, K), (B, K)
+    """Mean cross-entropy over the labelled images of all processes, and how often the larger target is hit.
+
+    >>> loss, scalars = soft_cross_entropy(torch.zeros(2, 4), torch.eye(4)[:2])
+    >>> round(loss.item(), 4), scalars["accuracy"].item()  # log 4; the first one is told
+    (1.3863, 0.5)
+    """
+    mass = distributed.mean(targets.sum()).clamp(min=1e-6)  # per process: B, if all have labels
+    loss = -(targets * logits.log_softmax(1)).sum() / mass
+    known = targets.sum(1) > 0
+    right = ((logits.argmax(1) == targets.argmax(1)) & known).sum()
+    n = distributed.mean(known.sum().float()).clamp(min=1 / distributed.world())
+    return loss, {"accuracy": (right / n).detach()}

@@ -10,6 +10,7 @@ An objective is one file of `objectives/`:
         before_step(progress) optional: between backward and the optimiser's step
         after_step(progress)  after the optimiser's step
         lr_scales()           optional: by what the learning rate of parameters is multiplied, by their names
+        pairs                 optional: whether it mixes images two by two, so that shares of a batch must be even
     first(config, backbone)   optional: a `First`, what has to be trained before (BEiT's tokenizer); the trained module
                               is then passed to Objective(backbone, config, first)
 
@@ -39,6 +40,7 @@ __all__ = [
     "Progress",
     "Views",
     "cosine",
+    "linear",
     "momentum_copy",
     "sinkhorn",
     "spread",
@@ -72,11 +74,12 @@ class Views:
     """What a step sees: the views of B images, their labels, and random numbers of their own."""
 
     # No dataclass: Fabric takes dataclasses apart to look for tensors, and does not put frozen ones together again.
-    def __init__(self, pixels: Sequence[Tensor], labels: Tensor, keys: Keys, progress: Progress) -> None:
+    def __init__(self, pixels: Sequence[Tensor], labels: Tensor, keys: Keys, progress: Progress, seed: int = 0) -> None:
         self.pixels = tuple(pixels)  # one (B, 3, h, w) per policy, normalised
         self.labels = labels  # int64 (B,), −1 without a label
         self.keys = keys  # uint64 (B,), another one in each epoch
         self.progress = progress  # before this step
+        self.seed = seed  # of the training: for what all images of a step share
 
     def random(self, n: int, purpose: int = 0) -> Tensor:
         """Numbers in [0, 1) for each image, (B, n): the same whatever the number of processes."""
@@ -85,7 +88,7 @@ class Views:
 
     def part(self, which: slice) -> Views:
         """The same images with some of their views."""
-        return Views(self.pixels[which], self.labels, self.keys, self.progress)
+        return Views(self.pixels[which], self.labels, self.keys, self.progress, self.seed)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,15 @@ def cosine(start: float, end: float, fraction: float) -> float:
     (0.99, 1.0, 0.5)
     """
     return end + (start - end) * (1 + math.cos(math.pi * min(max(fraction, 0.0), 1.0))) / 2
+
+
+def linear(start: float, end: float, fraction: float) -> float:
+    """From start to end along a line.
+
+    >>> linear(0.5, 1.0, 0.0), linear(0.5, 1.0, 1.0), linear(0.5, 1.0, 0.25)
+    (0.5, 1.0, 0.625)
+    """
+    return start + (end - start) * min(max(fraction, 0.0), 1.0)
 
 
 @torch.no_grad()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.errors import InputError, nearest
 from sightline.objective import Progress, cosine
 
-__all__ = ["Optimization", "make_optimizer", "schedule"]
+__all__ = ["LARS", "Optimization", "make_optimizer", "schedule", "trusted"]
 
 OPTIMIZERS = ("adamw", "lars", "sgd")
 SCHEDULES = ("cosine", "multistep", "constant")
+TRUST = 1e-3  # of LARS: how far a layer moves in a step at a rate of 1, as a share of its norm
 # Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.
 TOKENS = {
     "cls_token", "class_token", "dist_token", "distillation_token", "reg_token", "register_tokens", "mask_token",
@@ -30,16 +31,21 @@ class Optimization:
 
     >>> Optimization(base_lr=1.5e-4, batch=4096).peak_lr
     0.0024
+    >>> Optimization(base_lr=1e-4, base_batch=512, batch=1024).peak_lr
+    0.0002
     """
 
     batch: int = 256  # images per step, over all processes and accumulated forwards
     epochs: float = 100
     optimizer: str = "adamw"
-    base_lr: float = 1.5e-4  # the learning rate is base_lr · batch / 256 …
+    base_lr: float = 1.5e-4  # the learning rate is base_lr · batch / base_batch …
+    base_batch: int = 256  # images that base_lr counts for: 256 in most papers, 512 in DeiT and SimMIM
     lr: float = 0.0  # … unless it is given itself
     min_lr: float = 0.0
-    warmup_epochs: float = 0.0  # linear, from 0
+    warmup_epochs: float = 0.0  # linear, from warmup_lr
+    warmup_lr: float = 0.0
     schedule: str = "cosine"
+    stretch: float = 1.0  # cosines are laid out for so many times the training, which ends before they do
     milestones: tuple[float, ...] = (0.875,)  # of `multistep`: shares of the training after which lr · 0.1
     weight_decay: float = 0.05
     weight_decay_end: float = -1.0  # a cosine from weight_decay to here; −1: constant
@@ -55,19 +61,73 @@ class Optimization:
         ):
             if value not in choices:
                 raise InputError(f"There is no {key} {value!r}{nearest(value, choices)}")
-        for key in ("batch", "accumulate"):
+        for key in ("batch", "base_batch", "accumulate"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key} is {getattr(self, key)}, but at least 1 is needed")
         if not 0 < self.epochs < math.inf:
             raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
-        for key in ("base_lr", "lr", "min_lr", "warmup_epochs", "weight_decay", "clip"):
+        if not 1 <= self.stretch < math.inf:
+            raise InputError(
+                f"stretch is {self.stretch}, but a schedule is at least as long as the training: 1 or more"
+            )
+        for key in ("base_lr", "lr", "min_lr", "warmup_epochs", "warmup_lr", "weight_decay", "clip"):
             if not getattr(self, key) >= 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
 
     @property
     def peak_lr(self) -> float:
         """The learning rate after warm-up: the linear scaling rule of large batches (Goyal et al. 2017)."""
-        return self.lr or self.base_lr * self.batch / 256
+        return self.lr or self.base_lr * self.batch / self.base_batch
+
+
+def trusted(
+    weight: Tensor, gradient: Tensor, weight_decay: float | Tensor, dim: tuple[int, ...] | None = None
+) -> Tensor:
+    """What LARS takes for the gradient g of a layer w: (g + λw) · 10⁻³ ‖w‖ / ‖g + λw‖.
+
+    With `dim`, norms are taken over these axes: several layers lie under each other in one tensor, each with a λ of its
+    own. A layer that is 0, or that has no gradient, is not scaled.
+
+    >>> trusted(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]), weight_decay=0.0)
+    tensor([0.0000, 0.0050])
+    """
+    gradient = gradient + weight_decay * weight
+    sizes = [torch.linalg.vector_norm(tensor, dim=dim, keepdim=True) for tensor in (weight, gradient)]
+    return gradient.mul_(torch.where((sizes[0] > 0) & (sizes[1] > 0), TRUST * sizes[0] / sizes[1], 1))
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD whose steps have a length in proportion to the norm of each layer, for large batches (You et al. 2017).
+
+        w of two or more axes:  u = (g + λw) · 10⁻³ ‖w‖ / ‖g + λw‖        others (biases, norms):  u = g
+        v ← μv + u,   w ← w − ηv
+
+    as in the official code of MoCo-v3, which MAE's linear probes have, too; the scaling does not depend on λ. SimCLR's
+    code has the same u, but takes η into the average, v ← μv + ηu and w ← w − v: the same while η is constant.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step; `closure` computes the loss and the gradients anew, as in all of PyTorch's optimisers."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                layer = weight.ndim > 1
+                update = trusted(weight, weight.grad, group["weight_decay"]) if layer else weight.grad
+                state = self.state[weight]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                state["momentum_buffer"].mul_(group["momentum"]).add_(update)
+                weight.add_(state["momentum_buffer"], alpha=-group["lr"])
+        return loss
 
 
 def make_optimizer(
@@ -94,9 +154,7 @@ def make_optimizer(
             return torch.optim.AdamW(groups, lr=lr, betas=settings.betas, fused=True)
         case "sgd":
             return torch.optim.SGD(groups, lr=lr, momentum=settings.sgd_momentum, fused=True)
-    from lightly.utils.lars import LARS  # scales the rates of decayed parameters only
-
-    return LARS(groups, lr=lr, momentum=settings.sgd_momentum)  # type: ignore[no-any-return]
+    return LARS(groups, lr=lr, momentum=settings.sgd_momentum)
 
 
 def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
@@ -107,10 +165,11 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     warmup = settings.warmup_epochs * progress.per_epoch
-    peak, low = settings.peak_lr, min(settings.min_lr, settings.peak_lr)
-    after = (progress.step - warmup) / max(1.0, progress.steps - warmup)
+    peak = settings.peak_lr
+    first, low = min(settings.warmup_lr, peak), min(settings.min_lr, peak)
+    after = (progress.step - warmup) / max(1.0, settings.stretch * progress.steps - warmup)
     if progress.step < warmup:
-        lr = peak * progress.step / warmup
+        lr = first + (peak - first) * progress.step / warmup
     elif settings.schedule == "cosine":
         lr = cosine(peak, low, after)
     elif settings.schedule == "multistep":
@@ -118,7 +177,8 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
     else:
         lr = peak
     end = settings.weight_decay_end
-    decay = settings.weight_decay if end < 0 else cosine(settings.weight_decay, end, progress.fraction)
+    share = progress.fraction / settings.stretch
+    decay = settings.weight_decay if end < 0 else cosine(settings.weight_decay, end, share)
     return lr, decay
 
 

@@ -139,6 +139,7 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
         std=encoder.preprocess.std,
         device=fabric.device,
         workers=workers,
+        pairs=getattr(objective, "pairs", False),
     )
     return _Parts(encoder, objective, first, feed)
 

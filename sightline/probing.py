@@ -14,8 +14,8 @@ normalised once, not once per head. Nothing else is shared, so that a head comes
   those of all batches, since the features stay the same (`momentum=None` in PyTorch); inside, where weights move on,
   they have momentum 0.1, and are the mean of the first ten. With momentum 0.1 throughout, the 0 and 1 that they start
   with would count for 0.9ⁿ after n steps: small, but not against features that are small or far from 0.
-- SGD: v ← μv + g + λw, w ← w − ηv for all parameters, biases too (`torch.optim.SGD`). LARS (He et al. 2022): g + λw is
-  first multiplied by 0.001 ‖w‖ / ‖g + λw‖, at λ = 0 as well; biases and BatchNorms are neither scaled nor decayed.
+- SGD: v ← μv + g + λw, w ← w − ηv for all parameters, biases too (`torch.optim.SGD`). LARS (He et al. 2022): that of
+  pre-training (`optimization.LARS`), at λ = 0 as well; biases and BatchNorms are neither scaled nor decayed.
 - η rises linearly from 0 in the warm-up and falls along a cosine to 0, step by step.
 
 Shapes: n images, B of a batch, D width (of all inputs together), C classes, P heads.
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, nearest
 from sightline.objective import Progress
-from sightline.optimization import Optimization
+from sightline.optimization import Optimization, trusted
 from sightline.optimization import schedule as scheduled
 from sightline.ridge import Sliceable
 from sightline.shuffling import MEMORY, ROWS, Joined
@@ -48,7 +48,6 @@ __all__ = ["MEMORY", "Probe", "Schedule", "TrainedProbes", "train_probes"]
 
 ACTIVATIONS = 2**22  # numbers of one layer of heads that are computed together, 16 MiB
 FRONT, INSIDE = 1e-6, 1e-5  # ε of the BatchNorms
-TRUST = 1e-3  # of LARS
 FAINT = -60.0  # least logarithm of a probability
 
 
@@ -280,11 +279,10 @@ class _Heads:
     def _update(self, parameter: Tensor, velocity: Tensor, rate: float, matrix: bool) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        if matrix or not self.lars:
+        if self.lars:
+            gradient = trusted(parameter, gradient, self.decay, dim=(1, 2)) if matrix else gradient
+        else:
             gradient.addcmul_(parameter, self.decay)
-        if matrix and self.lars:
-            sizes = [torch.linalg.vector_norm(tensor, dim=(1, 2), keepdim=True) for tensor in (parameter, gradient)]
-            gradient *= torch.where((sizes[0] > 0) & (sizes[1] > 0), TRUST * sizes[0] / sizes[1], 1)
         velocity.mul_(self.schedule.momentum).add_(gradient)
         parameter.addcmul_(velocity, self.lr, value=-rate)
         parameter.grad = None

@@ -1,6 +1,4 @@
-"""What fine-tuning minimises: the cross-entropy of a classifier with smoothed and mixed targets, end to end.
-
-    L = −Σ_b Σ_k y_bk · log softmax(f(x_b))_k / Σ_b Σ_k y_bk           x and y mixed as in mixing.py
+"""What fine-tuning minimises: the cross-entropy of a classifier with smoothed and mixed targets (mixing.py).
 
 The learning rate of layer l of 0 … L + 1 is that of the head times layer_decay^(L + 1 − l) (Bao et al. 2022).
 
@@ -16,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline import distributed
-from sightline.mixing import draw_mix, mix_pixels, mixed_targets
+from sightline.mixing import Mixing, soft_cross_entropy
 from sightline.objective import Progress, Views
 
 __all__ = ["Objective", "logits_of", "update_average"]
@@ -37,13 +34,11 @@ class Objective(nn.Module):
         cutmix: float = 0.0,
         label_smoothing: float = 0.0,
         ema: float = 0.0,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
         self.layers, self.layer_decay, self.classes = layers, layer_decay, classes
-        self.mixup, self.cutmix, self.label_smoothing = mixup, cutmix, label_smoothing
-        self.ema, self.seed = ema, seed
+        self.mixing, self.ema = Mixing(mixup, cutmix, label_smoothing), ema
         for name, parameter in model.named_parameters():
             if name.endswith("mask_token"):  # it gets no gradient, and several processes would wait for it
                 parameter.requires_grad_(False)
@@ -54,18 +49,15 @@ class Objective(nn.Module):
         """The classifier, with averaged weights where there are any."""
         return self.model if self.average is None else self.average
 
+    @property
+    def pairs(self) -> bool:
+        """Whether images are mixed two by two."""
+        return self.mixing.pairs
+
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean cross-entropy over the labelled images of all processes, and how often the larger target is hit."""
-        pixels = views.pixels[0]
-        mix = draw_mix(self.mixup, self.cutmix, (pixels.shape[2], pixels.shape[3]), self.seed, views.progress.step)
-        targets = mixed_targets(views.labels, self.classes, self.label_smoothing, mix)  # (B, K)
-        logits = logits_of(self.model(pixels if mix is None else mix_pixels(pixels, mix))).float()  # (B, K)
-        mass = distributed.mean(targets.sum()).clamp(min=1e-6)  # per process: B, if all have labels
-        loss = -(targets * logits.log_softmax(1)).sum() / mass
-        known = targets.sum(1) > 0
-        right = ((logits.argmax(1) == targets.argmax(1)) & known).sum()
-        n = distributed.mean(known.sum().float()).clamp(min=1 / distributed.world())
-        return loss, {"accuracy": (right / n).detach()}
+        """Cross-entropy of the mixed images with their targets."""
+        pixels, targets = self.mixing.of(views, self.classes)
+        return soft_cross_entropy(logits_of(self.model(pixels)).float(), targets)
 
     def after_step(self, progress: Progress) -> None:
         """The average follows."""

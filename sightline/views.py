@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from sightline.augment import Policy, augment, policies
 from sightline.draws import fold
 from sightline.errors import InputError, nearest
+from sightline.finishing import finish
 from sightline.images import id_keys
 from sightline.recipe import make_settings, parse_settings
 
@@ -81,6 +82,7 @@ def _augmented(pixels: Tensor, policy: str, copy: int, ids: Sequence[str], seed:
     """One augmented copy; copies take the views of a policy in turn, and all policies the same random numbers."""
     height, width = pixels.shape[-2:]
     views = policies_of(policy, max(height, width))
-    made = augment(pixels, views[copy % len(views)], fold(id_keys(np.array(ids, dtype=object)), seed, _AUGMENT, copy))
+    view, keys = views[copy % len(views)], fold(id_keys(np.array(ids, dtype=object)), seed, _AUGMENT, copy)
+    made = finish(augment(pixels, view, keys), view, keys)
     # A policy makes squares; elsewhere, too, a crop takes the shape of the view, whatever its own.
     return made if height == width else F.interpolate(made, (height, width), mode="bilinear", antialias=True)

@@ -35,6 +35,7 @@ TINY: dict[str, Any] = {
     "mixup": 0.8,
     "cutmix": 1.0,
     "randaugment": [9, 0.5],
+    "erase": 0.25,
 }
 
 
@@ -271,6 +272,9 @@ def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> Non
         ({"ema": 1.0}, "ema is 1.0"),
         ({"mixup": -1.0}, "mixup is -1.0, but it cannot be negative"),
         ({"randaugment": 9}, "randaugment is 9, but a list"),
+        ({"randaugment": [-9, 0.5]}, "randaugment is a magnitude and its deviation"),
+        ({"erase": 1.5}, "erase is a probability"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
         ({"pool": "max"}, "no pooling 'max'"),
         ({"reinit": "first:3"}, "has 2 blocks; choose at most so many"),
         ({"batch": 15}, "are odd shares; choose another batch"),

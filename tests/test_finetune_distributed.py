@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "mixup": 0.8,
     "cutmix": 1.0,
     "randaugment": [9, 0.5],
+    "erase": 0.5,
     "save_epochs": True,
 }
 

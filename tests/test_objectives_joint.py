@@ -501,6 +501,19 @@ def test_followers_follow_with_a_momentum_that_rises(name: str, momenta: list[fl
         assert all(torch.allclose(k, torch.tensor(value), atol=1e-6) for k, _ in pairs(name, objective))
 
 
+def test_the_momentum_of_msn_may_rise_linearly() -> None:
+    """As in the official code: 0.996 + 0.004 · i / (1.25 · steps) in step i, counted from 0."""
+    objective = make("msn", momentum=0.996, momentum_end=0.9992, momentum_schedule="linear")
+    for k, q in pairs("msn", objective):
+        k.data.fill_(1.0)
+        q.data.fill_(0.0)
+    value = 1.0
+    for step in range(STEPS):
+        objective.after_step(Progress(step + 1, STEPS, PER_EPOCH))
+        value *= 0.996 + 0.004 * step / (1.25 * STEPS)
+        assert all(torch.allclose(k, torch.tensor(value), atol=1e-6) for k, _ in pairs("msn", objective))
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_reach_the_whole_student_and_no_teacher(name: str) -> None:
     objective = make(name)
@@ -573,6 +586,9 @@ def test_bfloat16_changes_the_loss_little(name: str) -> None:
 def test_views_have_the_sizes_and_crops_of_the_settings() -> None:
     backbone = Backbone("vit", size=48, patch=8)
     assert [(v.size, v.crop) for v in simclr.views(simclr.Config(crop=(0.2, 1.0)), backbone)] == [(48, (0.2, 1.0))] * 2
+    assert [(v.jitter, v.blur) for v in simclr.views(simclr.Config(), backbone)] == [((0.8, 0.8, 0.8, 0.2), 0.5)] * 2
+    cifar = simclr.views(simclr.Config(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.0), backbone)
+    assert [(v.jitter, v.blur, v.gray) for v in cifar] == [((0.4, 0.4, 0.4, 0.1), 0.0, 0.2)] * 2
     assert [v.solarize for v in moco_v3.views(moco_v3.Config(), backbone)] == [0.0, 0.2]
     crops = dino.views(dino.Config(local_crops=2), backbone)
     assert [(v.size, v.crop) for v in crops] == [(48, (0.4, 1.0))] * 2 + [(24, (0.05, 0.4))] * 2
@@ -612,6 +628,8 @@ def test_small_crops_are_whole_patches(backbone: Backbone, size: int) -> None:
         ("msn", {"mask_ratio": 1.0}, "mask_ratio"),
         ("msn", {"sharpening": 0.0}, "sharpening"),
         ("msn", {"momentum": -0.1}, "momentum"),
+        ("msn", {"momentum_end": 1.1}, "momentum_end"),
+        ("msn", {"momentum_schedule": "linaer"}, "did you mean 'linear'"),
         ("msn", {"prototypes": 0}, "prototypes"),
     ],
 )

@@ -22,6 +22,7 @@ from sightline.backbones import Backbone, build, embed, encode, sincos
 from sightline.errors import InputError
 from sightline.fcmae import encode_visible, place, stack, stride_of
 from sightline.masking import enlarge, patchify, random_masking
+from sightline.mixing import draw_mix
 from sightline.objective import Progress, Views
 from sightline.objectives import mae, simmim, supervised
 
@@ -68,6 +69,32 @@ def test_supervised_loss_is_the_mean_cross_entropy_of_labelled_images(smoothing:
     assert len(each) == 4
     assert loss.item() == pytest.approx(np.mean(each), rel=1e-5)
     assert scalars["accuracy"].item() == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_supervised_training_mixes_images_and_labels(mixup: float, cutmix: float) -> None:
+    objective = make("supervised", label_smoothing=0.1, mixup=mixup, cutmix=cutmix)
+    assert (objective.pairs, make("supervised").pairs) == (True, False)
+    for step in range(4):
+        views = make_views()
+        views.progress, views.seed = Progress(step, 10, 5), 7
+        mix = draw_mix(mixup, cutmix, (16, 16), 7, step)
+        assert mix is not None
+        x, total, mass = views.pixels[0], 0.0, 0.0
+        for i, label in enumerate(views.labels.tolist()):
+            other = i ^ 1  # neighbours
+            if mix.box is None:
+                image = mix.share * x[i] + (1 - mix.share) * x[other]
+            else:
+                image = x[i].clone()
+                image[(slice(None), *mix.box)] = x[other][(slice(None), *mix.box)]
+            row = objective.backbone(image[None])[0].detach().double().numpy()
+            nats = math.log(np.exp(row).sum()) - row
+            for one, weight in ((label, mix.share), (views.labels[other].item(), 1 - mix.share)):
+                if one >= 0:
+                    total += weight * (0.9 * nats[int(one)] + 0.1 * nats.mean())
+                    mass += weight
+        assert objective(views)[0].item() == pytest.approx(total / mass, rel=1e-5)
 
 
 def test_without_any_label_the_supervised_loss_is_zero() -> None:
@@ -417,6 +444,11 @@ def test_each_file_declares_one_view_of_the_size_of_the_backbone(name: str) -> N
     assert (policy.size, policy.crop, policy.flip, policy.jitter) == (16, (0.3, 0.9), 0.5, None)
 
 
+def test_supervised_views_may_be_strong() -> None:
+    (policy,) = supervised.views(supervised.Config(randaugment=(9.0, 0.5), erase=0.25), VIT)
+    assert (policy.randaugment, policy.erase) == ((9.0, 0.5), 0.25)
+
+
 def naive_window(vit: Any, tokens: Tensor, places: Tensor, window: int) -> Tensor:
     """Blocks with softmax over the patches of a window and CLS, image by image; places (B, kept, 2)."""
     result = []
@@ -482,6 +514,8 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
         (lambda: simmim.Config(norm_target=4), "norm_target is 4; it must be odd and at least 3, or 0"),
         (lambda: simmim.Config(norm_target=-3), "norm_target is -3; it must be odd"),
         (lambda: supervised.Config(label_smoothing=1.0), r"must lie in \[0, 1\)"),
+        (lambda: supervised.Config(mixup=-1.0), "mixup is -1.0"),
+        (lambda: supervised.views(supervised.Config(erase=2.0), VIT), "erase is a probability"),
         (lambda: make("mae", Backbone("resnet18", size=32)), "choose a ViT or a ConvNeXt-V2"),
         (lambda: make("simmim", Backbone("resnet18", size=32)), "choose a ViT"),
         (lambda: make("simmim", mask_unit=6), "choose from 4, 8, 16"),

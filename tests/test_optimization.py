@@ -12,7 +12,7 @@ from torch import nn
 from sightline.backbones import Backbone, build, fix_positions
 from sightline.errors import InputError
 from sightline.objective import Progress
-from sightline.optimization import Optimization, make_optimizer, schedule, set_schedule
+from sightline.optimization import LARS, Optimization, make_optimizer, schedule, set_schedule, trusted
 
 STEPS, PER_EPOCH = 200, 20
 
@@ -60,6 +60,25 @@ def test_a_warm_up_as_long_as_the_training_only_rises() -> None:
     assert rates(warmup_epochs=20)[200] == pytest.approx(0.2)
 
 
+def test_a_warm_up_may_begin_above_zero() -> None:
+    assert rates(warmup_epochs=2, warmup_lr=0.1)[:41] == pytest.approx([0.1 + 0.3 * t / 40 for t in range(41)])
+    assert rates(warmup_epochs=2, warmup_lr=0.1)[40:] == rates(warmup_epochs=2)[40:]
+    assert rates(warmup_epochs=2, warmup_lr=0.1, schedule="multistep")[10] == pytest.approx(0.175)
+    assert rates(warmup_lr=0.1) == rates()  # without warm-up there is nothing to begin
+    assert max(rates(warmup_epochs=2, warmup_lr=7.0)) == pytest.approx(0.4)
+
+
+def test_a_stretched_schedule_ends_with_the_training() -> None:
+    """MSN's authors lay out their cosines for 1.25 times the training."""
+    expected = [
+        0.4 * t / 30 if t < 30 else 0.01 + (0.4 - 0.01) * 0.5 * (1 + math.cos(math.pi * (t - 30) / 220))
+        for t in range(201)
+    ]
+    assert rates(warmup_epochs=1.5, min_lr=0.01, stretch=1.25) == pytest.approx(expected, abs=1e-15)
+    rising = [0.4 + (0.04 - 0.4) * 0.5 * (1 + math.cos(math.pi * t / 250)) for t in range(201)]
+    assert decays(weight_decay=0.04, weight_decay_end=0.4, stretch=1.25) == pytest.approx(rising)
+
+
 def test_the_lowest_rate_is_never_above_the_highest() -> None:
     assert max(rates(min_lr=7.0)) == pytest.approx(0.4)
 
@@ -76,6 +95,7 @@ def test_the_linear_scaling_rule() -> None:
     assert Optimization(base_lr=0.3, batch=4096).peak_lr == pytest.approx(0.3 * 16)
     assert Optimization(base_lr=0.3, batch=64).peak_lr == pytest.approx(0.3 / 4)
     assert Optimization(base_lr=0.3, batch=64, lr=0.7).peak_lr == 0.7
+    assert Optimization(base_lr=1.25e-3, base_batch=512, batch=2048).peak_lr == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +104,9 @@ def test_the_linear_scaling_rule() -> None:
         ({"optimizer": "adam"}, "no optimizer 'adam'; did you mean 'adamw'"),
         ({"schedule": "cosin"}, "no schedule 'cosin'; did you mean 'cosine'"),
         ({"batch": 0}, "batch is 0"),
+        ({"base_batch": 0}, "base_batch is 0"),
+        ({"warmup_lr": -1.0}, "warmup_lr is -1.0"),
+        ({"stretch": 0.5}, "stretch is 0.5"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"epochs": 0.0}, "epochs is 0.0"),
         ({"epochs": math.nan}, "epochs is nan"),
@@ -212,17 +235,80 @@ def test_sgd_is_what_it_says() -> None:
     check(Optimization(optimizer="sgd", lr=0.01, sgd_momentum=0.8, weight_decay=0.3), rule)
 
 
-def test_lars_scales_layers_but_not_biases() -> None:
-    """lr‖x‖ / (‖g‖ + decay ‖x‖) · 10⁻³ for what is decayed (You et al. 2017); biases and norms take plain steps."""
+@pytest.mark.parametrize("decay", [0.3, 0.0])
+def test_lars_scales_layers_whatever_their_decay(decay: float) -> None:
+    """10⁻³ ‖x‖ / ‖g + decay x‖ for all layers, as in the code of MoCo-v3 and SimCLR; biases take plain steps."""
 
     def rule(x: torch.Tensor, gradients: list[torch.Tensor], decay: float) -> torch.Tensor:
         v = torch.zeros_like(x)
         for g in gradients:
-            if decay:
-                trust = 0.001 * x.norm() / (g.norm() + decay * x.norm())
-                g = trust * (g + decay * x)
+            if x.ndim > 1:
+                g = g + decay * x
+                g = g * 0.001 * math.sqrt((x**2).sum()) / math.sqrt((g**2).sum())
             v = 0.8 * v + g
             x = x - 0.5 * v
         return x
 
-    check(Optimization(optimizer="lars", lr=0.5, sgd_momentum=0.8, weight_decay=0.3), rule)
+    check(Optimization(optimizer="lars", lr=0.5, sgd_momentum=0.8, weight_decay=decay), rule)
+
+
+def test_lars_in_float64_is_a_plain_loop() -> None:
+    """A convolution, a matrix that is 0, one without gradient, a bias, and a learning rate that changes."""
+    chance = torch.Generator().manual_seed(0)
+    shapes = [(4, 3, 2, 2), (5, 4), (5, 4), (5,)]
+    weights = [nn.Parameter(torch.randn(shape, generator=chance, dtype=torch.float64)) for shape in shapes]
+    weights[1].data.zero_()
+    plain = [weight.detach().numpy().copy() for weight in weights]
+    velocity = [0.0 * x for x in plain]
+    optimizer = LARS(weights, lr=0.0, momentum=0.9, weight_decay=0.01)
+    for step in range(6):
+        rate = 2.0 / (1 + step)
+        optimizer.param_groups[0]["lr"] = rate
+        for number, weight in enumerate(weights):
+            weight.grad = torch.randn(weight.shape, generator=chance, dtype=torch.float64) * (number != 2)
+            u = weight.grad.numpy().copy()
+            if u.ndim > 1:
+                u = u + 0.01 * plain[number]
+                size, length = (float((x**2).sum()) ** 0.5 for x in (plain[number], u))
+                u = u * (0.001 * size / length if size > 0 and length > 0 else 1.0)
+            velocity[number] = 0.9 * velocity[number] + u
+            plain[number] = plain[number] - rate * velocity[number]
+        optimizer.step()
+    for weight, expected in zip(weights, plain, strict=True):
+        torch.testing.assert_close(weight.detach(), torch.from_numpy(expected), rtol=1e-13, atol=1e-15)
+
+
+def test_lars_does_not_need_all_gradients() -> None:
+    one, other = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    one.grad = torch.full((2, 2), 5.0)
+    loss = LARS([one, other], lr=1.0).step(lambda: 3.0)
+    assert (loss, other.tolist()) == (3.0, [[1.0, 1.0], [1.0, 1.0]])
+    torch.testing.assert_close(one.detach(), torch.full((2, 2), 0.999))
+
+
+def test_layers_in_one_tensor_are_scaled_by_themselves() -> None:
+    """As probes have them: each with its own weight decay."""
+    chance = torch.Generator().manual_seed(1)
+    weight, gradient = (torch.randn(3, 4, 5, generator=chance, dtype=torch.float64) for _ in range(2))
+    decay = torch.tensor([0.0, 0.1, 3.0], dtype=torch.float64).view(3, 1, 1)
+    together = trusted(weight, gradient, decay, dim=(1, 2))
+    for number in range(3):
+        alone = trusted(weight[number], gradient[number], float(decay[number]))
+        torch.testing.assert_close(together[number], alone, rtol=1e-14, atol=0)
+
+
+def test_lars_goes_on_where_the_one_of_lightly_stopped() -> None:
+    """Trainings of earlier versions were saved with its state."""
+    from lightly.utils import lars
+
+    weight = nn.Parameter(torch.ones(2, 2))
+    before = lars.LARS([weight], lr=0.1, momentum=0.9, weight_decay=1e-6)
+    weight.grad = torch.full((2, 2), 5.0)
+    before.step()
+    after = LARS([weight], lr=0.1)
+    after.load_state_dict(before.state_dict())
+    moved = before.state[weight]["momentum_buffer"].clone()
+    weight.grad = torch.zeros(2, 2)
+    after.param_groups[0]["weight_decay"] = 0.0
+    after.step()
+    torch.testing.assert_close(after.state[weight]["momentum_buffer"], 0.9 * moved)

@@ -328,3 +328,21 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
         Views(pixels, torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64), Progress(0, 9, 3))
     )
     assert scalars["std"] < COLLAPSED
+
+
+def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path) -> None:
+    """RandAugment, erasing and mixing; odd shares of a batch are refused before anything is written."""
+    strong = {"randaugment": [9, 0.5], "erase": 0.5, "mixup": 0.8, "cutmix": 1.0, "evaluate_every": 0}
+    with pytest.raises(InputError, match="15 images in 1 processes with 1 forwards each are odd shares"):
+        train(tmp_path / "odd", "supervised", batch=15, **strong)
+    assert not (tmp_path / "odd").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 4 else 0)
+        with pytest.raises(Stopped):
+            train(tmp_path / "stopped", "supervised", **strong)
+    train(tmp_path / "stopped", "supervised", resume=True, **strong)
+    train(tmp_path / "whole", "supervised", **strong)
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+    train(tmp_path / "plain", "supervised", evaluate_every=0)
+    losses = [pd.read_csv(tmp_path / run / "metrics.csv")["loss"].to_numpy() for run in ("whole", "plain")]
+    assert not np.allclose(*losses, atol=0.01)

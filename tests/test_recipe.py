@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from sightline import plugins
-from sightline.backbones import Backbone
+from sightline.backbones import Backbone, build
 from sightline.errors import InputError
+from sightline.finetune import make_recipe as make_finetuning
 from sightline.optimization import Optimization
-from sightline.recipe import FOLDER, Training, make_recipe, parse_settings, read_recipe, recipe_names
+from sightline.recipe import FOLDER, Training, make_recipe, parse_settings, read_recipe, recipe_names, to_toml
 
 OBJECTIVES = plugins.names("objectives")
 
@@ -188,6 +191,72 @@ def test_our_recipes_resolve(name: str) -> None:
     assert make_recipe(recipe.objective, tomllib.loads(recipe.to_toml())) == recipe
     assert recipe.plugin.views(recipe.config, recipe.backbone)
     assert recipe.backbone.reference().startswith("timm:")
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("finetune")])
+def test_our_recipes_of_fine_tuning_resolve(name: str) -> None:
+    recipe = make_finetuning(read_recipe(name))
+    assert make_finetuning(tomllib.loads(to_toml(recipe.values()))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("simmim_vit_b16", 2e-4),
+        ("hybrid_vit_b16", 2e-4),
+        ("supervised_vit_b16", 1e-3),
+        ("finetune_vit_b16", 4e-3),
+        ("finetune_vit_b16_deit", 1e-3),
+        ("finetune_vit_b16_simmim", 5e-3),
+        ("mae_vit_b16", 2.4e-3),
+        ("moco_v3_vit_b16", 2.4e-3),
+        ("dino_vit_b16", 8e-3),
+        ("dino_vit_b16_two_crops", 8e-3),
+        ("simclr_resnet50", 4.8),
+        ("simclr_resnet50_cifar10", 16.0),
+        ("supervised_resnet50_cifar10", 9.6),
+        ("msn_vit_b16", 1e-3),
+    ],
+)
+def test_published_recipes_reach_the_rate_of_the_authors_code(name: str, rate: float) -> None:
+    values = read_recipe(name)
+    make = make_finetuning if values["objective"] == "finetune" else partial(make_recipe, values["objective"])
+    assert make(values).optimization.peak_lr == pytest.approx(rate, rel=1e-12)
+
+
+def test_a_base_rate_says_for_how_many_images_it_counts() -> None:
+    for name in recipe_names():
+        values = read_recipe(name)
+        assert ("base_lr" in values) == ("base_batch" in values), name
+        assert ("base_lr" in values) != ("lr" in values), name
+
+
+def test_recipes_say_command_machine_and_what_to_expect() -> None:
+    for name in recipe_names():
+        head = (FOLDER / f"{name}.toml").read_text().partition("objective = ")[0]
+        assert "#   sightline " in head or "#   srun " in head, name
+        assert "# Machine:" in head or "# Time:" in head, name
+        assert "# Expected:" in head, name
+        assert len(head.partition("\n")[0]) <= 105, name  # `sightline list recipes` stays readable
+
+
+@pytest.mark.parametrize("name", ["moco_v3_vit_b16", "simmim_vit_b16"])
+def test_sizes_that_a_recipe_names_are_those_of_vision_transformers(name: str) -> None:
+    """width, depth and heads of ViT-Ti, S, L and H, set as the head of the recipe says."""
+    head = (FOLDER / f"{name}.toml").read_text().partition("# Sizes:")[2]
+    words = dict(re.findall(r"((?:--set \w+=\d+ )+)\((ViT-\w+)", head))
+    sizes = {size: parse_settings(re.findall(r"--set (\S+)", text)) for text, size in words.items()}
+    assert sizes == {
+        "ViT-Ti": {"width": 192, "heads": 3},
+        "ViT-S": {"width": 384, "heads": 12 if name == "moco_v3_vit_b16" else 6},
+        "ViT-L": {"width": 1024, "depth": 24, "heads": 16},
+        "ViT-H": {"width": 1280, "depth": 32, "heads": 16},
+    }
+    values = read_recipe(name)
+    small = make_recipe(values["objective"], values, sizes["ViT-S"])
+    module: Any = build(small.backbone).module
+    assert (module.embed_dim, len(module.blocks)) == (384, 12)
+    assert module.blocks[0].attn.num_heads == sizes["ViT-S"]["heads"]
 
 
 def test_every_objective_has_a_recipe() -> None:

@@ -7,7 +7,7 @@ L2-normalised prototypes,
     loss = mean over anchors of −p⁺ · log p  +  λ (log K − H(mean p))  +  μ mean H(p)
 
 With `sinkhorn` the targets p⁺ are balanced over the prototypes. The target encoder follows the encoder after each step,
-θ⁺ ← m θ⁺ + (1 − m) θ, with m rising along half a cosine to 1 (in the official code: linearly, to 0.9992).
+θ⁺ ← m θ⁺ + (1 − m) θ, with m rising along half a cosine to 1, or linearly (in the official code to 0.9992).
 
 Source: Assran et al. 2022, "Masked Siamese Networks for Label-Efficient Learning".
 
@@ -29,14 +29,15 @@ from sightline import augment
 from sightline.augment import Policy
 from sightline.backbones import Backbone, features, grid_of, is_vit
 from sightline.distributed import mean
-from sightline.errors import InputError
+from sightline.errors import InputError, nearest
 from sightline.masking import random_masking
-from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
+from sightline.objective import Progress, Views, cosine, linear, momentum_copy, sinkhorn, spread, update_momentum
 from sightline.objectives.dino import check_size, local_size
 
 __all__ = ["Config", "Objective", "mean_entropy", "views"]
 
 TITLE = "MSN"
+MOMENTUM_SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Config:
     me_max: float = 1.0
     entropy: float = 0.0
     momentum: float = 0.996
+    momentum_end: float = 1.0
+    momentum_schedule: str = "cosine"  # or "linear"
     hidden: int = 2048
     out: int = 256
 
@@ -70,8 +73,14 @@ class Config:
         for name in ("temperature", "sharpening"):
             if not getattr(self, name) > 0:
                 raise InputError(f"MSN needs a {name} above 0, not {getattr(self, name)}")
-        if not 0 <= self.momentum <= 1:
-            raise InputError(f"MSN needs a momentum in [0, 1], not {self.momentum}")
+        for name in ("momentum", "momentum_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"MSN needs a {name} in [0, 1], not {getattr(self, name)}")
+        if self.momentum_schedule not in MOMENTUM_SCHEDULES:
+            raise InputError(
+                f"There is no momentum_schedule {self.momentum_schedule!r}"
+                f"{nearest(self.momentum_schedule, MOMENTUM_SCHEDULES)}"
+            )
         for name in ("prototypes", "hidden", "out"):
             if getattr(self, name) < 1:
                 raise InputError(f"MSN needs {name} of at least 1, not {getattr(self, name)}")
@@ -164,7 +173,8 @@ class Objective(nn.Module):
 
     def after_step(self, progress: Progress) -> None:
         """Let the target encoder follow."""
-        momentum = cosine(self.config.momentum, 1.0, (progress.step - 1) / progress.steps)  # of the step just made
+        rise, config = MOMENTUM_SCHEDULES[self.config.momentum_schedule], self.config
+        momentum = rise(config.momentum, config.momentum_end, (progress.step - 1) / progress.steps)  # of this step
         update_momentum(self.target_backbone, self.backbone, momentum)
         update_momentum(self.target_head, self.head, momentum)
 

@@ -12,7 +12,7 @@ Shapes: B images of this process, W processes, D width, d width of the projectio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,13 +34,15 @@ TITLE = "SimCLR"
 
 @dataclass(frozen=True)
 class Config:
-    """Temperature, the projection head, and the share of the image that a view covers."""
+    """Temperature, the projection head, the share of the image that a view covers, and its colours and blur."""
 
     temperature: float = 0.1
     layers: int = 2
     hidden: int = 2048
     out: int = 128
     crop: tuple[float, float] = (0.08, 1.0)
+    jitter: tuple[float, float, float, float] = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue
+    blur: float = 0.5  # probability; 0: without
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -53,7 +55,8 @@ class Config:
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """Two views by the same policy."""
-    return augment.simclr(backbone.size, crop=config.crop)
+    views = augment.simclr(backbone.size, crop=config.crop)
+    return tuple(replace(view, jitter=config.jitter, blur=config.blur) for view in views)
 
 
 class Objective(nn.Module):

@@ -2,24 +2,26 @@
 
     L = −1/n Σ_b log softmax(classifier(f(x_b)))[label_b]        over the n images that have a label
 
+or, with label smoothing, mixup and CutMix, the cross-entropy with soft targets of mixing.py.
+
 Source of the augmentation: Touvron et al. 2021, "Training data-efficient image transformers & distillation through
-attention", without its mixing of images.
+attention", without its repeated augmentation.
 
 B images, K classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline import augment, distributed
+from sightline import augment
 from sightline.augment import Policy
 from sightline.backbones import Backbone, features
 from sightline.errors import InputError
+from sightline.mixing import Mixing, soft_cross_entropy
 from sightline.objective import Progress, Views
 
 __all__ = ["LABELS", "Config", "Objective", "views"]
@@ -30,19 +32,28 @@ LABELS = True  # the backbone is built with a classifier for the classes of the 
 
 @dataclass(frozen=True)
 class Config:
-    """Label smoothing, and the share of the image that the view covers."""
+    """Label smoothing, the share of the image that the view covers, and how images are changed and mixed."""
 
     label_smoothing: float = 0.1
     crop: tuple[float, float] = (0.08, 1.0)
+    randaugment: tuple[float, float] = (0.0, 0.0)  # magnitude and its standard deviation; magnitude 0: without
+    erase: float = 0.0  # probability that a rectangle of an image becomes noise
+    mixup: float = 0.0  # α of the beta distribution; 0: without
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1)")
+        self.mixing.check()
+
+    @property
+    def mixing(self) -> Mixing:
+        """Those of its settings that make soft targets."""
+        return Mixing(self.mixup, self.cutmix, self.label_smoothing)
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
-    """One crop."""
-    return augment.supervised(backbone.size, config.crop)
+    """One crop, by RandAugment and with a part erased where that is wanted."""
+    (view,) = augment.supervised(backbone.size, config.crop)
+    return (replace(view, randaugment=config.randaugment, erase=config.erase),)
 
 
 class Objective(nn.Module):
@@ -61,16 +72,16 @@ class Objective(nn.Module):
         """The backbone."""
         return self.backbone
 
+    @property
+    def pairs(self) -> bool:
+        """Whether images are mixed two by two."""
+        return self.config.mixing.pairs
+
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean cross-entropy and accuracy over the labelled images of all processes."""
         model: Any = self.backbone
-        logits = model.get_classifier()(features(model, views.pixels[0])).float()  # (B, K)
-        known = views.labels >= 0
-        n = distributed.mean(known.sum().to(logits.dtype)).clamp(min=1 / distributed.world())  # per process
-        smoothing = self.config.label_smoothing
-        loss = F.cross_entropy(logits, views.labels, ignore_index=-1, reduction="sum", label_smoothing=smoothing) / n
-        right = (logits.argmax(1) == views.labels) & known
-        return loss, {"accuracy": (right.sum() / n).detach()}
+        pixels, targets = self.config.mixing.of(views, model.num_classes)
+        return soft_cross_entropy(model.get_classifier()(features(model, pixels)).float(), targets)
 
     def after_step(self, progress: Progress) -> None:
         """Nothing follows the optimiser's step."""
