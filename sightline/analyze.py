@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sightline import progress
+from sightline import bfloat16, progress
 from sightline.asking import (
     check_settings,
     choose_analyses,
@@ -87,8 +87,12 @@ def analyze(
     process = _join_processes(device)
     target = _device(device, process)
     out = _agreed(out, process)
-    members = members_of(encoders)
     configs, named = choose_analyses(analyses, also)
+    # For the encoders, and for what analyses compute on the CPU wherever these are; before anything is computed.
+    precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
+    for where, which in precisions:
+        bfloat16.ensure(where, which)
+    members = members_of(encoders)
     images = with_conflict(load_images(images), conflict, configs)
     sites = [sites] if isinstance(sites, str) else sites
     settings = {"batch": batch, "seed": seed, "precision": precision}
@@ -116,6 +120,8 @@ def analyze(
         if todo:
             shown = show_progress and process.rank == 0
             announce(todo, configs, shown)
+            for where, which in precisions if shown else []:
+                bfloat16.tell_if_slower(where, which)
             if process.rank == 0:
                 run.begin()
             _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
@@ -151,6 +157,11 @@ def _device(name: str, process: Process) -> torch.device:
     if device.type == "cuda" and process.world > 1:
         torch.cuda.set_device(device)  # NCCL talks through the current device
     return device
+
+
+def _own_precision(configs: Mapping[str, Any]) -> str:
+    """Of what analyses train (probes)."""
+    return "bf16" if any(getattr(config, "precision", "") == "bf16" for config in configs.values()) else "float32"
 
 
 def _agreed(choice: Choice, process: Process) -> Choice:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline import plugins
+from sightline import bfloat16, plugins
 from sightline.errors import InputError, nearest
 from sightline.files import write_atomically
 from sightline.sites import Anatomy, Tap, Tokens
@@ -112,6 +112,7 @@ class Encoder:
 
     def __call__(self, images: Tensor) -> Any:
         """What the model says to preprocessed images (B, 3, h, w)."""
+        bfloat16.ensure_for(images)
         return (self.forward or self.module)(images)
 
     def has_places(self, shape: tuple[int, ...]) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import bfloat16
 from sightline.errors import InputError
 
 __all__ = ["BLOCK_NUMBERS", "LARGEST", "Rows", "nearest", "predict", "row_of"]
@@ -48,6 +49,7 @@ def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float) 
 
 def nearest(train: Rows, queries: Tensor, k: int) -> Tensor:
     """Keys (b, k) of the nearest training rows of unit queries (b, D), nearest first."""
+    bfloat16.ensure(queries.device)
     count, width = train.values.shape
     # Subtracting one vector from all training rows changes no query's ranking, and shrinks what float32 rounds.
     centre = train.unit(slice(0, None, max(1, count // 1024))).mean(0)

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline import bfloat16
 from sightline.errors import InputError, nearest
 from sightline.objective import Progress
 from sightline.optimization import Optimization, trusted
@@ -141,6 +142,7 @@ def train_probes(
             f"Labels are {labels.min()} … {labels.max()}, but {classes} classes need 0 … {classes - 1}; "
             "leave out images without a label"
         )
+    bfloat16.ensure("cpu", schedule.precision)
     members: dict[tuple[str, ...], list[int]] = {}  # probes on the same features, read together
     for number, probe in enumerate(probes):
         members.setdefault(probe.inputs, []).append(number)

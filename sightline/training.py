@@ -21,6 +21,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from sightline import bfloat16
 from sightline.checkpoints import latest, load, save_checkpoint
 from sightline.distributed import by_first, gather, mean, rank, sync_batch_norm, world
 from sightline.errors import InputError
@@ -49,8 +50,10 @@ def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric
         raise InputError(f"There is no device {device!r} to train on; choose auto, cpu or cuda")
     if device in ("cuda", "gpu") and not torch.cuda.is_available():
         raise InputError("There is no CUDA device here; use --device cpu")
+    accelerator = {"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(device, device)
+    bfloat16.ensure(accelerator, precision)  # processes that are started here inherit what it sets
     fabric = Fabric(
-        accelerator={"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(device, device),
+        accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
         strategy="ddp" if devices * nodes > 1 else "auto",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from lightning.fabric import Fabric
 from torch import nn
 
+from sightline import bfloat16
 from sightline.checkpoints import tensors_of
 from sightline.distributed import by_first, rank
 from sightline.encoder import Encoder, build_encoder, load_encoder, save_encoder
@@ -108,6 +109,8 @@ def train_in(
 ) -> Encoder:
     """Train in a folder that no other process trains in meanwhile; gives the encoder that the folder then holds."""
     fabric = make_fabric(device, wanted.training.precision, *processes(devices, nodes))
+    if rank() == 0 and show_progress:
+        bfloat16.tell_if_slower(fabric.device, wanted.training.precision)
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)

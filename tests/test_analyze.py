@@ -278,6 +278,7 @@ def test_the_same_weights_twice_are_alike(encoders: dict[str, sl.Encoder], image
     assert float(pair) == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.bf16
 def test_bf16_is_close_to_float32(encoders: dict[str, sl.Encoder], images: sl.Images) -> None:
     exact, fast = (measure(encoders, images, ["cka"], precision=p)["cka"].cka for p in ("float32", "bf16"))
     assert float(abs(exact - fast).max()) < 0.05

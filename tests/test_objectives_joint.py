@@ -567,6 +567,7 @@ def test_a_state_dict_restores_everything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.bf16
 def test_bfloat16_changes_the_loss_little(name: str) -> None:
     objective = make(name)
     seen = batch(name, objective)

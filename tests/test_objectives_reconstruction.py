@@ -414,6 +414,7 @@ def some_weights(backbone: Backbone) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "backbone"), ALL)
+@pytest.mark.bf16
 def test_bfloat16_changes_the_loss_little(name: str, backbone: Backbone) -> None:
     settings = {"norm_target": 5} if name == "simmim" else {}
     objective, views = make(name, backbone, **settings), make_views(4, size=backbone.size)

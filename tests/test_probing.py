@@ -251,6 +251,7 @@ def test_large_scores_do_not_overflow() -> None:
     torch.testing.assert_close(gradient, torch.tensor([[[0.5, 0.0], [-0.5, 0.0]]]))
 
 
+@pytest.mark.bf16
 def test_bf16_is_near_float32() -> None:
     features, labels = problem(300)
     losses = [

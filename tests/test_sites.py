@@ -288,6 +288,7 @@ def test_attention_by_hand_is_refused():
         see_map(Manual(), *qkv())
 
 
+@pytest.mark.bf16
 def test_bf16():
     encoder = load_encoder(VIT)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(encoder, ["block.*.attn_map"]) as acts:

@@ -29,6 +29,7 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
+from sightline import bfloat16
 from sightline.errors import InputError
 from sightline.figures import Figure, curve_over_depth, with_depth
 from sightline.layers import Layers, add_images, mean_of_images
@@ -93,6 +94,7 @@ def token_cosine(tokens: Array) -> Array:
     array([0.33333333])
     """
     x = _floating(tokens, "images, tokens, width")
+    bfloat16.ensure(x.device)
     return _like(tokens, _token_cosine(x, _norms(x)))
 
 

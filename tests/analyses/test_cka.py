@@ -285,6 +285,7 @@ def test_bootstrap_is_the_plain_one() -> None:
     assert float(result.cka_high.sel(at)) == pytest.approx(np.percentile(values, 97.5), abs=1e-9)
 
 
+@pytest.mark.bf16
 def test_bf16_rounds_the_model_not_the_measurement() -> None:
     encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
     images = load_images("shapes?size=32", limit=32)

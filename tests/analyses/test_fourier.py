@@ -241,6 +241,7 @@ def test_no_number_without_a_readable_image_and_no_wrong_reason(tmp_path: Path) 
     assert result.amplitude.isnull().all()
 
 
+@pytest.mark.bf16
 def test_bf16_rounds_the_model_not_the_measurement(images: Any) -> None:
     encoder = load_encoder(SMALL)
     options = OPTIONS | {"sites": ["block.1.fc1"], "precision": "bf16", "batch": 20}

@@ -100,6 +100,7 @@ def test_layers_without_a_value_say_why() -> None:
     assert headlines(result) == []
 
 
+@pytest.mark.bf16
 def test_one_batch_has_no_interval_and_bf16_is_close() -> None:
     config = Config(policies=("simclr?crop=[0.5, 1]",), tokens=("mean",))
     result = invariance(load_encoder(SMALL), config, count=16, batch=16)

@@ -135,6 +135,7 @@ def test_queries_without_proof_are_done_again_and_only_those(monkeypatch: pytest
     assert again == [(torch.float32, 31), (torch.float64, 1)]
 
 
+@pytest.mark.bf16
 def test_coarse_matrix_products_do_not_change_the_answer() -> None:
     random = np.random.default_rng(4)
     train, test, labels = narrow(random, 1500), narrow(random, 50), random.integers(0, 5, 1500)
