@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from sightline import plugins
 from sightline.encoder import Encoder, Preprocess, Reference, build_encoder, parse_reference
 from sightline.errors import InputError, first_line, nearest
-from sightline.projection import Head, Layer, Projected, Trained, parts_in_words, state_of
+from sightline.projection import Layer, Projected, Trained, empty_head, parts_in_words, state_of
 from sightline.reading import Checkpoint, printable, read_checkpoint
 from sightline.sources import timm
 
@@ -155,7 +155,7 @@ def projected(module: nn.Module, layers: Sequence[Layer], state: Mapping[str, Te
     width: Any = module.num_features
     if layers[0].inputs != width:
         raise InputError(f"{origin} takes {layers[0].inputs} features, but the encoder gives {width}")
-    head = Head(layers)
+    head = empty_head(layers)
     load_exactly(head, state, origin)
     return Projected(module, head)
 

@@ -32,10 +32,10 @@ from sightline.files import write_atomically
 from sightline.weights import read_weights
 
 __all__ = [
-    "Head",
     "Layer",
     "Projected",
     "Trained",
+    "empty_head",
     "mlp_layers",
     "parts_in_words",
     "read_head",
@@ -73,14 +73,11 @@ class Trained(NamedTuple):
     weights: Mapping[str, Tensor]
 
 
-class Head(nn.Sequential):
-    """The layers of a head, without weights of any meaning."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        with torch.device("meta"):  # nothing is drawn: a training that saves its head must not draw other numbers
-            super().__init__(*map(_Layer, layers))
-        self.to_empty(device="cpu")
-        self.eval()
+def empty_head(layers: Sequence[Layer]) -> nn.Sequential:
+    """A head whose weights are yet to be loaded; no random numbers are drawn for them."""
+    with torch.device("meta"):
+        head = nn.Sequential(*map(_Layer, layers))
+    return head.to_empty(device="cpu").eval()
 
 
 class _Layer(nn.Module):
@@ -99,7 +96,7 @@ class _Layer(nn.Module):
 class Projected(nn.Module):
     """An encoder of timm and the head that it feeds with its pooled features."""
 
-    def __init__(self, encoder: Any, head: Head) -> None:
+    def __init__(self, encoder: Any, head: nn.Sequential) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -166,7 +163,7 @@ def unit_layer(weight: Tensor, part: str = "prototypes") -> Trained:  # (outputs
 
 
 def state_of(head: Sequence[Trained]) -> dict[str, Tensor]:
-    """The state dict of a `Head` of these layers."""
+    """The state dict of an `empty_head` of these layers."""
     return {f"{number}.{name}": value for number, (_, own) in enumerate(head) for name, value in own.items()}
 
 
@@ -201,7 +198,7 @@ def save_head(head: Sequence[Trained], folder: Path) -> None:
 
 
 def read_head(folder: Path) -> tuple[list[Layer], dict[str, Tensor]]:
-    """The layers of the head in a folder, and the state dict of the `Head` of them."""
+    """The layers of the head in a folder, and the state dict of an `empty_head` of them."""
     if not all((folder / name).is_file() for name in FILES):
         raise InputError(
             f"{str(folder)!r} has no projection head ({' and '.join(FILES)}): either its training has none, or it was "
