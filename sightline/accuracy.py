@@ -100,7 +100,7 @@ def figure_over_depth(
     """Accuracy over the blocks: a panel for each feature, a colour for each encoder, chance as a line."""
     from sightline.figures import Figure, curve_over_depth, with_depth
 
-    table = accuracy_table(result.sel(site=result.layer_type == "block"))
+    table = accuracy_table(result.sel(site=result.layer_type.isin(["block", "head"])))
     if table.empty:  # only other sites were chosen: the table of the report has them
         return []
     points, depth_title = with_depth(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from sightline.backbones import is_vit
 from sightline.errors import InputError
 from sightline.objectives.mae import Decoder
-from sightline.recipe import make_recipe, read_recipe
 from sightline.weights import read_weights
 
 __all__ = ["Autoencoder", "load_decoder"]
@@ -30,20 +30,34 @@ class Autoencoder(nn.Module):
 
 
 def load_decoder(encoder: nn.Module, folder: Path, recipe: Path) -> Decoder:
-    """The decoder that was trained with an encoder; the recipe knows its number of heads, which no tensor tells."""
+    """The decoder that was trained with an encoder, as decoder.json describes it."""
     if not (folder / "decoder.safetensors").is_file():
         raise InputError(
             f"{str(folder)!r} has no decoder.safetensors: only MAE trains a decoder; leave decoder=true out"
         )
     if not is_vit(encoder):
         raise InputError("The decoder of FCMAE is a single convolutional block without sites; leave decoder=true out")
-    values = read_recipe(recipe)
-    config: Any = make_recipe(str(values["objective"]), values).config
-    config = config.part("mae") if hasattr(config, "part") else config  # of a hybrid, that of its part
-    decoder = Decoder(encoder, config.decoder_width, config.decoder_depth, config.decoder_heads)
+    decoder = Decoder(encoder, *_measures(folder / "decoder.json", recipe))
     state = read_weights(folder / "decoder.safetensors")
     own = decoder.state_dict()
     if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in state.items()}:
-        raise InputError(f"The decoder in {str(folder)!r} is not the one that {str(recipe)!r} describes")
+        described = folder / "decoder.json" if (folder / "decoder.json").is_file() else recipe
+        raise InputError(f"The decoder in {str(folder)!r} is not the one that {str(described)!r} describes")
     decoder.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
     return decoder
+
+
+def _measures(described: Path, recipe: Path) -> tuple[int, int, int]:
+    """Width, depth and heads, which no tensor tells; of folders without decoder.json the recipe knows them."""
+    if described.is_file():
+        try:
+            about = json.loads(described.read_text())
+            return int(about["width"]), int(about["depth"]), int(about["heads"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"Cannot read {str(described)!r}; save the encoder and its decoder again") from error
+    from sightline.recipe import make_recipe, read_recipe
+
+    values = read_recipe(recipe)
+    config: Any = make_recipe(str(values["objective"]), values).config
+    config = config.part("mae") if hasattr(config, "part") else config  # of a hybrid, that of its part
+    return config.decoder_width, config.decoder_depth, config.decoder_heads

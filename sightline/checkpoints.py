@@ -5,7 +5,8 @@ RUN/checkpoints/00001200/training.safetensors   all weights and buffers of the o
                         /optimizer.safetensors  state of the optimiser and of the random number generators
                         /state.json             step, settings of the optimiser
                         /encoder.safetensors, encoder.json   what `run:RUN` loads
-                        /decoder.safetensors    of objectives with a decoder
+                        /decoder.safetensors, decoder.json   of objectives with a decoder
+                        /head.safetensors, head.json   of objectives with a projection head
 """
 
 from __future__ import annotations

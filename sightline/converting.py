@@ -169,7 +169,7 @@ def _for_timm(encoder: Encoder, out: Path) -> Package:
     if encoder.architecture is None or not encoder.architecture.startswith("timm:"):
         raise InputError(
             f"Encoder {encoder.name!r} ({type(encoder.module).__name__}) is not a model that timm builds from a name; "
-            "convert one of timm, of `sightline pretrain`, or of a checkpoint file without its decoder"
+            "convert one of timm, of `sightline pretrain`, or of a checkpoint file without its decoder or head"
         )
     module: Any = encoder.module
     reference = parse_reference(encoder.architecture)

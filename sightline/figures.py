@@ -105,26 +105,29 @@ def with_depth(points: pd.DataFrame, encoder: str = "encoder") -> tuple[pd.DataF
     """Points (with columns `encoder`, `site`, `block`) and their `depth`, and the title of that axis.
 
     Encoders of the same depth are drawn over their block numbers; of different depths over the relative depth, first
-    block 0 and last block 1, since block 6 is the middle of one and the end of the other. The blocks of a decoder
-    follow behind, from 1 to 2.
+    block 0 and last block 1, since block 6 is the middle of one and the end of the other. The blocks of a decoder,
+    and the layers of a head, follow behind, from 1 to 2.
 
     >>> table = pd.DataFrame({"encoder": list("aaab"), "site": "block", "block": [0, 1, 2, 0]})
     >>> with_depth(table)[0].depth.tolist(), with_depth(table)[1], with_depth(table[:3])[1]
     ([0.0, 0.5, 1.0, 0.0], 'relative depth', 'block')
     """
-    decoder = points.site.str.startswith("decoder.")
+    heads, later = points.site.str.startswith("head."), points.site.str.startswith(("decoder.", "head."))
+    deepest = points.block[~later].max() if not later.all() else -1
+    layer = points.site.str.extract(r"^head\.(\d+)$")[0].fillna("0").astype(int)
+    places = points.block.where(~heads, deepest + 1 + layer)
     blocks: dict[tuple[str, bool], set[int]] = {}
-    for name, behind, block in zip(points[encoder], decoder, points.block, strict=True):
+    for name, behind, block in zip(points[encoder], later, places, strict=True):
         blocks.setdefault((name, behind), set()).add(block)
     if len({frozenset(own) for (_, behind), own in blocks.items() if not behind}) <= 1:
-        return points.assign(depth=points.block), "block"
+        return points.assign(depth=places), "block"
 
     def relative(name: str, behind: bool, block: int) -> float:
         own = sorted(blocks[name, behind])
         place = own.index(block)
         return 1 + (place + 1) / len(own) if behind else place / max(len(own) - 1, 1)
 
-    depth = [relative(*row) for row in zip(points[encoder], decoder, points.block, strict=True)]
+    depth = [relative(*row) for row in zip(points[encoder], later, places, strict=True)]
     return points.assign(depth=depth), "relative depth"
 
 

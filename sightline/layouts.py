@@ -12,8 +12,8 @@ A layout is put together from names and shapes, and no model is built for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,22 @@ from torch.overrides import TorchFunctionMode
 from sightline import plugins
 from sightline.encoder import Encoder, Preprocess, Reference, build_encoder, parse_reference
 from sightline.errors import InputError, first_line, nearest
+from sightline.projection import Layer, Projected, Trained, empty_head, parts_in_words, state_of
 from sightline.reading import Checkpoint, printable, read_checkpoint
 from sightline.sources import timm
 
-__all__ = ["Layout", "build", "find_layout", "load_exactly", "mlp_ratio", "open_layout", "recognized", "size_option"]
+__all__ = [
+    "Layout",
+    "build",
+    "find_layout",
+    "load_exactly",
+    "mlp_ratio",
+    "open_layout",
+    "projected",
+    "recognized",
+    "size_option",
+    "with_head",
+]
 
 # How timm and PyTorch draw weights: numbers, then the error function's inverse for a normal distribution.
 DRAWING = {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, nn.init.uniform_, nn.init.normal_}
@@ -46,6 +58,7 @@ class Layout:
     left_over: tuple[str, ...] = ()  # names of weights in the file that are not the encoder's
     notes: tuple[str, ...] = ()  # what the user should know besides
     decoder: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)  # of MAE, made for its encoder
+    head: tuple[Trained, ...] = field(default=(), repr=False)  # layers of the projection head, if it is asked for
 
 
 def open_layout(
@@ -105,14 +118,46 @@ def build(layout: Layout, reference: Reference) -> Encoder:
         from sightline.autoencoder import Autoencoder
 
         module = Autoencoder(module, layout.decoder(module))  # type: ignore[arg-type]
+    if layout.head:
+        origin = f"The projection head of {reference.id!r}"
+        module = projected(module, [layer for layer, _ in layout.head], state_of(layout.head), origin)
     return build_encoder(
         module.eval(),
         reference=str(reference),
         name=Path(reference.id.removesuffix(".tar")).stem,
         preprocess=layout.preprocess,
-        architecture=layout.architecture if layout.decoder is None else None,
+        architecture=layout.architecture if layout.decoder is None and not layout.head else None,
         notes=notes,
     )
+
+
+def with_head(found: Layout, options: Mapping[str, str], find: Callable[[], Mapping[str, Sequence[Trained]]]) -> Layout:
+    """The layout with its projection head, if `head=true` asks for it; `find` gives layers by how their names begin."""
+    if (wanted := options.get("head", "false")) not in ("true", "false"):
+        raise InputError(f"head={wanted} is neither true nor false; write head=true to load the projection head, too")
+    if wanted == "false":
+        return found
+    parts = find()
+    head = tuple(layer for part in parts.values() for layer in part)
+    if not head:
+        raise InputError(f"The file has no projection head ({', '.join(f'{p}*' for p in parts)}); leave head=true out")
+    taken = tuple(prefix for prefix, part in parts.items() if part)
+    return replace(
+        found,
+        head=head,
+        left_over=tuple(name for name in found.left_over if not name.startswith(taken)),
+        notes=(*found.notes, parts_in_words([layer for layer, _ in head])),
+    )
+
+
+def projected(module: nn.Module, layers: Sequence[Layer], state: Mapping[str, Tensor], origin: str) -> Projected:
+    """A module of timm with the projection head that it feeds."""
+    width: Any = module.num_features
+    if layers[0].inputs != width:
+        raise InputError(f"{origin} takes {layers[0].inputs} features, but the encoder gives {width}")
+    head = empty_head(layers)
+    load_exactly(head, state, origin)
+    return Projected(module, head)
 
 
 class _NoRandomNumbers(TorchFunctionMode):

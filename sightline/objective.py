@@ -9,6 +9,7 @@ An objective is one file of `objectives/`:
         forward(views)        -> (loss, scalars)
         before_step(progress) optional: between backward and the optimiser's step
         after_step(progress)  after the optimiser's step
+        head_of(encoder)      optional: layers of the projection head that `encoder` feeds, which are saved with it
         lr_scales()           optional: by what the learning rate of parameters is multiplied, by their names
         pairs                 optional: whether it mixes images two by two, so that shares of a batch must be even
     first(config, backbone)   optional: a `First`, what has to be trained before (BEiT's tokenizer); the trained module

@@ -122,7 +122,8 @@ def _sites(encoder: Encoder, analysis: str, patterns: Sequence[str] | None) -> t
     """The sites of an encoder that an analysis will see; the user's choice goes to those that can take any site."""
     module = module_of(analysis)
     own = patterns is None or not module.ANY_SITE
-    found = tuple(select(encoder.sites, module.SITES if own or patterns is None else patterns))
+    usual = (*module.SITES, *(getattr(module, "PROJECTION", ()) if encoder.family == "projected" else ()))
+    found = tuple(select(encoder.sites, usual if own or patterns is None else patterns))
     if not found and encoder.family == "module" and module.ANY_SITE and own:
         found = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
     if not found and not own:

@@ -15,6 +15,7 @@ from torch import nn
 
 from sightline import plugins
 from sightline.backbones import build
+from sightline.checkpoints import latest
 from sightline.distributed import by_first, rank
 from sightline.encoder import Encoder
 from sightline.errors import InputError
@@ -26,7 +27,7 @@ from sightline.optimization import Optimization
 from sightline.progress import console
 from sightline.recipe import Recipe, make_recipe, read_recipe, recipe_names
 from sightline.training import Loop
-from sightline.training_run import Prepared, compile_blocks, export, kept_recipe, train_in
+from sightline.training_run import Prepared, compile_blocks, export, export_head, kept_recipe, train_in
 
 __all__ = ["pretrain"]
 
@@ -157,7 +158,7 @@ def _train(
     if parts.first is not None:
         _train_first(parts.first, parts.feed, out, fabric, f"{parts.first.name} of {wanted.objective}", saving)
     torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
-    return Loop(
+    last = Loop(
         objective=parts.objective,
         feed=parts.feed,
         settings=wanted.optimization,
@@ -170,6 +171,9 @@ def _train(
         log_every=wanted.training.log_every,
         **saving,
     ).run()
+    if not last:  # finished before, perhaps when heads were not saved
+        by_first(lambda: export_head(latest(out) or out, parts.objective))
+    return last
 
 
 def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str, saving: dict[str, Any]) -> None:

@@ -293,7 +293,7 @@ def reason_of(flaws: npt.NDArray[np.float64], own: float, images: bool) -> str:
 def curve_table(result: xr.Dataset, name: str) -> pd.DataFrame:
     """Rows for `curve_over_depth` of a variable over encoder, site and others; `attrs["depth"]` names the axis."""
     columns = {name: "value", f"{name}_low": "low", f"{name}_high": "high", f"{name}_null": "null"}
-    blocks = result[list(columns)].sel(site=result.layer_type == "block")
+    blocks = result[list(columns)].sel(site=result.layer_type.isin(["block", "head"]))
     table = blocks.to_dataframe().reset_index().dropna(subset=name).rename(columns=columns | {"encoder": "series"})
     table, title = with_depth(table, "series")
     table.attrs["depth"] = title

@@ -15,7 +15,7 @@
 | `block.3.fc1` | output of the first fully connected layer, before its activation function | (B, N, 4D) |
 | `block.3.mlp` | output of the MLP, before layer scale | (B, N, D) |
 | `norm` | after the final norm; no other site is normed by it | (B, N, D) |
-| `head.0` | the layers of the head | (B, C) |
+| `head.0` | output of a layer of the head: a classifier, or a projection layer with norm and activation | (B, C) |
 | `decoder.embed`, `decoder.block.3`, … | of a masked auto-encoder with its decoder, all patches visible | as above |
 
 B images, N tokens (prefix tokens first), D width, H heads, C channels or classes.

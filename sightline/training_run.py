@@ -27,11 +27,12 @@ from sightline.feeding import Feed
 from sightline.files import lock, write_atomically
 from sightline.images import Images, load_images
 from sightline.progress import console
+from sightline.projection import save_head
 from sightline.recipe import Training, read_recipe, to_toml
 from sightline.run import provenance
 from sightline.training import make_fabric
 
-__all__ = ["Prepared", "compile_blocks", "export", "kept_recipe", "processes", "train_in"]
+__all__ = ["Prepared", "compile_blocks", "export", "export_head", "kept_recipe", "processes", "train_in"]
 
 STARTED = ("latest.json", "metrics.csv", "tokenizer")
 
@@ -170,7 +171,7 @@ def _tell_skipped(feed: Feed) -> None:
 
 
 def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
-    """What `run:FOLDER` loads: the encoder of an objective, and the decoder of those that have one."""
+    """What `run:FOLDER` loads: the encoder of an objective, and the decoder and the head of those that have them."""
     from safetensors.torch import save
 
     built = build_encoder(
@@ -185,6 +186,16 @@ def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
     if hasattr(module, "decoder"):
         decoder = {key: value.cpu().contiguous() for key, value in tensors_of(module.decoder).items()}
         write_atomically(folder / "decoder.safetensors", save(decoder))
+        if hasattr(module.decoder, "describe"):
+            write_atomically(folder / "decoder.json", json.dumps(module.decoder.describe(), indent=2).encode())
+    export_head(folder, module)
+
+
+def export_head(folder: Path, module: Any) -> None:
+    """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
+    head = module.head_of(module.encoder) if hasattr(module, "head_of") else ()
+    if head and not (folder / "head.json").is_file():
+        save_head(head, folder)
 
 
 def compile_blocks(module: nn.Module) -> None:

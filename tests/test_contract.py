@@ -339,6 +339,15 @@ def test_an_objective_gives_a_loss_and_scalars(name: str, shapes: Images) -> Non
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_layers_of_a_head_fit_together(name: str, shapes: Images) -> None:
+    """The first sees the features of the encoder, each other one what the one before it gives."""
+    made: Any = make_objective(name, shapes).objective
+    layers = [layer for layer, _ in made.head_of(made.encoder)] if hasattr(made, "head_of") else []
+    widths = [made.encoder.num_features, *(layer.outputs for layer in layers)]
+    assert [layer.inputs for layer in layers] == widths[:-1]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_reach_all_that_is_trained_and_nothing_else(name: str, shapes: Images) -> None:
     """DDP waits for the gradient of every parameter that asks for one."""
     made = make_objective(name, shapes)

@@ -169,9 +169,13 @@ def test_depth_is_the_block_number_or_relative() -> None:
     assert mixed.depth.tolist() == [0, 0.25, 0.5, 0.75, 1, 0, 0.5, 1, 0]
 
 
-def test_a_decoder_lies_behind_its_encoder() -> None:
+def test_a_decoder_and_a_head_lie_behind_their_encoder() -> None:
     decoder = pd.DataFrame({"encoder": "a", "site": ["decoder.block.0", "decoder.block.1"], "block": [3, 4]})
     assert with_depth(pd.concat([blocks_of(a=3, b=3), decoder]))[0].depth.tolist()[-2:] == [3, 4]
+    head = pd.DataFrame({"encoder": "a", "site": ["head.0", "head.1"], "block": -1})
+    assert with_depth(pd.concat([blocks_of(a=3, b=3), head]))[0].depth.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert with_depth(pd.concat([blocks_of(a=3, b=5), head]))[0].depth.tolist()[-2:] == [1.5, 2]
+    assert with_depth(head)[0].depth.tolist() == [0, 1]
     decoder = decoder.assign(block=[5, 6])  # counted on from the deepest encoder
     assert with_depth(pd.concat([blocks_of(a=3, b=5), decoder]))[0].depth.tolist()[-2:] == [1.5, 2]
 

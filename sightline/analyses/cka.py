@@ -75,6 +75,7 @@ SOURCE = (
     "(class CKA, diagonal and row maximum, odd and even layers of a ResNet)"
 )
 SITES = ("block.*", "block.*.norm1", "block.*.qkv", "block.*.fc1", "block.*.residual", "decoder.block.*")
+PROJECTION = ("head.*",)
 SPLITS = ("test",)
 ANY_SITE = True
 BY_DEFAULT = True

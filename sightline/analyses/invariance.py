@@ -69,6 +69,7 @@ SOURCE = (
     'Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep Networks Learn the Same Things?" (minibatch CKA)'
 )
 SITES = ("block.*", "decoder.block.*")
+PROJECTION = ("head.*",)
 SPLITS = ("test",)
 ANY_SITE = True
 BY_DEFAULT = False

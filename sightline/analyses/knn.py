@@ -49,6 +49,7 @@ SOURCE = (
     'Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers" (k = 20)'
 )
 SITES = ("block.*", "norm", "decoder.block.*")
+PROJECTION = ("head.*",)
 SPLITS = ("train", "test")
 ANY_SITE = True
 BY_DEFAULT = True

@@ -74,12 +74,12 @@ KINDS = ("ridge", "linear", "nonlinear", "multilayer")
 
 
 def last_of(sites: Sequence[str]) -> str:
-    """The last layer of an encoder: its final norm or last block, not one of a decoder.
+    """The last layer of an encoder: its final norm or last block, not one of a decoder or of a head.
 
-    >>> last_of(["block.0", "block.1", "norm", "decoder.block.0"])
-    'norm'
+    >>> last_of(["block.0", "block.1", "norm", "decoder.block.0"]), last_of(["block.0", "block.1", "head.0"])
+    ('norm', 'block.1')
     """
-    return ([site for site in sites if not site.startswith("decoder.")] or list(sites))[-1]
+    return ([site for site in sites if not site.startswith(("decoder.", "head."))] or list(sites))[-1]
 
 
 @dataclass(frozen=True)

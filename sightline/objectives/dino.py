@@ -30,6 +30,7 @@ from sightline.backbones import Backbone, features, is_vit, patch_of
 from sightline.distributed import mean
 from sightline.errors import InputError
 from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
+from sightline.projection import Trained, mlp_layers, unit_layer
 
 __all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
 
@@ -153,6 +154,12 @@ class Objective(nn.Module):
     def encoder(self) -> nn.Module:
         """The teacher's backbone."""
         return self.teacher_backbone
+
+    def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
+        """The head of the teacher or, of a hybrid, which keeps the trained backbone, that of the student."""
+        head = self.teacher_head if encoder is self.teacher_backbone else self.head
+        projector = mlp_layers(head.mlp.state_dict(), "projector", "gelu")
+        return (*projector, unit_layer(head.last_layer.weight))
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy between the teacher's distributions of the global crops and the student's of all others."""

@@ -24,6 +24,7 @@ from sightline.augment import Policy
 from sightline.backbones import Backbone
 from sightline.errors import InputError, nearest
 from sightline.objective import First, Progress, Views
+from sightline.projection import Trained
 from sightline.recipe import make_settings
 
 __all__ = ["Config", "Objective", "first", "views"]
@@ -123,6 +124,11 @@ class Objective(nn.Module):
         """The trained backbone; of a single part, that part's encoder."""
         encoders: list[Any] = [part.encoder for part in self.parts.values()]
         return encoders[0] if len(encoders) == 1 else self.backbone
+
+    def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
+        """That of the joint-embedding part, if it counts."""
+        parts: list[Any] = [part for part in self.parts.values() if hasattr(part, "head_of")]
+        return tuple(layer for part in parts for layer in part.head_of(encoder))
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighted sum of the parts' losses; each loss and the parts' scalars under their names."""

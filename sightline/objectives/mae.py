@@ -90,6 +90,12 @@ class Decoder(nn.Module):
         nn.init.normal_(self.mask_token, std=0.02)
         xavier(self)
 
+    def describe(self) -> dict[str, int]:
+        """What is needed to build it again for its ViT, as decoder.json keeps it."""
+        first: Any = self.blocks[0]
+        heads = int(first.attn.num_heads)
+        return {"format": 1, "width": self.embed.out_features, "depth": len(self.blocks), "heads": heads}
+
     def forward(
         self, tokens: Tensor, ids_restore: Tensor | None = None
     ) -> Tensor:  # (B, prefix + kept, D) -> (B, N, P)

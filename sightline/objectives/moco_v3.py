@@ -32,6 +32,7 @@ from sightline.backbones import Backbone, features, fix_positions, is_vit, xavie
 from sightline.distributed import gather, rank
 from sightline.errors import InputError
 from sightline.objective import Progress, Views, cosine, momentum_copy, spread, update_momentum
+from sightline.projection import Trained, mlp_layers
 
 __all__ = ["Config", "Objective", "info_nce", "initialise", "views"]
 
@@ -86,6 +87,11 @@ class Objective(nn.Module):
     def encoder(self) -> nn.Module:
         """The trained backbone, not the momentum encoder."""
         return self.backbone
+
+    def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
+        """Projector and predictor; the momentum encoder, which has no predictor, is not kept."""
+        projector = mlp_layers(self.projector.layers.state_dict(), "projector", "relu")
+        return projector + mlp_layers(self.predictor.layers.state_dict(), "predictor", "relu")
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """InfoNCE of both directions."""

@@ -33,6 +33,7 @@ from sightline.errors import InputError, nearest
 from sightline.masking import random_masking
 from sightline.objective import Progress, Views, cosine, linear, momentum_copy, sinkhorn, spread, update_momentum
 from sightline.objectives.dino import check_size, local_size
+from sightline.projection import Trained, mlp_layers, unit_layer
 
 __all__ = ["Config", "Objective", "mean_entropy", "views"]
 
@@ -119,6 +120,12 @@ class Objective(nn.Module):
     def encoder(self) -> nn.Module:
         """The target encoder's backbone."""
         return self.target_backbone
+
+    def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
+        """The head of the target encoder or, of a hybrid, which keeps the trained backbone, of that; the prototypes."""
+        head = self.target_head if encoder is self.target_backbone else self.head
+        projector = mlp_layers(head.layers.state_dict(), "projector", "gelu")
+        return (*projector, unit_layer(F.normalize(self.prototypes, dim=1)))
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the anchors with the targets, and mean-entropy maximisation."""

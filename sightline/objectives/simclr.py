@@ -26,6 +26,7 @@ from sightline.backbones import Backbone, features
 from sightline.distributed import gather, rank
 from sightline.errors import InputError
 from sightline.objective import Progress, Views, spread
+from sightline.projection import Trained, mlp_layers
 
 __all__ = ["Config", "Objective", "nt_xent", "views"]
 
@@ -73,6 +74,10 @@ class Objective(nn.Module):
     def encoder(self) -> nn.Module:
         """The trained backbone."""
         return self.backbone
+
+    def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
+        """The projector."""
+        return mlp_layers(self.projector.layers.state_dict(), "projector", "relu")
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """NT-Xent of the two views."""

@@ -1,4 +1,4 @@
-"""Checkpoints of the official DINO: `dino:FILE`, with the options which (teacher, student), heads and size.
+"""Checkpoints of the official DINO: `dino:FILE`, with the options which (teacher, student), heads, size and head.
 
 {'student', 'teacher', 'optimizer', 'epoch', 'args', 'dino_loss'}   training, each with backbone. and head.
 a bare state dict                                                   released: the teacher's backbone alone
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.encoder import Encoder, Reference
-from sightline.layouts import Layout, open_layout
+from sightline.layouts import Layout, open_layout, with_head
+from sightline.projection import Trained, mlp_layers, unit_layer
 from sightline.reading import Checkpoint, tensors, without_prefix
 from sightline.resnet_layout import vit_or_resnet_layout
 from sightline.vit_layout import Official, Part, bare, choose, unwrapped
 
 TITLE = "DINO"
 EXAMPLE = "dino:dino_vitbase16_pretrain_full_checkpoint.pth"
-OPTIONS = ("which", "heads", "size")
+OPTIONS = ("which", "heads", "size", "head")
 
 
 def names() -> list[str]:
@@ -43,19 +45,34 @@ def recognizes(checkpoint: Checkpoint) -> str:
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
-    return vit_or_resnet_layout(checkpoint, _part(checkpoint, options), OFFICIAL, options)
+    """The encoder in a checkpoint, and its head with `head=true`."""
+    side = _side(checkpoint, options)
+    found = vit_or_resnet_layout(checkpoint, _backbone(side), OFFICIAL, options)
+    return with_head(found, options, lambda: _head(without_prefix(side.state, "head.")))
 
 
-def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+def _side(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+    """Teacher or student, each a backbone with a head; or what else the file holds."""
     sides = {side: unwrapped(tensors(checkpoint.content, side)) for side in ("teacher", "student")}
     which, notes = choose(options, sides)
-    part = bare(checkpoint) if which is None else Part(sides[which], which, True, notes=notes)
+    return bare(checkpoint) if which is None else Part(sides[which], which, True, notes=notes)
+
+
+def _backbone(part: Part) -> Part:
     backbone = without_prefix(part.state, "backbone.")
     if not backbone:
         return part
     head = tuple(name for name in part.state if not name.startswith("backbone."))
     return replace(part, state=backbone, where=f"{part.where}, backbone.".removeprefix(", "), beside=head)
+
+
+def _head(state: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
+    """The projection to the bottleneck, and the weight-normed last layer, g v/‖v‖."""
+    if not state.keys() >= {"last_layer.weight_g", "last_layer.weight_v"}:
+        return {"head.mlp.": (), "head.last_layer.": ()}
+    last = torch._weight_norm(state["last_layer.weight_v"].float(), state["last_layer.weight_g"].float())
+    mlp = mlp_layers(without_prefix(state, "mlp."), "projector", "gelu")
+    return {"head.mlp.": mlp, "head.last_layer.": (unit_layer(last),)}
 
 
 def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)

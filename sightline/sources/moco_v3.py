@@ -1,4 +1,4 @@
-"""Checkpoints of the official MoCo-v3: `moco_v3:FILE`, with the options which (base, momentum), heads and size.
+"""Checkpoints of the official MoCo-v3: `moco_v3:FILE`, with the options which (base, momentum), heads, size and head.
 
 {'epoch', 'arch', 'state_dict', 'optimizer', 'scaler'}      training: module.base_encoder. and .momentum_encoder.
 {'epoch', 'arch', 'state_dict', 'best_acc1', 'optimizer'}   linear probe, the classifier as module.head
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sightline.backbones import sincos
 from sightline.encoder import Encoder, Reference
-from sightline.layouts import Layout, open_layout
+from sightline.layouts import Layout, open_layout, with_head
+from sightline.projection import Trained, mlp_layers
 from sightline.reading import Checkpoint, tensors, without_prefix
-from sightline.resnet_layout import vit_or_resnet_layout
+from sightline.resnet_layout import holds_resnet, vit_or_resnet_layout
 from sightline.vit_layout import (
     Official,
     Part,
@@ -29,7 +30,7 @@ from sightline.vit_layout import (
 
 TITLE = "MoCo-v3"
 EXAMPLE = "moco_v3:vit-b-300ep.pth.tar"
-OPTIONS = ("which", "heads", "size")
+OPTIONS = ("which", "heads", "size", "head")
 
 
 def names() -> list[str]:
@@ -54,8 +55,10 @@ def recognizes(checkpoint: Checkpoint) -> str:
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
-    return vit_or_resnet_layout(checkpoint, _part(checkpoint, options), OFFICIAL, options)
+    """The encoder in a checkpoint, and its projector and predictor with `head=true`."""
+    part = _part(checkpoint, options)
+    found = vit_or_resnet_layout(checkpoint, part, OFFICIAL, options)
+    return with_head(found, options, lambda: _head(checkpoint, part))
 
 
 def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
@@ -66,6 +69,19 @@ def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
         return bare(checkpoint)
     predictor = tuple(name for name in state if name.startswith("predictor."))
     return Part(encoders[which], f"state_dict, {which}_encoder.", True, predictor, notes)
+
+
+def _head(checkpoint: Checkpoint, part: Part) -> dict[str, tuple[Trained, ...]]:
+    """The projector is the classifier of a ViT, or of a ResNet; the predictor sees the base encoder's alone."""
+    prefix = "fc." if holds_resnet(part.state) else "head."
+    projector = without_prefix(part.state, prefix)
+    if "0.weight" not in projector:  # the file ends with the encoder, or with a classifier
+        return {prefix: ()}
+    layers = {prefix: mlp_layers(projector, "projector", "relu")}
+    if part.where.endswith("base_encoder."):
+        predictor = without_prefix(unwrapped(tensors(checkpoint.content, "state_dict")), "predictor.")
+        layers["predictor."] = mlp_layers(predictor, "predictor", "relu")
+    return layers
 
 
 def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)

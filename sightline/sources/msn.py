@@ -1,4 +1,4 @@
-"""Checkpoints of the official MSN: `msn:FILE`, with the options which (target, anchor), heads and size.
+"""Checkpoints of the official MSN: `msn:FILE`, with the options which (target, anchor), heads, size and head.
 
 {'encoder', 'opt', 'prototypes', 'target_encoder', 'epoch', …}   training and released: anchor and target encoder
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from sightline.encoder import Encoder, Reference
-from sightline.layouts import Layout, open_layout
-from sightline.reading import Checkpoint, tensors
+from sightline.layouts import Layout, open_layout, with_head
+from sightline.projection import Trained, mlp_layers, unit_layer
+from sightline.reading import Checkpoint, tensors, without_prefix
 from sightline.vit_layout import Official, Part, bare, by_size, choose, unwrapped, vit_layout
 
 TITLE = "MSN"
 EXAMPLE = "msn:vits16_800ep.pth.tar"
-OPTIONS = ("which", "heads", "size")
+OPTIONS = ("which", "heads", "size", "head")
 ENCODERS = {"target": "target_encoder", "anchor": "encoder"}
+LAYERS = ("fc1", "bn1", "fc2", "bn2", "fc3")  # of the projector
 # The official scale √(n/N) is the ratio of the sides of the grids, as in a resize by size.
 OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bilinear", by_size)
 
@@ -37,11 +42,24 @@ def recognizes(checkpoint: Checkpoint) -> str:
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
+    """The encoder in a checkpoint, and its projector and prototypes with `head=true`."""
     encoders = {which: unwrapped(tensors(checkpoint.content, key)) for which, key in ENCODERS.items()}
     which, notes = choose(options, encoders)
     if which is None:
-        return vit_layout(checkpoint, bare(checkpoint), OFFICIAL, options)
-    beside = ("prototypes",) if "prototypes" in checkpoint.content else ()
-    part = Part(encoders[which], ENCODERS[which], True, beside, notes)
-    return vit_layout(checkpoint, part, OFFICIAL, options)
+        part = bare(checkpoint)
+    else:
+        beside = ("prototypes",) if "prototypes" in checkpoint.content else ()
+        part = Part(encoders[which], ENCODERS[which], True, beside, notes)
+    found = vit_layout(checkpoint, part, OFFICIAL, options)
+    return with_head(found, options, lambda: _head(checkpoint, part))
+
+
+def _head(checkpoint: Checkpoint, part: Part) -> dict[str, tuple[Trained, ...]]:
+    """The projector, whose layers have names instead of numbers, and the prototypes, which the loss normalises."""
+    projector = without_prefix(part.state, "fc.")
+    if not projector.keys() >= {f"{name}.weight" for name in LAYERS if name.startswith("fc")}:
+        return {"fc.": (), "prototypes": ()}
+    numbered = {f"{LAYERS.index(name.split('.')[0])}.{name.split('.')[1]}": x for name, x in projector.items()}
+    prototypes = checkpoint.content.get("prototypes")
+    last = (unit_layer(F.normalize(prototypes.float(), dim=1)),) if isinstance(prototypes, Tensor) else ()
+    return {"fc.": mlp_layers(numbered, "projector", "gelu"), "prototypes": last}

@@ -1,6 +1,7 @@
 """Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint.
 
 `run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites;
+`run:FOLDER?head=true` the projection head of a joint-embedding objective;
 `run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`).
 """
 
@@ -11,9 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from sightline.checkpoints import latest
 from sightline.encoder import Encoder, Preprocess, Reference, anatomy, build_encoder, load_encoder
 from sightline.errors import InputError
+from sightline.layouts import projected
+from sightline.projection import parts_in_words, read_head
 from sightline.weights import hash_weights, load_weights, read_weights
 
 EXAMPLE = "run:runs/mine"
@@ -56,20 +61,34 @@ def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
 
 
 def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
-    """The encoder that `save_encoder` wrote into a folder; with the option decoder=true its decoder, too."""
-    unknown = [key for key in reference.options if key != "decoder"]
-    if reference.weights is not None or unknown or reference.options.get("decoder", "true") not in ("true", "false"):
+    """The encoder that `save_encoder` wrote into a folder; with decoder=true or head=true its decoder or head, too."""
+    known = {"decoder", "head"} >= reference.options.keys()
+    if reference.weights is not None or not known or not {"true", "false"}.issuperset(reference.options.values()):
         raise InputError(
-            f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, "
-            "and after it ?decoder=true for the decoder of MAE, or ?epoch=3 for an epoch that a fine-tuning has kept"
+            f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, and after "
+            "it ?decoder=true for the decoder of MAE, ?head=true for the projection head of a joint-embedding "
+            "objective, or ?epoch=3 for an epoch that a fine-tuning has kept"
         )
+    wanted = [key for key, value in reference.options.items() if value == "true"]
+    if len(wanted) > 1:
+        raise InputError(f"{reference}: decoder and head are two ways on from the encoder; compare one with each")
     encoder = _load(folder, name, reference)
-    if reference.options.get("decoder") != "true":
+    if not wanted:
         return encoder
+    both = _with_decoder(encoder, folder, recipe) if wanted == ["decoder"] else _with_head(encoder, folder)
+    return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=encoder.notes)
+
+
+def _with_decoder(encoder: Encoder, folder: Path, recipe: Path) -> nn.Module:
     from sightline.autoencoder import Autoencoder, load_decoder
 
-    both = Autoencoder(encoder.module, load_decoder(encoder.module, folder, recipe))
-    return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=encoder.notes)
+    return Autoencoder(encoder.module, load_decoder(encoder.module, folder, recipe))
+
+
+def _with_head(encoder: Encoder, folder: Path) -> nn.Module:
+    layers, state = read_head(folder)
+    encoder.notes.append(parts_in_words(layers))
+    return projected(encoder.module, layers, state, f"The projection head in {str(folder)!r}")
 
 
 def _load(folder: Path, name: str, reference: Reference) -> Encoder:

@@ -22,4 +22,9 @@ def load(reference: Reference) -> Encoder:
     if reference.id not in names():
         raise InputError(f"The zoo has no encoder {reference.id!r}{nearest(reference.id, names())}")
     folder = FOLDER / reference.id
+    if reference.options.get("head") == "true" and not (folder / "head.json").is_file():
+        raise InputError(
+            f"{reference}: this encoder is stored without a projection head; train one whose objective has a head, "
+            "such as `sightline pretrain simclr -o RUN`, and write run:RUN?head=true"
+        )
     return load_folder(folder, reference.id, reference, folder / "recipe.toml")

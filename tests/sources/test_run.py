@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from sightline.checkpoints import latest
 from sightline.errors import InputError
 from sightline.objectives.mae import Decoder
 from sightline.sites import capture
+from sightline.sources import zoo
 
 TINY = {
     "size": 16, "width": 16, "depth": 3, "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0,
@@ -63,6 +66,34 @@ def test_the_decoder_is_the_one_that_was_trained(run: Path) -> None:
     stored = load_file(checkpoint / "decoder.safetensors")
     for name, value in sl.load_encoder(f"run:{run}?decoder=true").module.decoder.state_dict().items():
         assert torch.equal(value, stored[name])
+
+
+def test_a_decoder_describes_itself(run: Path, tmp_path: Path) -> None:
+    """decoder.json is enough; folders from before there was one have a recipe beside them."""
+    checkpoint = latest(run)
+    assert checkpoint is not None
+    alone, before = tmp_path / "alone", tmp_path / "before"
+    shutil.copytree(checkpoint, alone)
+    assert json.loads((alone / "decoder.json").read_text()) == {"format": 1, "width": 8, "depth": 2, "heads": 4}
+    shutil.copytree(run, before)
+    (before / "checkpoints" / checkpoint.name / "decoder.json").unlink()
+    found = [sl.load_encoder(f"run:{folder}?decoder=true") for folder in (run, alone, before)]
+    assert len({encoder.weights for encoder in found}) == 1
+    assert [encoder.module.decoder.blocks[0].attn.num_heads for encoder in found] == [4, 4, 4]
+    (alone / "decoder.json").write_text('{"format": 1}')
+    with pytest.raises(InputError, match=r"Cannot read .*decoder\.json"):
+        sl.load_encoder(f"run:{alone}?decoder=true")
+    (alone / "decoder.json").write_text('{"width": 8, "depth": 3, "heads": 4}')
+    with pytest.raises(InputError, match=r"is not the one that .*decoder\.json' describes"):
+        sl.load_encoder(f"run:{alone}?decoder=true")
+
+
+def test_the_decoder_of_the_zoo_loads_with_and_without_its_description(tmp_path: Path) -> None:
+    folder = tmp_path / "mae"
+    shutil.copytree(zoo.FOLDER / "mae", folder)
+    described = sl.load_encoder("zoo:mae?decoder=true")
+    (folder / "decoder.json").unlink()
+    assert sl.load_encoder(f"run:{folder}?decoder=true").weights == described.weights
 
 
 @pytest.mark.parametrize("own", [{}, {"decoder_width": 8, "decoder_heads": 2}])
