@@ -5,18 +5,19 @@ B images, N patches on a grid of rows × columns, P prefix tokens (CLS, register
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, load_encoder
 from sightline.errors import InputError
+from sightline.positions import Resize, by_size
 
 __all__ = [
     "Backbone",
@@ -141,11 +142,11 @@ def grid_of(vit: VisionTransformer, images: Tensor) -> tuple[int, int]:
 
 
 def features(
-    backbone: nn.Module, images: Tensor, keep: Tensor | None = None
+    backbone: nn.Module, images: Tensor, keep: Tensor | None = None, resize: Resize = by_size
 ) -> Tensor:  # (B, 3, h, w) -> (B, D), the backbone's own pooling
-    """Pooled features before any classifier; `keep` as in `encode`."""
+    """Pooled features before any classifier; `keep` as in `encode`, `resize` as in `embed`."""
     if is_vit(backbone):
-        tokens = encode(backbone, embed(backbone, images), grid_of(backbone, images), keep)
+        tokens = encode(backbone, embed(backbone, images, resize=resize), grid_of(backbone, images), keep)
         pooled: Tensor = backbone.forward_head(tokens, pre_logits=True)
         return pooled
     if keep is not None:
@@ -156,17 +157,22 @@ def features(
 
 
 def embed(
-    vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, mask_token: Tensor | None = None
+    vit: VisionTransformer,
+    images: Tensor,
+    mask: Tensor | None = None,
+    mask_token: Tensor | None = None,
+    resize: Resize = by_size,
 ) -> Tensor:  # (B, 3, h, w) -> (B, T, D)
     """Tokens with their positions, as they enter the first block, for any size of image.
 
-    Where mask (B, N) is true, mask_token (1, 1, D) stands in the place of the patch's embedding.
+    Where mask (B, N) is true, mask_token (1, 1, D) stands in the place of the patch's embedding. `resize` gives images
+    of another size than the backbone's own their positions: each objective with small crops says how.
     """
     patches = vit.patch_embed.norm(vit.patch_embed.proj(images).flatten(2).transpose(1, 2))  # (B, N, D)
     if mask is not None and mask_token is not None:
         patches = torch.where(mask.unsqueeze(-1), mask_token.to(patches.dtype), patches)
     prefix = [t.expand(len(images), -1, -1) for t in (vit.cls_token, vit.reg_token) if t is not None]
-    positions = _positions(vit, grid_of(vit, images))
+    positions = _positions(vit, grid_of(vit, images), resize)
     if positions is None:
         tokens = torch.cat([*prefix, patches], 1)
     elif vit.no_embed_class:
@@ -177,13 +183,13 @@ def embed(
     return result
 
 
-def _positions(vit: VisionTransformer, grid: tuple[int, int]) -> Tensor | None:
-    if vit.pos_embed is None or grid == tuple(vit.patch_embed.grid_size):
+def _positions(vit: VisionTransformer, grid: tuple[int, int], resize: Resize) -> Tensor | None:
+    own = tuple(vit.patch_embed.grid_size)
+    if vit.pos_embed is None or grid == own:
         return vit.pos_embed
-    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    size = list(vit.patch_embed.grid_size)
-    resampled: Tensor = resample_abs_pos_embed(vit.pos_embed, list(grid), size, num_prefix_tokens=prefix)
-    return resampled
+    prefix, patches = vit.pos_embed.tensor_split([vit.pos_embed.shape[1] - math.prod(own)], 1)
+    resized = resize(patches.mT.reshape(1, -1, *own), grid)  # (1, D, rows, columns)
+    return torch.cat([prefix, resized.flatten(2).mT], 1)
 
 
 def encode(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from sources.official import matrix
 from torch import Tensor
 
 import sightline as sl
@@ -28,6 +29,7 @@ from sightline.backbones import (
 )
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD
 from sightline.errors import InputError
+from sightline.positions import Resize, by_scale, by_size
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 KINDS: dict[str, dict[str, Any]] = {
@@ -70,10 +72,20 @@ def test_the_steps_are_timms_forward(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(8, 8), (24, 16), (12, 28)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_sizes_are_timms_with_dynamic_size(kind: str, size: tuple[int, int]) -> None:
-    vit, dynamic = make(kind), make(kind, dynamic_img_size=True)
-    dynamic.load_state_dict(vit.state_dict())
-    torch.testing.assert_close(run(vit, images(size)), dynamic.forward_features(images(size)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(("resize", "more"), [(by_size, 0.0), (by_scale, 0.1)])
+def test_other_sizes_are_those_of_a_vit_with_resized_positions(
+    kind: str, size: tuple[int, int], resize: Resize, more: float
+) -> None:
+    vit, other = make(kind), make(kind, img_size=size)
+    state = vit.state_dict()
+    if vit.pos_embed is not None:
+        rows, columns = (matrix(side // 4, 4, (side // 4 + more) / 4) for side in size)
+        patches = torch.einsum("ri,cj,ijd->rcd", rows, columns, state["pos_embed"][0, -16:].double().view(4, 4, 16))
+        state["pos_embed"] = torch.cat([state["pos_embed"][:, :-16], patches.float().view(1, -1, 16)], 1)
+    other.load_state_dict(state)
+    tokens = embed(vit, images(size), resize=resize)
+    found = encode(vit, tokens, grid_of(vit, images(size)))
+    torch.testing.assert_close(found, other.forward_features(images(size)), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

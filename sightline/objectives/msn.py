@@ -33,6 +33,7 @@ from sightline.errors import InputError
 from sightline.masking import random_masking
 from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
 from sightline.objectives.dino import check_size, local_size
+from sightline.positions import by_size
 
 __all__ = ["Config", "Objective", "mean_entropy", "views"]
 
@@ -138,7 +139,7 @@ class Objective(nn.Module):
             ids_keep, _, _ = random_masking(noise, int(N * (1 - self.config.mask_ratio)))
             found.append(features(self.backbone, torch.cat(rand), ids_keep))
         if focal:
-            found.append(features(self.backbone, torch.cat(focal)))
+            found.append(features(self.backbone, torch.cat(focal), resize=by_size))
         return torch.cat([self.head(x) for x in found]), spread(torch.cat(found))
 
     def forward_loss(self, anchors: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (VB, d), (B, d)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from sightline.encoder import Encoder, Reference
 from sightline.layouts import Layout, open_layout
+from sightline.positions import by_scale
 from sightline.reading import Checkpoint, tensors, without_prefix
 from sightline.resnet_layout import vit_or_resnet_layout
 from sightline.vit_layout import Official, Part, bare, choose, unwrapped
@@ -21,6 +19,7 @@ from sightline.vit_layout import Official, Part, bare, choose, unwrapped
 TITLE = "DINO"
 EXAMPLE = "dino:dino_vitbase16_pretrain_full_checkpoint.pth"
 OPTIONS = ("which", "heads", "size")
+OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", by_scale)
 
 
 def names() -> list[str]:
@@ -56,12 +55,3 @@ def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
         return part
     head = tuple(name for name in part.state if not name.startswith("backbone."))
     return replace(part, state=backbone, where=f"{part.where}, backbone.".removeprefix(", "), beside=head)
-
-
-def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
-    """Bicubic with a scale that is 0.1 patches too large, which the official code has against rounding errors."""
-    scale = tuple((new + 0.1) / old for new, old in zip(grid, patches.shape[2:], strict=True))
-    return F.interpolate(patches, scale_factor=scale, mode="bicubic")
-
-
-OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", _resize)

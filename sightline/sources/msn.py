@@ -16,7 +16,6 @@ TITLE = "MSN"
 EXAMPLE = "msn:vits16_800ep.pth.tar"
 OPTIONS = ("which", "heads", "size")
 ENCODERS = {"target": "target_encoder", "anchor": "encoder"}
-# The official scale √(n/N) is the ratio of the sides of the grids, as in a resize by size.
 OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bilinear", by_size)
 
 
