@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any, TypeGuard
 
 import torch
@@ -22,6 +23,7 @@ from sightline.positions import Resize, by_size
 __all__ = [
     "Backbone",
     "build",
+    "check_window",
     "embed",
     "encode",
     "features",
@@ -30,6 +32,7 @@ __all__ = [
     "initialise",
     "is_vit",
     "patch_of",
+    "restrict",
     "sincos",
     "sincos_positions",
     "xavier",
@@ -66,10 +69,7 @@ class Backbone:
         for key in ("width", "depth", "heads", "patch", "attention_window"):
             if getattr(self, key) < 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
-        if self.attention_window and self.attention_window % 2 == 0:
-            raise InputError(
-                f"attention_window is {self.attention_window}; it must be odd, since a patch is its centre"
-            )
+        check_window(self.attention_window)
         if self.size < 1 or self.size % self.patch_side:
             raise InputError(
                 f"Images of size {self.size} cannot be cut into patches of {self.patch_side}; choose a multiple"
@@ -101,6 +101,7 @@ class Backbone:
             raise InputError(f"init={self.init} is for a ViT, not for {name}; leave it out")
         options |= {"stem": self.stem} if self.stem else {}
         options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}
+        options |= {"attention_window": self.attention_window} if self.attention_window else {}
         options |= {"num_classes": classes} | ({"seed": seed} if seed else {})
         return f"timm:{name}@random?" + "&".join(f"{key}={value}" for key, value in options.items())
 
@@ -110,7 +111,6 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
     encoder.preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    encoder.module.attention_window = backbone.attention_window  # type: ignore[assignment]
     if backbone.init:
         if not is_vit(encoder.module):
             raise InputError(f"init={backbone.init} is for a plain ViT, not for {backbone.backbone}; leave it out")
@@ -212,6 +212,36 @@ def encode(
         tokens = vit.blocks(tokens)
     result: Tensor = vit.norm(tokens)
     return result
+
+
+def check_window(window: int) -> None:
+    """A window around a patch has an odd side; 0 is none."""
+    if window < 0 or (window and window % 2 == 0):
+        raise InputError(f"attention_window is {window}; it must be odd, since a patch is its centre, or 0 for none")
+
+
+def restrict(module: nn.Module, window: int) -> None:
+    """Let the patches of a ViT attend to the window × window patches around them only, from now on and in every use."""
+    check_window(window)
+    if not is_vit(module):
+        raise InputError(f"attention_window is for a ViT, not for {type(module).__name__}; leave it out")
+    module.attention_window = window  # type: ignore[assignment]
+    # Bound to the module, so that a copy has its own. Everything that calls the module comes through here.
+    module.forward_features = MethodType(_forward_restricted, module)  # type: ignore[method-assign]
+
+
+def _forward_restricted(
+    vit: VisionTransformer, images: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """timm's `forward_features` with a window, in the steps that training takes."""
+    size = tuple(images.shape[-2:])
+    if attn_mask is not None or is_causal:
+        raise InputError("A ViT with an attention_window has its own mask; give no other")
+    if vit.patch_embed.strict_img_size and size != tuple(vit.patch_embed.img_size):
+        raise InputError(
+            f"Images of {size} pixels were given to a ViT for {tuple(vit.patch_embed.img_size)}; resize them"
+        )
+    return encode(vit, embed(vit, images), grid_of(vit, images))
 
 
 def _neighbours(grid: tuple[int, int], window: int, prefix: int, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from sightline.backbones import (
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD
 from sightline.errors import InputError
 from sightline.positions import Resize, by_scale, by_size
+from sightline.sites import capture
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 KINDS: dict[str, dict[str, Any]] = {
@@ -176,6 +178,40 @@ def test_attention_windows(kind: str, size: tuple[int, int], kept: int | None) -
         )
     found = encode(vit, tokens, (rows, columns), keep)
     torch.testing.assert_close(found.double(), naive(vit, chosen, places, 3), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_restricted_vit_is_restricted_in_its_own_forward_pass() -> None:
+    encoder = sl.load_encoder(f"{TINY.reference()}&attention_window=3&global_pool=avg&reg_tokens=2")
+    vit: Any = encoder.module
+    copied = copy.deepcopy(vit)
+    x = images()
+    cells = [(row, column) for row in range(4) for column in range(4)]
+    tokens = naive(copy.deepcopy(vit), embed(vit, x), [[None, None, None, *cells]] * 3, 3)
+    wanted = vit.forward_head(tokens.float())
+    torch.testing.assert_close(encoder(x), wanted, rtol=1e-5, atol=1e-5)
+    with capture(encoder, "block.*.attn_map") as maps:
+        encoder(x)
+    for at in maps.values():
+        far = torch.tensor([[max(abs(a - c), abs(b - d)) > 1 for c, d in cells] for a, b in cells])
+        assert not at[..., 3:, 3:][..., far].any()
+        assert at[..., 3:, 3:][..., ~far].all()
+        assert at[..., :3].all()
+    for parameter in vit.parameters():  # the copy computes with its own weights
+        parameter.zero_()
+    torch.testing.assert_close(copied(x), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"Images of \(24, 24\) pixels were given to a ViT for \(16, 16\)"):
+        vit(images((24, 24)))
+    with pytest.raises(InputError, match="has its own mask"):
+        vit(x, attn_mask=torch.ones(19, 19, dtype=torch.bool))
+
+
+def test_windows_that_cannot_be() -> None:
+    for window, sentence in (("4", "it must be odd"), ("x", "must be a whole number")):
+        with pytest.raises(InputError, match=sentence):
+            sl.load_encoder(f"{TINY.reference()}&attention_window={window}")
+    with pytest.raises(InputError, match="attention_window is for a ViT, not for ResNet"):
+        sl.load_encoder("timm:resnet18@random?attention_window=3")
 
 
 @torch.no_grad()
