@@ -22,12 +22,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from lightly.models.modules.heads import MSNProjectionHead
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sightline import augment
 from sightline.augment import Policy
-from sightline.backbones import Backbone, features, grid_of, is_vit
+from sightline.backbones import Backbone, Vit, features, grid_of, is_vit
 from sightline.distributed import mean
 from sightline.errors import InputError
 from sightline.masking import random_masking
@@ -89,7 +88,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 class Objective(nn.Module):
     """Encoder and target encoder, each a ViT with a projection head, and prototypes."""
 
-    backbone: VisionTransformer
+    backbone: Vit
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
         super().__init__()
