@@ -1,26 +1,37 @@
-"""Backbones to train: timm's ViT, ResNet and ConvNeXt-V2, by name or by measures, and a ViT's forward pass in steps.
+"""Backbones to train: timm's ViT, Beit, ResNet and ConvNeXt-V2, by name or by measures, and a ViT's forward in steps.
 
-B images, N patches on a grid of rows × columns, P prefix tokens (CLS, registers), T = P + N tokens, D width.
+A Beit is the ViT of BEiT and SimMIM: it has no absolute positions, but a bias for every relative position of two tokens
+that is added to the scores of its attention, from a table that all blocks share or that each has, and layer scale.
+
+B images, N patches on a grid of rows × columns, P prefix tokens (CLS, registers), T = P + N tokens, D width, H heads.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any, TypeGuard
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.beit import Beit, gen_relative_position_index
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, load_encoder
-from sightline.errors import InputError
+from sightline.errors import InputError, nearest
+from sightline.positions import Resize, by_size, resize_table
 
 __all__ = [
     "Backbone",
+    "Vit",
     "build",
+    "check_window",
     "embed",
     "encode",
     "features",
@@ -29,15 +40,22 @@ __all__ = [
     "initialise",
     "is_vit",
     "patch_of",
+    "restrict",
     "sincos",
     "sincos_positions",
     "xavier",
 ]
 
-# The name `vit` is timm's ViT with measures of one's own.
-VIT = "vit_tiny_patch16_224"
+# The names `vit` and `beit` are timm's ViT and Beit with measures of one's own.
+NAMES = {"vit": "vit_tiny_patch16_224", "beit": "beit_base_patch16_224"}
 CNNS = ("resnet", "convnext")
-VIT_OPTIONS = {"width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size"}
+VIT_OPTIONS = {
+    "width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size", "layer_scale": "init_values",
+}  # fmt: skip
+VIT_ONLY = ("width", "depth", "heads", "layer_scale")  # where `patch` may also be that of a ConvNeXt
+TABLES = ("shared", "blocks")
+
+Vit = VisionTransformer | Beit
 
 
 @dataclass(frozen=True)
@@ -56,19 +74,22 @@ class Backbone:
     patch: int = 0  # of a ConvNeXt: timm's patch_size; 1 for small images, which makes the stride 8 instead of 32
     stem: str = ""  # "small": a ResNet without the stride and pooling of its first layers
     drop_path: float = 0.0
+    relative_positions: str = ""  # of a Beit: a table that is "shared" (as ""), or one in each of the "blocks"
+    layer_scale: float = 0.0  # what the layer scale of a ViT begins with; 0: the named model's own, if it has any
     attention_window: int = 0  # odd k: a patch attends to the k × k patches around it (and to CLS); 0: to all
     init: str = ""  # "xavier": a ViT begins with Xavier weights and sine-cosine positions; "": with timm's own
 
     def __post_init__(self) -> None:
         if self.init not in ("", "xavier"):
             raise InputError(f"There is no init {self.init!r}; choose 'xavier', or '' for timm's own weights")
-        for key in ("width", "depth", "heads", "patch", "attention_window"):
+        if self.relative_positions and self.relative_positions not in TABLES:
+            raise InputError(
+                f"There are no relative_positions {self.relative_positions!r}{nearest(self.relative_positions, TABLES)}"
+            )
+        for key in ("width", "depth", "heads", "patch", "layer_scale", "attention_window"):
             if getattr(self, key) < 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
-        if self.attention_window and self.attention_window % 2 == 0:
-            raise InputError(
-                f"attention_window is {self.attention_window}; it must be odd, since a patch is its centre"
-            )
+        check_window(self.attention_window)
         if self.size < 1 or self.size % self.patch_side:
             raise InputError(
                 f"Images of size {self.size} cannot be cut into patches of {self.patch_side}; choose a multiple"
@@ -77,29 +98,41 @@ class Backbone:
             raise InputError(f"A width of {self.width} cannot be shared by {self.heads} heads; choose a divisor")
 
     @property
+    def name(self) -> str:
+        """timm's."""
+        return NAMES.get(self.backbone, self.backbone)
+
+    @property
     def patch_side(self) -> int:
         """Pixels of a patch, also where the name says it; 1 for an architecture without patches."""
-        named = re.search(r"patch(\d+)", VIT if self.backbone == "vit" else self.backbone)
+        named = re.search(r"patch(\d+)", self.name)
         return self.patch or (int(named[1]) if named else 1)
 
     def reference(self, classes: int = 0, seed: int = 0) -> str:
         """The encoder reference that builds it anew."""
-        name = VIT if self.backbone == "vit" else self.backbone
+        name = self.name
         options: dict[str, Any] = {"size": self.size}
         if not name.startswith(CNNS):
             options |= {word: getattr(self, key) for key, word in VIT_OPTIONS.items() if getattr(self, key)}
-        elif misplaced := [key for key in ("width", "depth", "heads") if getattr(self, key)]:
+        elif misplaced := [key for key in VIT_ONLY if getattr(self, key)]:
             raise InputError(
                 f"{' and '.join(misplaced)} can be set for a ViT only, not for {name}; choose another name"
             )
         elif self.patch:
             options["patch_size"] = self.patch
+        if name.startswith("beit"):
+            own = self.relative_positions == "blocks"
+            # As in the pre-training of BEiT and SimMIM: all tokens pass the final norm.
+            options |= {"use_rel_pos_bias": own, "use_shared_rel_pos_bias": not own, "global_pool": "token"}
+        elif self.relative_positions:
+            raise InputError(f"relative_positions are those of a Beit, not of {name}; choose backbone=beit")
         if self.attention_window and name.startswith(CNNS):
             raise InputError(f"attention_window needs self-attention, which {name} does not have")
         if self.init and name.startswith(CNNS):
             raise InputError(f"init={self.init} is for a ViT, not for {name}; leave it out")
         options |= {"stem": self.stem} if self.stem else {}
         options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}
+        options |= {"attention_window": self.attention_window} if self.attention_window else {}
         options |= {"num_classes": classes} | ({"seed": seed} if seed else {})
         return f"timm:{name}@random?" + "&".join(f"{key}={value}" for key, value in options.items())
 
@@ -109,7 +142,6 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
     encoder.preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    encoder.module.attention_window = backbone.attention_window  # type: ignore[assignment]
     if backbone.init:
         if not is_vit(encoder.module):
             raise InputError(f"init={backbone.init} is for a plain ViT, not for {backbone.backbone}; leave it out")
@@ -120,13 +152,13 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     return encoder
 
 
-def is_vit(module: nn.Module) -> TypeGuard[VisionTransformer]:
+def is_vit(module: nn.Module) -> TypeGuard[Vit]:
     """Whether it is cut into patches, so that its tokens can be masked."""
     # A distilled DeiT has a token that the steps below do not know.
-    return isinstance(module, VisionTransformer) and getattr(module, "dist_token", None) is None
+    return isinstance(module, Vit) and getattr(module, "dist_token", None) is None
 
 
-def patch_of(vit: VisionTransformer) -> int:
+def patch_of(vit: Vit) -> int:
     """Side of a patch in pixels."""
     height, width = vit.patch_embed.patch_size
     if height != width:
@@ -134,18 +166,18 @@ def patch_of(vit: VisionTransformer) -> int:
     return int(height)
 
 
-def grid_of(vit: VisionTransformer, images: Tensor) -> tuple[int, int]:
+def grid_of(vit: Vit, images: Tensor) -> tuple[int, int]:
     """Rows and columns of patches of images (B, 3, h, w)."""
     patch = patch_of(vit)
     return images.shape[-2] // patch, images.shape[-1] // patch
 
 
 def features(
-    backbone: nn.Module, images: Tensor, keep: Tensor | None = None
+    backbone: nn.Module, images: Tensor, keep: Tensor | None = None, resize: Resize = by_size
 ) -> Tensor:  # (B, 3, h, w) -> (B, D), the backbone's own pooling
-    """Pooled features before any classifier; `keep` as in `encode`."""
+    """Pooled features before any classifier; `keep` as in `encode`, `resize` as in `embed`."""
     if is_vit(backbone):
-        tokens = encode(backbone, embed(backbone, images), grid_of(backbone, images), keep)
+        tokens = encode(backbone, embed(backbone, images, resize=resize), grid_of(backbone, images), keep)
         pooled: Tensor = backbone.forward_head(tokens, pre_logits=True)
         return pooled
     if keep is not None:
@@ -156,38 +188,46 @@ def features(
 
 
 def embed(
-    vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, mask_token: Tensor | None = None
+    vit: Vit,
+    images: Tensor,
+    mask: Tensor | None = None,
+    mask_token: Tensor | None = None,
+    resize: Resize = by_size,
 ) -> Tensor:  # (B, 3, h, w) -> (B, T, D)
     """Tokens with their positions, as they enter the first block, for any size of image.
 
-    Where mask (B, N) is true, mask_token (1, 1, D) stands in the place of the patch's embedding.
+    Where mask (B, N) is true, mask_token (1, 1, D) stands in the place of the patch's embedding. `resize` gives images
+    of another size than the backbone's own their positions: each objective with small crops says how.
     """
     patches = vit.patch_embed.norm(vit.patch_embed.proj(images).flatten(2).transpose(1, 2))  # (B, N, D)
     if mask is not None and mask_token is not None:
         patches = torch.where(mask.unsqueeze(-1), mask_token.to(patches.dtype), patches)
-    prefix = [t.expand(len(images), -1, -1) for t in (vit.cls_token, vit.reg_token) if t is not None]
-    positions = _positions(vit, grid_of(vit, images))
+    own = (vit.cls_token, getattr(vit, "reg_token", None))
+    prefix = [token.expand(len(images), -1, -1) for token in own if token is not None]
+    positions = _positions(vit, grid_of(vit, images), resize)
     if positions is None:
         tokens = torch.cat([*prefix, patches], 1)
-    elif vit.no_embed_class:
+    elif getattr(vit, "no_embed_class", False):
         tokens = torch.cat([*prefix, patches + positions], 1)
     else:
         tokens = torch.cat([*prefix, patches], 1) + positions
-    result: Tensor = vit.norm_pre(vit.pos_drop(tokens))
+    result: Tensor = vit.pos_drop(tokens)
+    if isinstance(vit, VisionTransformer):
+        result = vit.norm_pre(result)
     return result
 
 
-def _positions(vit: VisionTransformer, grid: tuple[int, int]) -> Tensor | None:
-    if vit.pos_embed is None or grid == tuple(vit.patch_embed.grid_size):
+def _positions(vit: Vit, grid: tuple[int, int], resize: Resize) -> Tensor | None:
+    own = tuple(vit.patch_embed.grid_size)
+    if vit.pos_embed is None or grid == own:
         return vit.pos_embed
-    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    size = list(vit.patch_embed.grid_size)
-    resampled: Tensor = resample_abs_pos_embed(vit.pos_embed, list(grid), size, num_prefix_tokens=prefix)
-    return resampled
+    prefix, patches = vit.pos_embed.tensor_split([vit.pos_embed.shape[1] - math.prod(own)], 1)
+    resized = resize(patches.mT.reshape(1, -1, *own), grid)  # (1, D, rows, columns)
+    return torch.cat([prefix, resized.flatten(2).mT], 1)
 
 
 def encode(
-    vit: VisionTransformer, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None
+    vit: Vit, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None
 ) -> Tensor:  # (B, T, D) -> (B, T, D), or (B, P + kept, D)
     """Blocks and final norm; `keep` (B, kept) names the patches that enter, in that order, all others are left out."""
     prefix = vit.num_prefix_tokens
@@ -196,16 +236,89 @@ def encode(
         rows = torch.cat([torch.arange(prefix, device=keep.device).expand(len(keep), -1), keep + prefix], 1)
         tokens = tokens.gather(1, rows.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
     window = int(getattr(vit, "attention_window", 0))
-    if window:
-        mask = _neighbours(grid, window, prefix, tokens.device)  # (T, T)
-        if rows is not None:
-            mask = mask[rows.unsqueeze(2), rows.unsqueeze(1)].unsqueeze(1)  # (B, 1, P + kept, P + kept)
+    mask = _of_pairs(_neighbours(grid, window, prefix, tokens.device), rows) if window else None
+    if mask is not None and rows is not None:
+        mask = mask.unsqueeze(1)  # (B, 1, P + kept, P + kept)
+    if isinstance(vit, Beit):
+        tokens = _beit_blocks(vit, tokens, grid, rows, mask)
+    elif mask is not None:
         for block in vit.blocks:
             tokens = block(tokens, attn_mask=mask)
     else:
         tokens = vit.blocks(tokens)
     result: Tensor = vit.norm(tokens)
     return result
+
+
+def _of_pairs(square: Tensor, rows: Tensor | None) -> Tensor:  # (T, T) -> (B, kept, kept)
+    """What a matrix says of the pairs of those tokens that are kept, `rows` (B, kept); of all if it is None."""
+    return square if rows is None else square[rows.unsqueeze(2), rows.unsqueeze(1)]
+
+
+def _beit_blocks(
+    beit: Beit, tokens: Tensor, grid: tuple[int, int], rows: Tensor | None, mask: Tensor | None
+) -> Tensor:  # (B, T, D) -> (B, T, D)
+    """The blocks of a Beit, with its relative positions for this grid and the tokens that are kept."""
+    index = _of_pairs(_relative_index(grid, tokens.device), rows)
+    smaller = grid != tuple(beit.patch_embed.grid_size)
+
+    def bias(table: Tensor) -> Tensor:  # (R, H) -> (H, T, T), or (B, H, kept, kept)
+        return F.embedding(index, resize_table(table, grid) if smaller else table).movedim(-1, -3).contiguous()
+
+    shared = [] if beit.rel_pos_bias is None else [bias(beit.rel_pos_bias.relative_position_bias_table)]
+    if mask is not None:
+        shared.append(torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf))
+    for block in beit.blocks:
+        with _table_aside(block.attn) as table:
+            terms = shared if table is None else [*shared, bias(table)]
+            tokens = block(tokens, shared_rel_pos_bias=functools.reduce(torch.add, terms) if terms else None)
+    return tokens
+
+
+@contextlib.contextmanager
+def _table_aside(attention: Any) -> Iterator[Tensor | None]:
+    """Let a block go without its own table, which timm would read for all patches of its own grid."""
+    table = attention.relative_position_bias_table
+    attention.relative_position_bias_table = None
+    try:
+        yield table
+    finally:
+        attention.relative_position_bias_table = table
+
+
+@functools.lru_cache(maxsize=8)
+def _relative_index(grid: tuple[int, int], device: torch.device) -> Tensor:  # (T, T)
+    """Which row of a table each pair of tokens has."""
+    with torch.inference_mode(False):  # or a training could not use what an analysis has left here
+        return gen_relative_position_index(grid, device)
+
+
+def check_window(window: int) -> None:
+    """A window around a patch has an odd side; 0 is none."""
+    if window < 0 or (window and window % 2 == 0):
+        raise InputError(f"attention_window is {window}; it must be odd, since a patch is its centre, or 0 for none")
+
+
+def restrict(module: nn.Module, window: int) -> None:
+    """Let the patches of a ViT attend to the window × window patches around them only, from now on and in every use."""
+    check_window(window)
+    if not is_vit(module):
+        raise InputError(f"attention_window is for a ViT, not for {type(module).__name__}; leave it out")
+    module.attention_window = window  # type: ignore[assignment]
+    # Bound to the module, so that a copy has its own. Everything that calls the module comes through here.
+    module.forward_features = MethodType(_forward_restricted, module)  # type: ignore[method-assign]
+
+
+def _forward_restricted(vit: Vit, images: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """timm's `forward_features` with a window, in the steps that training takes."""
+    size = tuple(images.shape[-2:])
+    if attn_mask is not None or is_causal:
+        raise InputError("A ViT with an attention_window has its own mask; give no other")
+    if vit.patch_embed.strict_img_size and size != tuple(vit.patch_embed.img_size):
+        raise InputError(
+            f"Images of {size} pixels were given to a ViT for {tuple(vit.patch_embed.img_size)}; resize them"
+        )
+    return encode(vit, embed(vit, images), grid_of(vit, images))
 
 
 def _neighbours(grid: tuple[int, int], window: int, prefix: int, device: torch.device) -> Tensor:
@@ -234,19 +347,21 @@ def sincos(grid: Sequence[int], width: int, prefix: int = 0, column_first: bool 
 
 
 @torch.no_grad()
-def sincos_positions(vit: VisionTransformer, column_first: bool = True) -> None:
-    """Give a ViT sine-cosine positions to begin with."""
+def sincos_positions(vit: Vit, column_first: bool = True) -> None:
+    """Give a ViT sine-cosine positions to begin with; a Beit has relative ones, which begin with 0."""
+    if vit.pos_embed is None and isinstance(vit, Beit):
+        return
     if vit.pos_embed is None:
         raise InputError("This ViT has no absolute positions that could be sine-cosine ones; choose another backbone")
     prefix = vit.pos_embed.shape[1] - vit.patch_embed.num_patches
     vit.pos_embed.copy_(sincos(vit.patch_embed.grid_size, vit.embed_dim, prefix, column_first))
 
 
-def fix_positions(vit: VisionTransformer, column_first: bool = True) -> None:
+def fix_positions(vit: Vit, column_first: bool = True) -> None:
     """Give a ViT sine-cosine positions that are not trained."""
     sincos_positions(vit, column_first)
-    assert vit.pos_embed is not None
-    vit.pos_embed.requires_grad_(False)
+    if vit.pos_embed is not None:
+        vit.pos_embed.requires_grad_(False)
 
 
 @torch.no_grad()
@@ -260,7 +375,7 @@ def xavier(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def initialise(vit: VisionTransformer) -> None:
+def initialise(vit: Vit) -> None:
     """Xavier weights, the patch projection as a linear layer among them, and sine-cosine positions.
 
     As MAE begins, and MoCo-v3 nearly so. timm's weights and positions have the standard deviation 0.02 at any width,

@@ -4,10 +4,8 @@ timm's Beit computes what the official model does: k has no bias, a shared table
 blocks add up, a classifier sees fc_norm(mean of patches) or the CLS token of norm(x). The index of relative positions
 is no weight; timm makes its own, to which the file's must be equal.
 
-Images of another size need other tables. The last three rows (CLS to patch, patch to CLS, CLS to CLS) stay. The others
-are taken for samples at distances 0, ±1, ±(1 + q), ±(1 + q + q²), …, with q such that they reach over the new grid, and
-an interpolating bicubic spline through them is read off at the new distances. The official code first gives a copy of a
-shared table to every block, to be fine-tuned apart; the bias is the same, and here it stays shared.
+Images of another size need other tables (`positions.resize_table`). The official code first gives a copy of a shared
+table to every block, to be fine-tuned apart; the bias is the same, and here it stays shared.
 
 D width, H heads, patches on a grid of g × g, R = (2g − 1)² + 3 rows of a table.
 """
@@ -19,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
 from typing import Any
 
-import numpy as np
 import torch
 from timm.models.beit import gen_relative_position_index
 from torch import Tensor
@@ -27,6 +24,7 @@ from torch import Tensor
 from sightline.encoder import Preprocess
 from sightline.errors import InputError
 from sightline.layouts import Layout, mlp_ratio, size_option
+from sightline.positions import resize_table
 from sightline.reading import Checkpoint, printable, tensors
 from sightline.vit_layout import (
     Part,
@@ -40,7 +38,7 @@ from sightline.vit_layout import (
     unwrapped,
 )
 
-__all__ = ["beit_layout", "geometric_positions", "has_tables", "model_or_average", "resize_table"]
+__all__ = ["beit_layout", "has_tables", "model_or_average"]
 
 TABLE, INDEX = "relative_position_bias_table", "relative_position_index"
 SHARED, OWN = f"rel_pos_bias.{TABLE}", f"blocks.0.attn.{TABLE}"
@@ -182,39 +180,3 @@ def _resized(state: dict[str, Tensor], grid: int, patch: int, size: tuple[int, i
     if "pos_embed" in state:
         found["pos_embed"], _ = resized_positions(state["pos_embed"], patch, size, by_size)
     return found
-
-
-def resize_table(table: Tensor, grid: tuple[int, int]) -> Tensor:  # (R, H) -> (R', H)
-    """A table of relative positions for another grid (rows, columns) of patches."""
-    from scipy.interpolate import make_interp_spline
-
-    side = isqrt(len(table) - 3)
-    if side < 4:  # a cubic has four coefficients
-        raise InputError(
-            f"A table of {side} × {side} relative positions is too small for a cubic spline and cannot be resized; "
-            "leave size out"
-        )
-    bias = table[:-3].double().numpy().reshape(side, side, -1)
-    for axis, patches in enumerate(grid):
-        at = geometric_positions(side, 2 * patches - 1)
-        # Outside of the samples, official splines go on with their last value.
-        distances = np.arange(1 - patches, patches).clip(at[0], at[-1])
-        bias = make_interp_spline(at, bias, k=3, axis=axis)(distances)
-    return torch.cat([torch.from_numpy(bias).flatten(0, 1).float(), table[-3:].float()])
-
-
-def geometric_positions(old: int, new: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Where `old` relative positions are taken to be among `new` ones at whole numbers; q is found by bisection.
-
-    >>> geometric_positions(27, 47)[13:18].round(3).tolist()
-    [0.0, 1.0, 2.09, 3.279, 4.575]
-    """
-    low, high = 1.01, 1.5
-    while high - low > 1e-6:
-        q = (low + high) / 2
-        if (1 - q ** (old // 2)) / (1 - q) > new // 2:
-            high = q
-        else:
-            low = q
-    distances = np.cumsum(q ** np.arange(old // 2))
-    return np.concatenate([-distances[::-1], [0.0], distances])

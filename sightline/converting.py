@@ -81,11 +81,13 @@ def convert(what: str | Encoder, out: str | Path, to: str = "timm", *, overwrite
     if out.suffix in PICKLED:
         raise InputError(f"{str(out)!r} would be a pickle; write {str(out.with_suffix('.safetensors'))!r}, or a folder")
     encoder = _encoder(what)
-    if "stem=small" in (encoder.architecture or ""):
-        raise InputError(
-            f"{encoder.name!r} begins with stem=small, which neither timm nor transformers can build; "
-            "it stays an encoder of Sightline"
-        )
+    ours = {"stem=small": "", "attention_window": ", unless its window is lifted (run:FOLDER?window=none)"}
+    for own, unless in ours.items():
+        if own in (encoder.architecture or ""):
+            raise InputError(
+                f"{encoder.name!r} has {own}, which neither timm nor transformers can build; "
+                f"it stays an encoder of Sightline{unless}"
+            )
     package = _for_timm(encoder, out) if to == "timm" else _for_huggingface(encoder, out)
     file = _file(out)
     for name in (file.name, *package.beside):

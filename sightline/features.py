@@ -52,9 +52,11 @@ def describe_encoder(encoder: Encoder) -> dict[str, Any]:
     module prints it (without addresses in memory) and the layout that we know of it are part of it.
     """
     printed = re.sub(r"0x[0-9a-fA-F]+", "", repr(encoder.module))
+    window = max(getattr(part, "attention_window", 0) for part in encoder.module.modules())  # which is not printed
     return {
         "weights": encoder.weights,
         "architecture": hashlib.sha256(printed.encode()).hexdigest(),
+        **({"window": window} if window else {}),
         "reference": encoder.reference,
         "family": encoder.family,
         "layout": [encoder.depth, encoder.heads, encoder.patch],

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FOLDER = Path(__file__).parent / "recipes"
-MEASURES = ("width", "depth", "heads", "patch", "stem", "init")
+MEASURES = ("width", "depth", "heads", "patch", "relative_positions", "layer_scale", "stem", "init")
 T = TypeVar("T")
 
 

@@ -9,19 +9,19 @@ N patches on a grid of rows × columns, D width.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sightline.backbones import sincos
 from sightline.encoder import Preprocess
 from sightline.errors import InputError
 from sightline.layouts import Layout, mlp_ratio, size_option
+from sightline.positions import Resize, by_size
 from sightline.reading import Checkpoint, printable, tensors, without_prefix
 
 __all__ = [
@@ -49,8 +49,6 @@ WEIGHTS = re.compile(
 )
 # What a plain ViT does not have, and would have to compute with.
 FOREIGN = ("blocks.", "dist_token", "reg_token", "register_tokens", "norm_pre.")
-
-Resize = Callable[[Tensor, tuple[int, int]], Tensor]  # positions (1, D, r, c) to another grid: (1, D, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -209,11 +207,6 @@ def resized_positions(
     patches = positions[:, 1:].float().reshape(1, side, side, -1).permute(0, 3, 1, 2)  # (1, D, side, side)
     resized = resize(patches, (rows, columns)).flatten(2).transpose(1, 2)  # (1, N, D)
     return torch.cat([positions[:, :1].float(), resized], 1), size
-
-
-def by_size(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
-    """Bicubic, without antialiasing, as MAE and DeiT resize positions."""
-    return F.interpolate(patches, size=grid, mode="bicubic", align_corners=False)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from sources.official import matrix
 from torch import Tensor
 
 import sightline as sl
@@ -28,6 +30,8 @@ from sightline.backbones import (
 )
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD
 from sightline.errors import InputError
+from sightline.positions import Resize, by_scale, by_size
+from sightline.sites import capture
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 KINDS: dict[str, dict[str, Any]] = {
@@ -70,10 +74,20 @@ def test_the_steps_are_timms_forward(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(8, 8), (24, 16), (12, 28)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_sizes_are_timms_with_dynamic_size(kind: str, size: tuple[int, int]) -> None:
-    vit, dynamic = make(kind), make(kind, dynamic_img_size=True)
-    dynamic.load_state_dict(vit.state_dict())
-    torch.testing.assert_close(run(vit, images(size)), dynamic.forward_features(images(size)), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(("resize", "more"), [(by_size, 0.0), (by_scale, 0.1)])
+def test_other_sizes_are_those_of_a_vit_with_resized_positions(
+    kind: str, size: tuple[int, int], resize: Resize, more: float
+) -> None:
+    vit, other = make(kind), make(kind, img_size=size)
+    state = vit.state_dict()
+    if vit.pos_embed is not None:
+        rows, columns = (matrix(side // 4, 4, (side // 4 + more) / 4) for side in size)
+        patches = torch.einsum("ri,cj,ijd->rcd", rows, columns, state["pos_embed"][0, -16:].double().view(4, 4, 16))
+        state["pos_embed"] = torch.cat([state["pos_embed"][:, :-16], patches.float().view(1, -1, 16)], 1)
+    other.load_state_dict(state)
+    tokens = embed(vit, images(size), resize=resize)
+    found = encode(vit, tokens, grid_of(vit, images(size)))
+    torch.testing.assert_close(found, other.forward_features(images(size)), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -164,6 +178,40 @@ def test_attention_windows(kind: str, size: tuple[int, int], kept: int | None) -
         )
     found = encode(vit, tokens, (rows, columns), keep)
     torch.testing.assert_close(found.double(), naive(vit, chosen, places, 3), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_restricted_vit_is_restricted_in_its_own_forward_pass() -> None:
+    encoder = sl.load_encoder(f"{TINY.reference()}&attention_window=3&global_pool=avg&reg_tokens=2")
+    vit: Any = encoder.module
+    copied = copy.deepcopy(vit)
+    x = images()
+    cells = [(row, column) for row in range(4) for column in range(4)]
+    tokens = naive(copy.deepcopy(vit), embed(vit, x), [[None, None, None, *cells]] * 3, 3)
+    wanted = vit.forward_head(tokens.float())
+    torch.testing.assert_close(encoder(x), wanted, rtol=1e-5, atol=1e-5)
+    with capture(encoder, "block.*.attn_map") as maps:
+        encoder(x)
+    for at in maps.values():
+        far = torch.tensor([[max(abs(a - c), abs(b - d)) > 1 for c, d in cells] for a, b in cells])
+        assert not at[..., 3:, 3:][..., far].any()
+        assert at[..., 3:, 3:][..., ~far].all()
+        assert at[..., :3].all()
+    for parameter in vit.parameters():  # the copy computes with its own weights
+        parameter.zero_()
+    torch.testing.assert_close(copied(x), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"Images of \(24, 24\) pixels were given to a ViT for \(16, 16\)"):
+        vit(images((24, 24)))
+    with pytest.raises(InputError, match="has its own mask"):
+        vit(x, attn_mask=torch.ones(19, 19, dtype=torch.bool))
+
+
+def test_windows_that_cannot_be() -> None:
+    for window, sentence in (("4", "it must be odd"), ("x", "must be a whole number")):
+        with pytest.raises(InputError, match=sentence):
+            sl.load_encoder(f"{TINY.reference()}&attention_window={window}")
+    with pytest.raises(InputError, match="attention_window is for a ViT, not for ResNet"):
+        sl.load_encoder("timm:resnet18@random?attention_window=3")
 
 
 @torch.no_grad()

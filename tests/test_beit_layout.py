@@ -8,7 +8,7 @@ import torch
 from sources.official_beit import positions_of, resized_table
 from torch import Tensor
 
-from sightline.beit_layout import geometric_positions, resize_table
+from sightline.positions import geometric_positions, resize_table
 
 
 @pytest.mark.parametrize(("old", "new"), [(27, 47), (27, 19), (5, 7), (5, 21), (27, 13)])

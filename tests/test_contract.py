@@ -238,6 +238,7 @@ def test_cost_is_told_beforehand(name: str, encoders: Any, images: Images, tmp_p
 # Objectives
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
+BACKBONES = {"vit": TINY, "beit": dataclasses.replace(TINY, backbone="beit")}
 SHAPES = "shapes?size=16&train=64&val=16&test=16"
 # Settings that are too large for a test, by the names that objectives give them.
 LITTLE: dict[str, Any] = {
@@ -282,10 +283,10 @@ class Made:
     encoder: sl.Encoder
 
 
-def make_objective(name: str, data: Images, seed: int = 0) -> Made:
+def make_objective(name: str, data: Images, seed: int = 0, kind: str = "vit") -> Made:
     module = plugins.find("objectives", name)
     config = make_recipe(name, little(name)).config
-    encoder = build(TINY, len(data.classes) if getattr(module, "LABELS", False) else 0, seed)
+    encoder = build(BACKBONES[kind], len(data.classes) if getattr(module, "LABELS", False) else 0, seed)
     torch.manual_seed(seed)
     plan = getattr(module, "first", lambda *_: None)(config, TINY)
     objective = module.Objective(encoder.module, config, *([] if plan is None else [plan.objective]))
@@ -338,19 +339,21 @@ def test_an_objective_gives_a_loss_and_scalars(name: str, shapes: Images) -> Non
         assert not value.requires_grad, key  # or a curve would keep the graph of a step
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_layers_of_a_head_fit_together(name: str, shapes: Images) -> None:
+def test_layers_of_a_head_fit_together(name: str, kind: str, shapes: Images) -> None:
     """The first sees the features of the encoder, each other one what the one before it gives."""
-    made: Any = make_objective(name, shapes).objective
+    made: Any = make_objective(name, shapes, kind=kind).objective
     layers = [layer for layer, _ in made.head_of(made.encoder)] if hasattr(made, "head_of") else []
     widths = [made.encoder.num_features, *(layer.outputs for layer in layers)]
     assert [layer.inputs for layer in layers] == widths[:-1]
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_reach_all_that_is_trained_and_nothing_else(name: str, shapes: Images) -> None:
+def test_gradients_reach_all_that_is_trained_and_nothing_else(name: str, kind: str, shapes: Images) -> None:
     """DDP waits for the gradient of every parameter that asks for one."""
-    made = make_objective(name, shapes)
+    made = make_objective(name, shapes, kind=kind)
     made.objective(made.views)[0].backward()
     for key, parameter in made.objective.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, key
@@ -382,10 +385,11 @@ def descend(made: Made, steps: int, follow: bool) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_loss_of_one_batch_falls(name: str, shapes: Images) -> None:
+def test_the_loss_of_one_batch_falls(name: str, kind: str, shapes: Images) -> None:
     """With targets that stay, since it may well rise while a teacher's distribution is still finding its shape."""
-    losses = descend(make_objective(name, shapes), 30, follow=False)
+    losses = descend(make_objective(name, shapes, kind=kind), 30, follow=False)
     assert np.mean(losses[-5:]) < 0.97 * np.mean(losses[:3]), losses
 
 
@@ -426,14 +430,15 @@ def test_the_state_of_an_objective_survives_saving(name: str, shapes: Images, tm
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_keeps_an_encoder(name: str, shapes: Images) -> None:
-    made = make_objective(name, shapes)
+def test_an_objective_keeps_an_encoder(name: str, kind: str, shapes: Images) -> None:
+    made = make_objective(name, shapes, kind=kind)
     module = made.objective.encoder
     assert type(module).__module__.startswith("timm.")
     assert module.state_dict().keys() == made.encoder.module.state_dict().keys()
     built = build_encoder(module, reference="run:x", preprocess=made.encoder.preprocess)
-    assert (built.family, built.depth, built.heads, built.patch) == ("vit", 2, 2, 4)
+    assert (built.family, built.depth, built.heads, built.patch) == (kind, 2, 2, 4)
     with built.evaluating():
         assert built(torch.randn(2, 3, 16, 16)).isfinite().all()
 
@@ -446,12 +451,13 @@ def test_an_objective_can_be_copied(name: str, shapes: Images) -> None:
     assert tensors_of(twin).keys() == tensors_of(made.objective).keys()
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_stopped_training_of_any_objective_goes_on_bit_exactly(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
-        **dataclasses.asdict(TINY),
+        **dataclasses.asdict(BACKBONES[kind]),
         **little(name),
         "images": SHAPES,
         "batch": 16,

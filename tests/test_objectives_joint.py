@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sources.official import State, activations, resized, vit
 from torch import Tensor, nn
 
 from sightline.backbones import Backbone, build, features, sincos
@@ -23,6 +24,7 @@ from sightline.errors import InputError
 from sightline.objective import Progress, Views, sinkhorn, spread
 from sightline.objectives import dino, moco_v3, msn, simclr
 from sightline.optimization import Optimization
+from sightline.positions import by_scale
 from sightline.recipe import Training
 
 VIT = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
@@ -321,7 +323,7 @@ def test_dino_sees_global_crops_with_the_teacher_and_all_with_the_student() -> N
 
     def outputs(backbone: nn.Module, head: Any, x: Tensor) -> Tensor:
         weight = head.last_layer.parametrizations.weight.original1
-        z = F.normalize(head.mlp(features(backbone, x)), dim=1)
+        z = F.normalize(head.mlp(features(backbone, x, resize=by_scale)), dim=1)
         return (z @ F.normalize(weight, dim=1).T).double()
 
     p = [
@@ -338,7 +340,7 @@ def test_dino_sees_global_crops_with_the_teacher_and_all_with_the_student() -> N
 def test_dino_head_with_batch_normalisation_has_statistics_over_all_crops() -> None:
     objective = make("dino", batch_norm=True)
     seen = batch("dino", objective)
-    rows = torch.cat([features(objective.backbone, x) for x in seen.pixels]).detach().double()
+    rows = torch.cat([features(objective.backbone, x, resize=by_scale) for x in seen.pixels]).detach().double()
     weights = dict(objective.head.double().named_parameters())
     x = rows
     for linear in (0, 3):
@@ -349,6 +351,52 @@ def test_dino_head_with_batch_normalisation_has_statistics_over_all_crops() -> N
     expected = x @ F.normalize(weights["last_layer.parametrizations.weight.original1"], dim=1).T
     objective.head.float()
     torch.testing.assert_close(objective.forward_student(seen).flatten(0, 1).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def official_vit() -> tuple[Backbone, State]:
+    """A ViT with weights of the size that trained ones have, and those weights."""
+    return Backbone("vit", size=16, width=24, depth=3, heads=3, patch=4), vit(seed=5)
+
+
+def plain_features(state: State, images: Tensor, more: float) -> Tensor:  # (B, 3, h, w) -> (B, D), float64
+    """The CLS token as the official code computes it, with positions for the grid of the images."""
+    grid = images.shape[-1] // 4
+    positions = state["pos_embed"] if grid == 4 else resized(state["pos_embed"], grid, grid, more)
+    return activations(state | {"pos_embed": positions}, images)["norm"][:, 0]
+
+
+@pytest.mark.parametrize("local_size", [8, 12])
+def test_dinos_loss_of_small_crops_is_the_official_one(local_size: int) -> None:
+    """Bicubic positions without antialiasing, by DINO's own scale; all in float64 with loops."""
+    backbone, state = official_vit()
+    objective = make("dino", backbone, local_size=local_size)
+    objective.backbone.load_state_dict(state)
+    objective.teacher_backbone.load_state_dict(state)
+    seen = batch("dino", objective, backbone)
+    with torch.no_grad():
+        s = [objective.head.double()(plain_features(state, x, more=0.1)) / 0.1 for x in seen.pixels]
+        t = [objective.teacher_head.double()(plain_features(state, x, more=0.1)) for x in seen.pixels[:2]]
+    terms = [
+        -(t[g][i] / 0.04).softmax(0) @ s[v][i].log_softmax(0)
+        for g in range(2)
+        for v in range(5)
+        if v != g
+        for i in range(8)
+    ]
+    objective.float()
+    assert objective(seen)[0].item() == pytest.approx(torch.stack(terms).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("focal_size", [8, 12])
+def test_msns_small_anchors_have_the_official_positions(focal_size: int) -> None:
+    """By the scale √(n/N), without antialiasing."""
+    backbone, state = official_vit()
+    objective = make("msn", backbone, rand_views=0, focal_size=focal_size)
+    objective.backbone.load_state_dict(state)
+    seen = batch("msn", objective, backbone)
+    found = objective.forward_anchors(seen)[0]
+    plain = torch.cat([plain_features(state, x, more=0.0) for x in seen.pixels[1:]])
+    torch.testing.assert_close(found, objective.head(plain.float()), rtol=1e-5, atol=1e-5)
 
 
 def test_dino_without_multi_crop_has_two_views() -> None:
@@ -450,7 +498,7 @@ def test_dino_is_the_official_loop_that_updates_centre_and_teacher_last() -> Non
         seen = batch("dino", objective, step=step)
         with torch.no_grad():
             t = torch.cat([official.teacher_head(features(official.teacher_backbone, x)) for x in seen.pixels[:2]])
-        s = [official.head(features(official.backbone, x)) / 0.1 for x in seen.pixels]
+        s = [official.head(features(official.backbone, x, resize=by_scale)) / 0.1 for x in seen.pixels]
         temperature = [0.04, 0.055, 0.07][step // PER_EPOCH]
         p = F.softmax((t - center) / temperature, 1).chunk(2)
         terms = [-(p[g] * torch.log_softmax(s[v], 1)).sum(1).mean() for g in range(2) for v in range(5) if v != g]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from sightline.autoencoder import Autoencoder
-from sightline.families import vit
+from sightline.families import eva, vit
 from sightline.sites import Anatomy, Tap
 
 
@@ -18,7 +18,8 @@ def matches(module: nn.Module) -> bool:
 
 def anatomy(module: Autoencoder, size: tuple[int, int]) -> Anatomy:
     """Sites of encoder and decoder; the decoder's tokens are laid out as the encoder's."""
-    known = vit.anatomy(module.encoder, size)
+    family = eva if eva.matches(module.encoder) else vit
+    known: Anatomy = family.anatomy(module.encoder, size)
     taps = {"decoder.embed": Tap(module.decoder.blocks[0], "input")}
     for number, block in enumerate(module.decoder.blocks):
         taps |= vit.block_taps(f"decoder.block.{number}", block)

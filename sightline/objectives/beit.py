@@ -10,8 +10,8 @@ The tokenizer (`sightline.tokenizer`) is trained before, on the same images, and
 Blocks are drawn as by the authors' code: an area between `min_block` and what is still to be hidden, a log-uniform
 aspect, a place; drawn again if it does not fit. There the number of hidden patches varies below the ratio, since the
 last block must not exceed it; here that block is cut row by row, so that every image hides exactly ⌈ratio · N⌉ patches
-and each counts alike, in however many processes. The authors' encoder has relative positions and layer scale; here it
-is the ViT that is given, with its own positions.
+and each counts alike, in however many processes. The authors' encoder is `backbone=beit`: relative positions that all
+blocks share, layer scale, no absolute positions.
 
 Source: Bao et al. 2022, "BEiT: BERT Pre-Training of Image Transformers".
 

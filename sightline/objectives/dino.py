@@ -7,7 +7,8 @@ With s and t the K outputs of student and teacher, c the centre and V crops, of 
 
 and after each step c ← 0.9 c + 0.1 mean(t) and θ_t ← m θ_t + (1 − m) θ_s, with m rising along half a cosine to 1.
 With `sinkhorn` P is also balanced over the outputs, which DINOv2 does instead of centring (Oquab et al. 2023); the
-centre is then but a better start, since the limit of the balancing does not depend on it.
+centre is then but a better start, since the limit of the balancing does not depend on it. Small crops get their
+positions as in the official code (`positions.by_scale`).
 
 Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers".
 
@@ -30,6 +31,7 @@ from sightline.backbones import Backbone, features, is_vit, patch_of
 from sightline.distributed import mean
 from sightline.errors import InputError
 from sightline.objective import Progress, Views, cosine, momentum_copy, sinkhorn, spread, update_momentum
+from sightline.positions import by_scale
 from sightline.projection import Trained, mlp_layers, unit_layer
 
 __all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
@@ -179,7 +181,7 @@ class Objective(nn.Module):
     def forward_student(self, views: Views) -> Tensor:
         """Outputs (V, B, K) of all crops; those of one size go through the backbone as one batch."""
         sizes = [crops for crops in (views.pixels[:2], views.pixels[2:]) if crops]
-        found = torch.cat([features(self.backbone, torch.cat(crops)) for crops in sizes])
+        found = torch.cat([features(self.backbone, torch.cat(crops), resize=by_scale) for crops in sizes])
         outputs: Tensor = self.head(found).float()
         return outputs.view(len(views.pixels), -1, outputs.shape[1])
 

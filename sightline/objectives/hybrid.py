@@ -5,7 +5,8 @@
 At λ = 0 and λ = 1 only the part that counts is built, fed and run, so that the training is the same as with that part
 alone. In between the reconstructive part is built first. Then comes the joint-embedding one, whose momentum encoder is
 a copy and has to start from the final weights: so its initialisation and positions are the ones that hold. What either
-part freezes (positions, MoCo-v3's patch projection) is frozen for both.
+part freezes (positions, MoCo-v3's patch projection) is frozen for both. The paper's backbone is SimMIM's
+(`backbone=beit`).
 
 Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", section 5.
 """

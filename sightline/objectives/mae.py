@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from sightline import augment, fcmae
 from sightline.augment import Policy
 from sightline.backbones import (
     Backbone,
+    Vit,
     embed,
     encode,
     fix_positions,
@@ -77,7 +78,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 class Decoder(nn.Module):
     """Blocks at a width of their own, over the tokens of all patches, that end in the pixels of each patch."""
 
-    def __init__(self, vit: VisionTransformer, width: int, depth: int, heads: int) -> None:
+    def __init__(self, vit: Vit, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.prefix: int = vit.num_prefix_tokens
         norm: Any = partial(nn.LayerNorm, eps=1e-6)

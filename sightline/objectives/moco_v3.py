@@ -23,12 +23,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightly.models.modules.heads import ProjectionHead
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sightline import augment
 from sightline.augment import Policy
-from sightline.backbones import Backbone, features, fix_positions, is_vit, xavier
+from sightline.backbones import Backbone, Vit, features, fix_positions, is_vit, xavier
 from sightline.distributed import gather, rank
 from sightline.errors import InputError
 from sightline.objective import Progress, Views, cosine, momentum_copy, spread, update_momentum
@@ -155,7 +154,7 @@ def mlp(widths: Sequence[int], last_norm: bool = True) -> ProjectionHead:
 
 
 @torch.no_grad()
-def initialise(vit: VisionTransformer, stop_grad_patch: bool) -> None:
+def initialise(vit: Vit, stop_grad_patch: bool) -> None:
     """Xavier weights, queries, keys, values and the patch projection each as a matrix of its own; fixed positions."""
     xavier(vit)
     for name, weight in vit.named_parameters():

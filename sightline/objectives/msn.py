@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from lightly.models.modules.heads import MSNProjectionHead
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sightline import augment
 from sightline.augment import Policy
-from sightline.backbones import Backbone, features, grid_of, is_vit
+from sightline.backbones import Backbone, Vit, features, grid_of, is_vit
 from sightline.distributed import mean
 from sightline.errors import InputError, nearest
 from sightline.masking import random_masking
 from sightline.objective import Progress, Views, cosine, linear, momentum_copy, sinkhorn, spread, update_momentum
 from sightline.objectives.dino import check_size, local_size
+from sightline.positions import by_size
 from sightline.projection import Trained, mlp_layers, unit_layer
 
 __all__ = ["Config", "Objective", "mean_entropy", "views"]
@@ -98,7 +98,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 class Objective(nn.Module):
     """Encoder and target encoder, each a ViT with a projection head, and prototypes."""
 
-    backbone: VisionTransformer
+    backbone: Vit
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Objective(nn.Module):
             ids_keep, _, _ = random_masking(noise, int(N * (1 - self.config.mask_ratio)))
             found.append(features(self.backbone, torch.cat(rand), ids_keep))
         if focal:
-            found.append(features(self.backbone, torch.cat(focal)))
+            found.append(features(self.backbone, torch.cat(focal), resize=by_size))
         return torch.cat([self.head(x) for x in found]), spread(torch.cat(found))
 
     def forward_loss(self, anchors: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (VB, d), (B, d)

@@ -5,7 +5,8 @@
 With `norm_target` = k the target is x less the mean of the k × k pixels around it, divided by their standard deviation
 (of each channel by itself, as far as they lie in the image), as the authors' later code has it for Swin V2.
 
-Whole units of `mask_unit` pixels are hidden. The backbone keeps its own positions (the authors' ViT has relative ones).
+Whole units of `mask_unit` pixels are hidden. The authors' ViT is `backbone=beit`: relative positions that all blocks
+share, layer scale, no absolute positions.
 
 Source: Xie et al. 2022, "SimMIM: A Simple Framework for Masked Image Modeling".
 

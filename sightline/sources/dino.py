@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sightline.encoder import Encoder, Reference
 from sightline.layouts import Layout, open_layout, with_head
+from sightline.positions import by_scale
 from sightline.projection import Trained, mlp_layers, unit_layer
 from sightline.reading import Checkpoint, tensors, without_prefix
 from sightline.resnet_layout import vit_or_resnet_layout
@@ -23,6 +23,7 @@ from sightline.vit_layout import Official, Part, bare, choose, unwrapped
 TITLE = "DINO"
 EXAMPLE = "dino:dino_vitbase16_pretrain_full_checkpoint.pth"
 OPTIONS = ("which", "heads", "size", "head")
+OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", by_scale)
 
 
 def names() -> list[str]:
@@ -73,12 +74,3 @@ def _head(state: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
     last = torch._weight_norm(state["last_layer.weight_v"].float(), state["last_layer.weight_g"].float())
     mlp = mlp_layers(without_prefix(state, "mlp."), "projector", "gelu")
     return {"head.mlp.": mlp, "head.last_layer.": (unit_layer(last),)}
-
-
-def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
-    """Bicubic with a scale that is 0.1 patches too large, which the official code has against rounding errors."""
-    scale = tuple((new + 0.1) / old for new, old in zip(grid, patches.shape[2:], strict=True))
-    return F.interpolate(patches, scale_factor=scale, mode="bicubic")
-
-
-OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", _resize)

@@ -21,7 +21,6 @@ EXAMPLE = "msn:vits16_800ep.pth.tar"
 OPTIONS = ("which", "heads", "size", "head")
 ENCODERS = {"target": "target_encoder", "anchor": "encoder"}
 LAYERS = ("fc1", "bn1", "fc2", "bn2", "fc3")  # of the projector
-# The official scale √(n/N) is the ratio of the sides of the grids, as in a resize by size.
 OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bilinear", by_size)
 
 

@@ -2,12 +2,14 @@
 
 `run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites;
 `run:FOLDER?head=true` the projection head of a joint-embedding objective;
-`run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`).
+`run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`);
+`run:FOLDER?window=none` lets all patches attend to all where the training restricted them (`attention_window`).
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from typing import Any
 from torch import nn
 
 from sightline.checkpoints import latest
-from sightline.encoder import Encoder, Preprocess, Reference, anatomy, build_encoder, load_encoder
+from sightline.encoder import Encoder, Preprocess, Reference, anatomy, build_encoder, load_encoder, parse_reference
 from sightline.errors import InputError
 from sightline.layouts import projected
 from sightline.projection import parts_in_words, read_head
 from sightline.weights import hash_weights, load_weights, read_weights
 
 EXAMPLE = "run:runs/mine"
+VALUES = {"decoder": ("true", "false"), "head": ("true", "false"), "window": ("none",)}  # of options
+WINDOW = "attention_window"
 
 
 def names() -> list[str]:
@@ -62,17 +66,19 @@ def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
 
 def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
     """The encoder that `save_encoder` wrote into a folder; with decoder=true or head=true its decoder or head, too."""
-    known = {"decoder", "head"} >= reference.options.keys()
-    if reference.weights is not None or not known or not {"true", "false"}.issuperset(reference.options.values()):
+    if reference.weights is not None or any(
+        value not in VALUES.get(key, ()) for key, value in reference.options.items()
+    ):
         raise InputError(
             f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, and after "
             "it ?decoder=true for the decoder of MAE, ?head=true for the projection head of a joint-embedding "
-            "objective, or ?epoch=3 for an epoch that a fine-tuning has kept"
+            "objective, ?window=none for attention to all patches, or ?epoch=3 for an epoch that a fine-tuning has kept"
         )
     wanted = [key for key, value in reference.options.items() if value == "true"]
     if len(wanted) > 1:
         raise InputError(f"{reference}: decoder and head are two ways on from the encoder; compare one with each")
-    encoder = _load(folder, name, reference)
+    name += ", window lifted" if "window" in reference.options else ""
+    encoder = _load(folder, name, reference, recipe)
     if not wanted:
         return encoder
     both = _with_decoder(encoder, folder, recipe) if wanted == ["decoder"] else _with_head(encoder, folder)
@@ -91,7 +97,7 @@ def _with_head(encoder: Encoder, folder: Path) -> nn.Module:
     return projected(encoder.module, layers, state, f"The projection head in {str(folder)!r}")
 
 
-def _load(folder: Path, name: str, reference: Reference) -> Encoder:
+def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
     try:
         about = json.loads((folder / "encoder.json").read_text())
         architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])
@@ -99,9 +105,10 @@ def _load(folder: Path, name: str, reference: Reference) -> Encoder:
         raise InputError(
             f"{str(folder)!r} holds no encoder (a readable encoder.json beside encoder.safetensors)"
         ) from error
+    architecture, notes = _windowed(architecture, reference, recipe)
     encoder = load_encoder(architecture)
     state = read_weights(folder / "encoder.safetensors")
-    encoder.notes += load_weights(encoder.module, state, f"Run {str(folder)!r}")
+    encoder.notes += notes + load_weights(encoder.module, state, f"Run {str(folder)!r}")
     # Once more, because the classifier may have been replaced by one of another size.
     known = anatomy(encoder.module, preprocess.size)
     encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
@@ -110,6 +117,23 @@ def _load(folder: Path, name: str, reference: Reference) -> Encoder:
     if encoder.weights != about.get("weights"):
         raise InputError(f"The weights in {str(folder)!r} are not those that its encoder.json describes; save it again")
     return encoder
+
+
+def _windowed(architecture: str, reference: Reference, recipe: Path) -> tuple[str, list[str]]:
+    """The architecture with the attention window of its training, unless that is to be lifted; and a note on it."""
+    built = parse_reference(architecture)
+    window = built.options.get(WINDOW)
+    if window is None and recipe.is_file():  # of a folder that is older than windows in architectures
+        window = str(tomllib.loads(recipe.read_text(encoding="utf-8")).get(WINDOW, 0))
+    if not window or window == "0":
+        if "window" in reference.options:
+            raise InputError(f"{reference} was trained without an {WINDOW}; leave window=none out")
+        return architecture, []
+    options = {key: value for key, value in built.options.items() if key != WINDOW}
+    if "window" in reference.options:
+        return str(replace(built, options=options)), [f"trained with {WINDOW}={window}, which is lifted"]
+    note = f"patches attend to {window} × {window} around them, as in the training; ?window=none lifts that"
+    return str(replace(built, options=options | {WINDOW: window})), [note]
 
 
 def _preprocess(fields: dict[str, Any]) -> Preprocess:

@@ -16,6 +16,7 @@ from sightline.errors import InputError, first_line, nearest
 from sightline.weights import load_weights, read_weights
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
+OURS = ("seed", "size", "stem", "attention_window")  # options that are not those of timm's models
 
 
 def names() -> list[str]:
@@ -28,8 +29,9 @@ def names() -> list[str]:
 def load(reference: Reference) -> Encoder:
     """Build the model; weights are the pretrained ones of the tag, random ones from a seed, or a file's.
 
-    Options: `size` of the images in pixels, `seed` of random weights, `stem=small` for a ResNet on small images, and
-    whatever timm's model takes (`depth=6`).
+    Options: `size` of the images in pixels, `seed` of random weights, `stem=small` for a ResNet on small images,
+    `attention_window=7` for a ViT whose patches attend to 7 × 7 around them, and whatever timm's model takes
+    (`depth=6`).
     """
     module = create(reference)
     notes: list[str] = []
@@ -51,15 +53,17 @@ def load(reference: Reference) -> Encoder:
 def create(reference: Reference) -> nn.Module:
     """The model that a reference names, without the weights of a file."""
     _check_name(reference)
-    options = {
-        key: option_value(text) for key, text in reference.options.items() if key not in ("seed", "size", "stem")
-    }
+    options = {key: option_value(text) for key, text in reference.options.items() if key not in OURS}
     seed, size = _number(reference, "seed") or 0, _number(reference, "size")
     if size is not None and _fixed_size(reference):
         options["img_size"] = size
     module = _create(reference, options, seed)
     if stem := reference.options.get("stem"):
         _small_stem(module, stem, seed, reference)
+    if window := _number(reference, "attention_window"):
+        from sightline.backbones import restrict
+
+        restrict(module, window)
     return module
 
 

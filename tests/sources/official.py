@@ -117,6 +117,32 @@ def sincos(rows: int, columns: int, width: int, row_first: bool) -> Tensor:  # (
     return table.unsqueeze(0)
 
 
+def cubic(t: float) -> float:
+    """The convolution kernel of bicubic interpolation, a = −0.75."""
+    t, a = abs(t), -0.75
+    if t <= 1:
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1
+    return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+
+def matrix(new: int, old: int, scale: float) -> Tensor:  # (new, old)
+    """What bicubic interpolation does to one axis: row i is the new place i, at the old place (i + ½)/scale − ½."""
+    weights = torch.zeros(new, old, dtype=torch.float64)
+    for i in range(new):
+        place = (i + 0.5) / scale - 0.5
+        for tap in range(math.floor(place) - 1, math.floor(place) + 3):
+            weights[i, min(max(tap, 0), old - 1)] += cubic(place - tap)
+    return weights
+
+
+def resized(positions: Tensor, rows: int, columns: int, more: float = 0.0) -> Tensor:  # (1, 1 + N, D)
+    """Positions for another grid, number by number; DINO's scale is that of a grid 0.1 patches larger."""
+    patches = positions[0, 1:].reshape(SIDE, SIDE, -1).double()
+    down, across = (matrix(new, SIDE, (new + more) / SIDE) for new in (rows, columns))
+    new = torch.einsum("ri,cj,ijd->rcd", down, across, patches).reshape(1, rows * columns, -1)
+    return torch.cat([positions[:, :1].double(), new], 1)
+
+
 def saved(content: Any, folder: Path, name: str = "file.pth") -> Path:
     torch.save(content, folder / name)
     return folder / name

@@ -92,13 +92,35 @@ def check(encoder: Encoder, weights: dict[str, Tensor]) -> None:
         )
 
 
-def activations(weights: dict[str, Tensor], images: Tensor) -> dict[str, Tensor]:
-    """What the official model computes from images (B, 3, h, w), in float64, by site."""
+def activations(
+    weights: dict[str, Tensor],
+    images: Tensor,
+    mask: Tensor | None = None,
+    kept: list[int] | None = None,
+    window: int = 0,
+) -> dict[str, Tensor]:
+    """What the official model computes from images (B, 3, h, w), in float64, by site.
+
+    In the place of patches where mask (B, N) is true stands the mask token. If only some patches are kept, the others
+    do not exist. With a window patches attend to those at most half of it away, and to CLS.
+    """
     state = {name: value.double() for name, value in weights.items()}
     patches = F.conv2d(images.double(), state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=PATCH)
-    index = position_index(*patches.shape[2:])
-    x = torch.cat([state["cls_token"].expand(len(images), -1, -1), patches.flatten(2).mT], 1)  # (B, T, D)
+    rows, columns = patches.shape[2:]
+    index = position_index(rows, columns)
+    forbidden = torch.zeros(index.shape, dtype=torch.float64)
+    for i in range(rows * columns):
+        for j in range(rows * columns):
+            if window and max(abs(i // columns - j // columns), abs(i % columns - j % columns)) > window // 2:
+                forbidden[1 + i, 1 + j] = -torch.inf
+    tokens = patches.flatten(2).mT
+    if mask is not None:
+        tokens = torch.where(mask[:, :, None], state["mask_token"], tokens)
+    x = torch.cat([state["cls_token"].expand(len(images), -1, -1), tokens], 1)  # (B, T, D)
     x = x + state.get("pos_embed", 0)
+    if kept is not None:
+        places = [0, *(1 + patch for patch in kept)]
+        x, index, forbidden = x[:, places], index[places][:, places], forbidden[places][:, places]
     found = {"embed": x}
     for i in range(DEPTH):
         block = f"blocks.{i}"
@@ -106,7 +128,7 @@ def activations(weights: dict[str, Tensor], images: Tensor) -> dict[str, Tensor]
         q_bias, v_bias = state[f"{block}.attn.q_bias"], state[f"{block}.attn.v_bias"]
         qkv = y @ state[f"{block}.attn.qkv.weight"].T + torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))  # (B, H, T, d)
-        scores = (q * (WIDTH // HEADS) ** -0.5) @ k.mT
+        scores = (q * (WIDTH // HEADS) ** -0.5) @ k.mT + forbidden
         for name in (own(i), SHARED):
             if name in state:
                 scores = scores + state[name][index].permute(2, 0, 1)

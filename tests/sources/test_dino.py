@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sources.official import HEADS, PATCH, SIDE, SIZE, State, activations, check_sites, images, saved, vit
-from torch import Tensor
+from sources.official import HEADS, PATCH, SIDE, SIZE, State, activations, check_sites, images, resized, saved, vit
 from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck, ResNet
 
@@ -78,38 +76,12 @@ def test_official_preprocessing(tmp_path: Path) -> None:
     assert preprocess == sl.Preprocess((224, 224), 256, "bicubic", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def cubic(t: float) -> float:
-    """The convolution kernel of bicubic interpolation, a = −0.75."""
-    t, a = abs(t), -0.75
-    if t <= 1:
-        return (a + 2) * t**3 - (a + 3) * t**2 + 1
-    return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
-
-
-def matrix(new: int, old: int, scale: float) -> Tensor:  # (new, old)
-    """What bicubic interpolation does to one axis: row i is the new place i, at the old place (i + ½)/scale − ½."""
-    weights = torch.zeros(new, old, dtype=torch.float64)
-    for i in range(new):
-        place = (i + 0.5) / scale - 0.5
-        for tap in range(math.floor(place) - 1, math.floor(place) + 3):
-            weights[i, min(max(tap, 0), old - 1)] += cubic(place - tap)
-    return weights
-
-
-def resized(positions: Tensor, rows: int, columns: int) -> Tensor:
-    """The official resize, number by number: its scale is that of a grid 0.1 patches larger."""
-    patches = positions[0, 1:].reshape(SIDE, SIDE, -1).double()
-    down, across = (matrix(new, SIDE, (new + 0.1) / SIDE) for new in (rows, columns))
-    new = torch.einsum("ri,cj,ijd->rcd", down, across, patches).reshape(1, rows * columns, -1)
-    return torch.cat([positions[:, :1].double(), new], 1)
-
-
 @pytest.mark.parametrize(("height", "width"), [(24, 24), (12, 12), (16, 24), (8, 32)])
 def test_positions_are_resized_as_the_official_code_does(height: int, width: int, tmp_path: Path) -> None:
     path = saved(training(), tmp_path)
     size = f"{height}" if height == width else f"{height}x{width}"
     encoder = sl.load_encoder(f"dino:{path}?heads={HEADS}&size={size}")
-    positions = resized(TEACHER["pos_embed"], height // PATCH, width // PATCH)
+    positions = resized(TEACHER["pos_embed"], height // PATCH, width // PATCH, more=0.1)
     expected = activations(TEACHER | {"pos_embed": positions}, images(height, width))
     check_sites(encoder, expected, images(height, width))
     assert encoder.tokens is not None
@@ -122,7 +94,7 @@ def test_the_resize_matters(tmp_path: Path) -> None:
     by_size = F.interpolate(
         TEACHER["pos_embed"][:, 1:].reshape(1, SIDE, SIDE, -1).permute(0, 3, 1, 2), size=(6, 6), mode="bicubic"
     )
-    ours = resized(TEACHER["pos_embed"], 6, 6)[:, 1:].float().reshape(1, 6, 6, -1).permute(0, 3, 1, 2)
+    ours = resized(TEACHER["pos_embed"], 6, 6, more=0.1)[:, 1:].float().reshape(1, 6, 6, -1).permute(0, 3, 1, 2)
     assert (by_size - ours).abs().max() > 0.01
 
 
