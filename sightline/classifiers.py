@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sightline.accuracy import ENDS, NOTHING, accuracy_of, check_labels
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.plan import Cost, Plan
 from sightline.pooling import Pooled, disk, flaw, shared, widths
 from sightline.probing import Probe
@@ -177,10 +177,10 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     if choice.classifier in ("auto", "head") and same:
         return Where(HEAD, heads[0], "gap")
     if choice.classifier == "head":
-        has = f"a head with {outputs[0]} outputs" if len(outputs) == 1 else "no head that classifies"
+        has = f"a head with {counted(outputs[0], 'output')}" if len(outputs) == 1 else "no head that classifies"
         has += " of other names" if outputs == (classes,) else ""
         raise InputError(
-            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {classes} classes; "
+            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}; "
             "choose the classifier auto, probe or linear"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):

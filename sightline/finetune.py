@@ -22,7 +22,7 @@ from sightline.augment import RADII, Policy
 from sightline.distributed import by_first, rank, total, world
 from sightline.draws import Keys
 from sightline.encoder import Encoder, load_encoder
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.feeding import Feed
 from sightline.files import explain, write_atomically
 from sightline.heads import POOLS, layers_of, with_classifier
@@ -229,8 +229,9 @@ def _feed(wanted: Recipe, encoder: Encoder, data: Images, device: torch.device, 
     share, rest = divmod(settings.batch, world() * settings.accumulate)
     if (config.mixup or config.cutmix) and share % 2 and not rest:
         raise InputError(
-            f"mixup and CutMix pair the images of a batch, but {settings.batch} images in {world()} processes with "
-            f"{settings.accumulate} forwards each are odd shares; choose another batch"
+            f"mixup and CutMix pair the images of a batch, but {counted(settings.batch, 'image')} in "
+            f"{counted(world(), 'process')} with {counted(settings.accumulate, 'forward')} each are odd shares; choose "
+            "another batch"
         )
     return Feed(
         data,

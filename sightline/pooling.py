@@ -258,7 +258,8 @@ def disk(plan: Plan, splits: Sequence[str], wanted: Wanted) -> int:
 def flaw(features: Matrix, split: str, constant: bool = True) -> str:
     """Why nothing can be told from these features: they are not finite, or the same for all images; "" if neither."""
     if bad := len(features) - sum(int(np.isfinite(block).all(1).sum()) for block in features.blocks()):
-        return f"{bad} of {len(features)} {split} features are not finite (NaN or infinity)"
+        are = "is" if bad == 1 else "are"
+        return f"{bad} of {len(features)} {split} features {are} not finite (NaN or infinity)"
     first = features[:1]
     if constant and all((np.abs(block - first) <= CONSTANT * np.abs(first).max()).all() for block in features.blocks()):
         return f"the features are the same for all {'training' if split == 'train' else split} images"

@@ -153,12 +153,12 @@ def test_what_cannot_be_classified_has_a_reason(tmp_path: Path) -> None:
     metric = decided(plan)
     feed(metric, plan, data)
     found = metric.fitted()
-    assert found["vit"].reason == "1 of 40 train features are not finite (NaN or infinity)"
+    assert found["vit"].reason == "1 of 40 train features is not finite (NaN or infinity)"
     assert found["cnn"].reason == "the features are the same for all training images"
     assert metric.decisions(found["vit"], "vit", "test") == (None, found["vit"].reason)
     nothing, why = metric.decisions(found["vit with head"], "vit with head", "test")
     assert nothing is None
-    assert why == "1 of 24 test features are not finite (NaN or infinity)"
+    assert why == "1 of 24 test features is not finite (NaN or infinity)"
     assert np.isnan(metric.describe(found)["train_accuracy"][1][:2]).all()
 
 

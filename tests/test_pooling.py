@@ -105,8 +105,8 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
         (lambda x: x * 0 + 3, "the features are the same for all training images"),
         (lambda x: x * 1e-8 + 3, "the features are the same for all training images"),
         (lambda x: x * 0, "the features are the same for all training images"),
-        (lambda x: np.where(x == x[0, 0], np.nan, x), "1 of 30 train features are not finite (NaN or infinity)"),
-        (lambda x: np.where(x == x[0, 0], np.inf, x), "1 of 30 train features are not finite (NaN or infinity)"),
+        (lambda x: np.where(x == x[0, 0], np.nan, x), "1 of 30 train features is not finite (NaN or infinity)"),
+        (lambda x: np.where(x == x[0, 0], np.inf, x), "1 of 30 train features is not finite (NaN or infinity)"),
     ],
 )
 def test_flaws(change: object, reason: str) -> None:

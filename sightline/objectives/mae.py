@@ -36,7 +36,7 @@ from sightline.backbones import (
     sincos,
     xavier,
 )
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.fcmae import encode_visible, is_convnext, stride_of
 from sightline.masking import freeze_head, hidden, norm_pix, patchify, random_masking, restore
 from sightline.objective import Progress, Views
@@ -150,7 +150,7 @@ class Objective(nn.Module):
         n = (height // self.patch) * (width // self.patch)
         if int(n * (1 - self.config.mask_ratio)) < 1:
             raise InputError(
-                f"A mask_ratio of {self.config.mask_ratio} hides all {n} patches of {self.patch} pixels; "
+                f"A mask_ratio of {self.config.mask_ratio} hides all of {counted(n, 'patch')} of {self.patch} pixels; "
                 "choose a smaller mask_ratio or smaller patches"
             )
         return n

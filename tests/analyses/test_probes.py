@@ -227,7 +227,7 @@ def test_what_cannot_be_probed_has_a_reason(tmp_path: Path) -> None:
     data[Key("cnn", "block.1", "plain")][:] = torch.inf
     result = measured(plan, data, lrs=(0.1,), weight_decays=(0.0,))
     reason = result.reason.sel(encoder="vit", feature="cls")
-    assert reason.sel(probe="linear", site="block.0").item() == "1 of 24 test features are not finite (NaN or infinity)"
+    assert reason.sel(probe="linear", site="block.0").item() == "1 of 24 test features is not finite (NaN or infinity)"
     for probe, site in (("ridge", "norm"), ("depth 2", "norm"), ("multilayer", "block.1")):
         assert reason.sel(probe=probe, site=site).item() == "the features are the same for all training images"
     assert (
