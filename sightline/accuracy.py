@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,7 +40,7 @@ def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -
         if len(classes) < (2 if split == "train" else 1):
             raise InputError(
                 f"{title} needs labels of at least two classes, but the {split} split of {images.name} has "
-                f"{len(classes) or 'no'} labelled class{'es' if len(classes) != 1 else ''}; "
+                f"{counted(len(classes), 'labelled class') if classes else 'no labelled classes'}; "
                 f"give images with class folders or labels, or leave {name} out (--only cka)"
             )
     for split, classes in found.items():

@@ -30,7 +30,7 @@ from sightline.asking import (
     members_of,
     with_conflict,
 )
-from sightline.errors import InputError, first_line
+from sightline.errors import InputError, counted, first_line
 from sightline.files import write_atomically
 from sightline.images import Batch, Images, batch_count, batches, load_images
 from sightline.plan import Key, Plan, announce, make_plans, question
@@ -228,7 +228,9 @@ def _pass(
     skipped = _of_all_processes(skipped, process)
     _report_skipped(skipped, shown)
     if len(skipped) == total:
-        raise InputError(f"None of the {total} images of {plan.images.name} could be read: {': '.join(skipped[0])}")
+        raise InputError(
+            f"None of {counted(total, 'image')} of {plan.images.name} could be read: {': '.join(skipped[0])}"
+        )
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
     for name, metric in metrics.items():
         with progress.showing(shown):
@@ -310,7 +312,8 @@ def _of_all_processes(skipped: list[tuple[str, str]], process: Process) -> list[
 
 def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:
     if skipped and shown:
-        progress.console().print(f"[yellow]{len(skipped)} images could not be read and were skipped:[/yellow]")
+        images, were = counted(len(skipped), "image"), "was" if len(skipped) == 1 else "were"
+        progress.console().print(f"[yellow]{images} could not be read and {were} skipped:[/yellow]")
         for name, reason in skipped[:10]:
             progress.console().print(f"  {name}: {reason}", markup=False)
 

@@ -38,10 +38,11 @@ from sightline.vit_layout import (
     unwrapped,
 )
 
-__all__ = ["beit_layout", "has_tables", "model_or_average"]
+__all__ = ["beit_layout", "holds_beit", "model_or_average"]
 
 TABLE, INDEX = "relative_position_bias_table", "relative_position_index"
 SHARED, OWN = f"rel_pos_bias.{TABLE}", f"blocks.0.attn.{TABLE}"
+BIASES = {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"}  # elsewhere q, k and v have one bias, qkv.bias
 # Weights by which it is known, and their numbers of axes.
 MARKS = {"cls_token": 3, "patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2, "blocks.0.mlp.fc1.weight": 2}
 WEIGHTS = re.compile(
@@ -62,9 +63,15 @@ def model_or_average(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part
     return Part(unwrapped(tensors(checkpoint.content, keys[which])), keys[which], notes=notes)
 
 
-def has_tables(state: Mapping[str, Tensor]) -> bool:
-    """Whether the weights are those of a ViT with tables of relative positions, a shared one or one in each block."""
-    return _has_marks(state) and (SHARED in state or OWN in state)
+def holds_beit(state: Mapping[str, Tensor]) -> str:
+    """By what the weights are those of BEiT's ViT: tables of relative positions, a shared one or one in each block, or
+    biases for q and v alone, which a Beit with absolute positions has as well; "" if by nothing.
+    """
+    if not _has_marks(state):
+        return ""
+    if SHARED in state or OWN in state:
+        return "relative positions"
+    return "absolute positions, q_bias and v_bias" if {"pos_embed", *BIASES} <= set(state) else ""
 
 
 def _has_marks(state: Mapping[str, Tensor]) -> bool:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sightline.accuracy import ENDS, NOTHING, accuracy_of, check_labels
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.plan import Cost, Plan
 from sightline.pooling import Pooled, disk, flaw, shared, widths
 from sightline.probing import Probe
 from sightline.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
-from sightline.sweep import Chosen, Labelled, Sweep, hold_out, train_sweep, training_bytes
+from sightline.sweep import PRESETS, Chosen, Labelled, Sweep, hold_out, train_sweep, training_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["SITES", "Choice", "Classifier", "Decided", "about", "cost_of"]
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
+SEEN = ("cls", "gap", "cls_gap")  # by probes, in the order of preference
 HEAD, PROBE, LINEAR = "own head", "ridge probe", "linear probe"
-SWEEP = Sweep()
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,30 @@ class Choice:
     classifier   auto: the own head if it has one output per class, and the same classes where their names are known,
                  else a ridge probe; head or probe: that one; linear: a probe trained by gradient descent, the best of
                  a sweep of settings on training images that are held out
-    pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls or gap: that one
+    pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls, gap or cls_gap
+                 (both side by side): that one
+    preset       of linear: the sweep of settings, default, table4 or a1, see `sweep.Sweep`
     """
 
     classifier: str = "auto"
     pooling: str = "auto"
+    preset: str = "default"
 
     def __post_init__(self) -> None:
-        known = {"classifier": ("auto", "head", "probe", "linear"), "pooling": ("auto", "cls", "gap")}
+        known = {"classifier": ("auto", "head", "probe", "linear"), "pooling": ("auto", *SEEN), "preset": PRESETS}
         for name, names in known.items():
             if (given := getattr(self, name)) not in names:
                 raise InputError(f"There is no {name} {given!r}{nearest(given, names)}")
+        if self.preset != "default" and self.classifier != "linear":
+            raise InputError(
+                f"The preset {self.preset} is a sweep of linear probes, but the classifier is {self.classifier}; "
+                "choose the classifier linear, or leave preset out"
+            )
+
+    @property
+    def sweep(self) -> Sweep:
+        """The settings that a linear probe is trained with."""
+        return Sweep(preset=self.preset)
 
 
 class Where(NamedTuple):
@@ -97,8 +110,9 @@ class Decided(Pooled):
 
     def __init__(self, choice: Choice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
         check_labels(plan.images, splits, title, name)
-        self.where = _where(choice, plan)
+        self.where, sweep = _where(choice, plan), choice.sweep
         super().__init__(plan, splits, _wanted(self.where))
+        self.sweep = sweep
 
     def input_of(self, encoder: str, split: str, view: str = "plain") -> Matrix:
         """What the classifier of an encoder sees of the labelled images of a split."""
@@ -120,10 +134,10 @@ class Decided(Pooled):
         labels, classes = self.labels("train"), len(self.plan.images.classes)
         if where.kind == PROBE:
             return Classifier(where, fit_ridge(train, labels, classes))
-        parts = hold_out(labels, SWEEP.held_out, self.plan.seed)
+        parts = hold_out(labels, self.sweep.held_out, self.plan.seed)
         kept, held = (Labelled({"x": train.some(part)}, labels[part]) for part in parts)
         title = f"Probes of {encoder}"
-        chosen = train_sweep([Probe(("x",))], SWEEP, kept, held, classes, self.plan.seed, title).chosen(0)
+        chosen = train_sweep([Probe(("x",))], self.sweep, kept, held, classes, self.plan.seed, title).chosen(0)
         return Classifier(where, linear=chosen, reason="" if chosen else "the training diverged with all settings")
 
     def decisions(
@@ -158,7 +172,8 @@ def about(choice: Choice) -> str:
     """How probes are fitted, in words."""
     if choice.classifier != "linear":
         return "ridge, one against all, standardised features, penalty by leave-one-out error on train"
-    chosen = f"the best of {len(SWEEP.settings)} settings on {SWEEP.held_out:.0%} of train, held out"
+    settings, share = counted(len(choice.sweep.settings), "setting"), choice.sweep.held_out
+    chosen = f"the best of {settings} on {share:.0%} of train, held out"
     return f"linear after BatchNorm without affine parameters, softmax, gradient descent, {chosen}"
 
 
@@ -177,15 +192,15 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     if choice.classifier in ("auto", "head") and same:
         return Where(HEAD, heads[0], "gap")
     if choice.classifier == "head":
-        has = f"a head with {outputs[0]} outputs" if len(outputs) == 1 else "no head that classifies"
+        has = f"a head with {counted(outputs[0], 'output')}" if len(outputs) == 1 else "no head that classifies"
         has += " of other names" if outputs == (classes,) else ""
         raise InputError(
-            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {classes} classes; "
+            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}; "
             "choose the classifier auto, probe or linear"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):
         known = widths(plan, encoder, site)
-        feature = next((name for name in ("cls", "gap") if name in known and choice.pooling in ("auto", name)), None)
+        feature = next((name for name in SEEN if name in known and choice.pooling in ("auto", name)), None)
         if feature is not None:
             return Where(LINEAR if choice.classifier == "linear" else PROBE, site, feature)
     raise InputError(
@@ -209,5 +224,7 @@ def cost_of(choice: Choice, plan: Plan, splits: Sequence[str]) -> Cost:
     width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())
     memory = 8 * (4 * width**2 + 4 * width * len(plan.images.classes) + 8 * BLOCK_NUMBERS)
     if choice.classifier == "linear":
-        memory += training_bytes(width * len(plan.images.classes), width * len(plan.images.indices("train")), SWEEP)
+        memory += training_bytes(
+            width * len(plan.images.classes), width * len(plan.images.indices("train")), choice.sweep
+        )
     return Cost(memory, disk(plan, splits, found))

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from sightline.errors import counted
 from sightline.figures import Figure, curve_over_depth, heatmap
 from sightline.run import ABSENT
 from sightline.similarity import interval_of
@@ -42,7 +43,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         total = result.sel(encoder=name, place=ALL, weights=ALL)
         way = f"distance {float(total.distance):.3g} on a path of {float(total.length):.3g}"
         epochs = int(total.epoch) - int(result.epoch[result.training == training].min())
-        after = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+        after = counted(epochs, "epoch")
         found.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {after}: {way}"))
         last = near[(near.encoder == name) & (near.other == near.start)].tail(1)
         found += [

@@ -1,15 +1,26 @@
-"""The one exception that users see as a sentence, and the search for the name they meant."""
+"""The one exception that users see as a sentence, and what such sentences are made of."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "first_line", "nearest"]
+__all__ = ["InputError", "counted", "first_line", "nearest"]
 
 
 class InputError(Exception):
     """Something the user gave cannot be used; the message is one sentence and the command line exits with 2."""
+
+
+def counted(n: float, one: str) -> str:
+    """A number of things, one or several.
+
+    >>> counted(1, "weight"), counted(3, "weight"), counted(0, "class"), counted(2, "patch"), counted(2.0, "epoch")
+    ('1 weight', '3 weights', '0 classes', '2 patches', '2 epochs')
+    """
+    several = one + ("es" if one.endswith(("s", "x", "sh", "tch")) else "s")
+    number = f"{n:g}" if isinstance(n, float) else f"{n}"
+    return f"{number} {one if n == 1 else several}"
 
 
 def first_line(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from sightline.augment import Policy, boxes, crop, crop_one, distort, flips
 from sightline.distributed import rank, world
 from sightline.draws import Keys, fold
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.finishing import finish
 from sightline.images import Images, Source, id_keys, mix, parallel
 from sightline.objective import Progress, Views
@@ -84,13 +84,14 @@ class Feed:
         share, rest = divmod(batch, world() * accumulate)
         if rest:
             raise InputError(
-                f"A batch of {batch} images cannot be shared by {world()} processes with {accumulate} forwards each; "
-                "choose a multiple"
+                f"A batch of {counted(batch, 'image')} cannot be shared by {counted(world(), 'process')} with "
+                f"{counted(accumulate, 'forward')} each; choose a multiple"
             )
         if pairs and share % 2:
             raise InputError(
-                f"mixup and CutMix pair the images of a batch, but {batch} images in {world()} processes with "
-                f"{accumulate} forwards each are odd shares; choose another batch"
+                f"mixup and CutMix pair the images of a batch, but {counted(batch, 'image')} in "
+                f"{counted(world(), 'process')} with {counted(accumulate, 'forward')} each are odd shares; choose "
+                "another batch"
             )
         self.images, self.policies, self.workers = images, tuple(policies), workers
         self.positions, self.device = images.indices(split), torch.device(device)
@@ -100,8 +101,8 @@ class Feed:
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
         if not self.order.per_epoch:
             raise InputError(
-                f"{images.name} has {len(self.positions)} images to train on, fewer than one batch of {batch}; "
-                f"lower it with --set batch={max(1, len(self.positions) // 2)}"
+                f"{images.name} has {counted(len(self.positions), 'image')} to train on, fewer than one batch of "
+                f"{batch}; lower it with --set batch={max(1, len(self.positions) // 2)}"
             )
         self.steps = max(1, round(epochs * self.order.per_epoch))
         self.labels = torch.from_numpy(images.labels[self.positions])
@@ -134,7 +135,7 @@ class Feed:
             self._note(crops.errors)
             if not crops.pixels:
                 raise InputError(
-                    f"None of the {len(crops.errors)} images of a batch can be read, the first because: "
+                    f"None of {counted(len(crops.errors), 'image')} of a batch can be read, the first because: "
                     f"{crops.errors[0][1]}"
                 )
             yield [self._cropped_views(crops, step, part) for part in range(self.accumulate)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.encoder import Encoder, Reference, build_encoder, load_encoder, parse_reference
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.families.huggingface import Classified
 from sightline.weights import classifier_names
 
@@ -135,10 +135,11 @@ def _kept_heads(encoder: Encoder, heads: Sequence[str], classes: Sequence[str]) 
     found = {name: value for name, value in own.items() if name.rpartition(".")[0] in heads}
     outputs = next((len(value) for value in found.values()), 0)
     if outputs != len(classes) or (encoder.classes is not None and set(encoder.classes) != set(classes)):
-        has = f"a head for {outputs} classes" if outputs else "no head"
+        has = f"a head for {counted(outputs, 'class')}" if outputs else "no head"
         raise InputError(
-            f"{encoder.reference} has {has}{' of other names' if outputs == len(classes) else ''}, but there are "
-            f"{len(classes)} classes to tell; leave keep_head away for a new one"
+            f"{encoder.reference} has {has}{' of other names' if outputs == len(classes) else ''}, but there "
+            f"{'is' if len(classes) == 1 else 'are'} {counted(len(classes), 'class')} to tell; leave keep_head away "
+            "for a new one"
         )
     order = range(outputs) if encoder.classes is None else [encoder.classes.index(name) for name in classes]
     return {name: value[list(order)] for name, value in found.items()}
@@ -225,6 +226,6 @@ def _reinitialised(encoder: Encoder, reinit: str, reference: str) -> Collection[
         raise InputError(f"reinit is {reinit!r}, but first:n or last:n is expected, such as first:3")
     n = int(match[2])
     if n > len(blocks):
-        raise InputError(f"reinit={reinit}: {reference} has {len(blocks)} blocks; choose at most so many")
+        raise InputError(f"reinit={reinit}: {reference} has {counted(len(blocks), 'block')}; choose at most so many")
     chosen = blocks[:n] if match[1] == "first" else blocks[len(blocks) - n :]
     return [f"{name}." for name in chosen]

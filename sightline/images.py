@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sightline import plugins
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 
 if TYPE_CHECKING:
     from sightline.encoder import Preprocess
@@ -254,7 +254,7 @@ def load_images(
 
         images = from_arrays(reference, labels, classes, ids, splits)
     if (n := sum(map(len, images.splits.values()))) < FEWEST:
-        raise InputError(f"{images.name} has {n} images, but at least {FEWEST} are needed")
+        raise InputError(f"{images.name} has {counted(n, 'image')}, but at least {FEWEST} are needed")
     return replace(images.sample(limit, seed), strict=strict or images.strict)
 
 

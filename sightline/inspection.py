@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sightline.checkpoints import latest
 from sightline.encoder import Reference, parse_reference
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.layouts import Layout, find_layout
 from sightline.reading import Checkpoint, printable, read_checkpoint, tensors
 from sightline.sources.checkpoint import (
@@ -237,7 +237,8 @@ def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
 
 def _some(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{len(names)} weights are not the encoder's: {shown}" if names else ""
+    are = "is" if len(names) == 1 else "are"
+    return f"{counted(len(names), 'weight')} {are} not the encoder's: {shown}" if names else ""
 
 
 def _short(value: Any) -> str:

@@ -27,6 +27,7 @@ from sightline.errors import InputError, first_line, nearest
 from sightline.projection import Layer, Projected, Trained, empty_head, parts_in_words, state_of
 from sightline.reading import Checkpoint, printable, read_checkpoint
 from sightline.sources import timm
+from sightline.weights import left_out
 
 __all__ = [
     "Layout",
@@ -110,10 +111,7 @@ def build(layout: Layout, reference: Reference) -> Encoder:
     load_exactly(module, layout.state, f"{reference.id!r}, read as {layout.format},")
     notes = list(layout.notes)
     if layout.left_over:
-        shown = ", ".join(layout.left_over[:3]) + (", …" if len(layout.left_over) > 3 else "")
-        notes.append(
-            f"{len(layout.left_over)} weights of the file are not part of the encoder and were left out: {shown}"
-        )
+        notes.append(left_out(layout.left_over))
     if layout.decoder is not None:
         from sightline.autoencoder import Autoencoder
 

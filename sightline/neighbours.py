@@ -143,7 +143,7 @@ class Rows:
         length = torch.cat(norms) if norms else self.values.new_zeros(0, dtype=torch.float64)
         bad = int((~length.isfinite()).sum())
         if bad:
-            raise InputError(f"k-NN needs finite features, but {bad} of {len(length)} rows hold NaN or infinity")
+            raise InputError(f"k-NN needs finite features, but NaN or infinity is in {bad} of {len(length)} rows")
         return length.masked_fill_(length == 0, 1)
 
     def _floats(self, rows: slice) -> Tensor:

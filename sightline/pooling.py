@@ -14,7 +14,7 @@ and by later runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sightline.plan import Key, Plan
 
 __all__ = [
+    "FEATURES",
     "POOLINGS",
     "Matrix",
     "Pooled",
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
+JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read
+FEATURES = (*POOLINGS, *JOINED)
 BLOCK = 4096  # rows that are read at a time
 CONSTANT = 1e-6  # what differs by less of its size is rounding, in float32
 
@@ -72,6 +75,24 @@ class Which(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class SideBySide:
+    """Matrices of the same rows as one; what is not asked for stays on disk."""
+
+    parts: tuple[npt.NDArray[Any], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and the widths of all together."""
+        return len(self), sum(part.shape[1] for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return np.concatenate([part[rows] for part in self.parts], 1)
+
+
+@dataclass(frozen=True, eq=False)
 class Matrix:
     """Some rows of a matrix on disk; what is not sliced stays there.
 
@@ -82,7 +103,7 @@ class Matrix:
     [[6.0, 7.0]]
     """
 
-    values: npt.NDArray[Any]
+    values: npt.NDArray[Any] | SideBySide
     rows: npt.NDArray[np.int64]
 
     @property
@@ -99,8 +120,8 @@ class Matrix:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         # Indexing would copy the whole file into memory, so only where rows are missing.
-        whole = self.values if len(self.rows) == len(self.values) else self[:]
-        return np.array(whole, dtype=dtype, copy=copy)
+        whole = isinstance(self.values, np.ndarray) and len(self.rows) == len(self.values)
+        return np.array(self.values if whole else self[:], dtype=dtype, copy=copy)
 
     def some(self, chosen: npt.NDArray[np.int64]) -> Matrix:
         """These of its rows, still on disk."""
@@ -129,7 +150,7 @@ class Pooled(torchmetrics.Metric):
 
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Pooled vectors (B, D), copied: the activation itself does not outlive its layer."""
-        names = self.wanted.get((key.encoder, key.site), ())
+        names = _kept(self.wanted.get((key.encoder, key.site), ()))
         found = poolings(activation, self.plan.encoders[key.encoder], names) if names else {}
         return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in found.items()}
 
@@ -185,7 +206,8 @@ class Pooled(torchmetrics.Metric):
 
     def features(self, encoder: str, site: str, feature: str, view: str, split: str, labelled: bool = True) -> Matrix:
         """Features of the images that could be read and, unless told otherwise, have a label."""
-        values, _ = self.files[Which(encoder, site, feature, view, split)].read()
+        parts = tuple(self.files[Which(encoder, site, part, view, split)].read()[0] for part in _kept([feature]))
+        values = parts[0] if len(parts) == 1 else SideBySide(parts)
         return Matrix(values, self.labelled(split) if labelled else self.rows[split])
 
     def dataset(
@@ -193,7 +215,7 @@ class Pooled(torchmetrics.Metric):
     ) -> xr.Dataset:
         """Numbers `names` and the reason where there are none, over encoder, site and feature."""
         layers, known = Layers(self.plan.sites), {feature for _, _, feature in answers}
-        encoders, sites, features = layers.encoders, layers.sites, [name for name in POOLINGS if name in known]
+        encoders, sites, features = layers.encoders, layers.sites, [name for name in FEATURES if name in known]
         values = np.full((len(names), len(encoders), len(sites), len(features)), np.nan)
         reason = np.full(values.shape[1:], ABSENT, dtype=object)
         for encoder, site in layers:
@@ -217,7 +239,18 @@ def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tupl
 def widths(plan: Plan, encoder: str, site: str) -> dict[str, int]:
     """The features that exist at a site, and how wide each is."""
     blank = torch.empty(1, *plan.shapes[encoder][site])
-    return {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder]).items()}
+    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder]).items()}
+    joined = {name: sum(found[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(found)}
+    return found | joined
+
+
+def _kept(features: Iterable[str]) -> tuple[str, ...]:
+    """The poolings that are written for these features.
+
+    >>> _kept(["cls_gap", "gap"])
+    ('cls', 'gap')
+    """
+    return tuple(dict.fromkeys(part for name in features for part in JOINED.get(name, (name,))))
 
 
 def every_site(plan: Plan, names: Collection[str] = tuple(POOLINGS)) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -239,7 +272,7 @@ def matrices(plan: Plan, splits: Sequence[str], wanted: Wanted) -> dict[Which, F
     }
     for (encoder, site), features in wanted.items():
         width = widths(plan, encoder, site)
-        for feature in features:
+        for feature in _kept(features):
             for split in splits:
                 for view in plan.views[split]:
                     what = {**about[encoder, split], "site": site, "feature": feature}
@@ -258,7 +291,8 @@ def disk(plan: Plan, splits: Sequence[str], wanted: Wanted) -> int:
 def flaw(features: Matrix, split: str, constant: bool = True) -> str:
     """Why nothing can be told from these features: they are not finite, or the same for all images; "" if neither."""
     if bad := len(features) - sum(int(np.isfinite(block).all(1).sum()) for block in features.blocks()):
-        return f"{bad} of {len(features)} {split} features are not finite (NaN or infinity)"
+        are = "is" if bad == 1 else "are"
+        return f"{bad} of {len(features)} {split} features {are} not finite (NaN or infinity)"
     first = features[:1]
     if constant and all((np.abs(block - first) <= CONSTANT * np.abs(first).max()).all() for block in features.blocks()):
         return f"the features are the same for all {'training' if split == 'train' else split} images"

@@ -15,13 +15,19 @@ import pandas as pd
 import xarray as xr
 
 from sightline.accuracy import ENDS, figure_over_depth
+from sightline.errors import counted
 
 if TYPE_CHECKING:
     from sightline.figures import Figure
 
 __all__ = ["figures", "headlines", "summary"]
 
-POOLED = {"cls": "the CLS token", "gap": "the mean over all positions", "gap_without_cls": "the mean of the patches"}
+POOLED = {
+    "cls": "the CLS token",
+    "gap": "the mean over all positions",
+    "gap_without_cls": "the mean of the patches",
+    "cls_gap": "the CLS token and the mean over all positions side by side",
+}
 LITTLE_LEFT = 0.98  # accuracy from which on fine-tuning has little to add
 
 
@@ -54,13 +60,13 @@ def summary(result: xr.Dataset) -> list[str]:
     first, *others = known
     best, about = _best(result, first), result.attrs
     of_settings = ""
-    if "mean_of_best" in best and not np.isnan(best.mean_of_best):
+    if "mean_of_best" in best and not np.isnan(best.mean_of_best) and about["best_of"] > 1:
         spread = f"{float(best.mean_of_best):.1%} ± {float(best.std_of_best):.1%}"
         of_settings = f"; {spread} over its {about['best_of']} best settings"
     return [
-        f"For these images take {first}: {_described(best)}. It was chosen by {about['n_selection']} images "
-        f"({about['selection']}) and decides {_interval(best, 'accuracy')} of {about['n_test']} test images right"
-        f"{of_settings}. Chance is {about['chance']:.1%}.",
+        f"For these images take {first}: {_described(best)}. It was chosen by {counted(about['n_selection'], 'image')} "
+        f"({about['selection']}) and decides {_interval(best, 'accuracy')} of "
+        f"{counted(about['n_test'], 'test image')} right{of_settings}. Chance is {about['chance']:.1%}.",
         *([" ".join(_against(result, first, other) for other in others)] if others else []),
         _left(best, about),
         *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
@@ -323,6 +329,10 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     varied = [name for name in ("optimizer", "epochs", "warmup_epochs") if table[name].nunique() > 1]
     panels = table[["encoder", "feature", *varied]].astype(str).agg(", ".join, axis=1)
     cells = table.assign(what=panels, value=table.selection_accuracy, row=table.weight_decay, column=table.lr)
+    ends = "min_lr" in table and table.min_lr.nunique() > 1  # results of earlier versions have none
+    if ends:  # of the settings of a cell the best one, the first of equal ones
+        cells = cells.sort_values("value", ascending=False, kind="stable")
+        cells = cells.drop_duplicates(["what", "row", "column"]).sort_index()
     low, high = math.floor(10 * cells.value.min()) / 10, math.ceil(10 * cells.value.max()) / 10
     chart = heatmap(
         cells, row_title="weight decay", column_title="learning rate (base)", value_title="selection accuracy",
@@ -330,7 +340,8 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     )  # fmt: skip
     caption = (
         f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
-        "selection, by which one is chosen. The result has the same numbers of all layers and probes."
+        f"selection, by which one is chosen{', with the best learning rate at the end' if ends else ''}. The result "
+        "has the same numbers of all layers and probes."
     )
     yield Figure("sweep", "The sweep of settings", caption, chart, table)
 

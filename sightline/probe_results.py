@@ -21,7 +21,7 @@ import xarray as xr
 
 from sightline.accuracy import ENDS, NOTHING, accuracy_of, difference_of
 from sightline.layers import Layers
-from sightline.pooling import POOLINGS
+from sightline.pooling import FEATURES
 from sightline.ridge import PENALTIES
 from sightline.run import ABSENT
 from sightline.sweep import Setting, best_first
@@ -92,7 +92,7 @@ def dataset_of(
 ) -> xr.Dataset:
     """All answers over encoder, probe, site and feature, the settings of the sweep, and the best of each encoder."""
     layers, best = Layers(plan.sites), best_of(found, probes)
-    features = [name for name in POOLINGS if any(at.feature == name for at in found)]
+    features = [name for name in FEATURES if any(at.feature == name for at in found)]
     axes: Axes = (layers.encoders, list(probes), layers.sites, features)
     coords = {**layers.coords(), "probe": axes[1], "feature": features}
     coords |= {f"encoder{end}": layers.encoders for end in ("_a", "_b")}

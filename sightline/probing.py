@@ -16,7 +16,8 @@ normalised once, not once per head. Nothing else is shared, so that a head comes
   with would count for 0.9ⁿ after n steps: small, but not against features that are small or far from 0.
 - SGD: v ← μv + g + λw, w ← w − ηv for all parameters, biases too (`torch.optim.SGD`). LARS (He et al. 2022): that of
   pre-training (`optimization.LARS`), at λ = 0 as well; biases and BatchNorms are neither scaled nor decayed.
-- η rises linearly from 0 in the warm-up and falls along a cosine to 0, step by step.
+- η rises linearly from 0 in the warm-up and falls along a cosine to `min_lr`, step by step (He et al. 2022: where that
+  lies above the peak, η rises to it).
 
 Shapes: n images, B of a batch, D width (of all inputs together), C classes, P heads.
 """
@@ -61,6 +62,7 @@ class Probe:
     optimizer: str = "sgd"  # or "lars"
     lr: float = 0.1  # at its peak, after any scaling rule
     weight_decay: float = 0.0
+    min_lr: float = 0.0  # at its end
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -69,10 +71,9 @@ class Probe:
             raise InputError(f"A probe has depth {self.depth}, but 1 is the least, a linear one")
         if self.optimizer not in (choices := ("sgd", "lars")):
             raise InputError(f"There is no optimizer {self.optimizer!r} for probes{nearest(self.optimizer, choices)}")
-        if not (self.lr >= 0 and self.weight_decay >= 0):
-            raise InputError(
-                f"A probe has lr {self.lr} and weight_decay {self.weight_decay}, but neither can be negative"
-            )
+        for key in ("lr", "weight_decay", "min_lr"):
+            if not getattr(self, key) >= 0:
+                raise InputError(f"A probe has {key} {getattr(self, key)}, but it cannot be negative")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class Schedule:
     def rate(self, step: int, n: int) -> float:
         """The learning rate of a step, as a share of its peak."""
         return scheduled(self._settings(), Progress(step, self.steps(n), self.per_epoch(n)))[0]
+
+    def rates(self, step: int, n: int, peak: Tensor, low: Tensor) -> Tensor:
+        """The learning rates of a step for these peaks and ends."""
+        rising = step < self.warmup_epochs * self.per_epoch(n)
+        return self.rate(step, n) * (peak if rising else peak - low) + (0 if rising else low)
 
     def _settings(self) -> Optimization:
         return Optimization(batch=self.batch, epochs=self.epochs, lr=1.0, warmup_epochs=self.warmup_epochs)
@@ -228,8 +234,8 @@ class _Sweep:
         batches = joined.batches(labels, self.schedule.batch, self.schedule.seed)
         for step, (x, y) in enumerate(islice(batches, steps)):
             x = F.batch_norm(x, self.mean, self.var, training=True, momentum=1 / (step + 1), eps=FRONT)
-            rate = self.schedule.rate(step, joined.rows)
             for heads in self.parts:
+                rate = self.schedule.rates(step, joined.rows, heads.lr, heads.min_lr)
                 loss = heads.step(x, y, rate, momentum=max(0.1, 1 / (step + 1)))
                 if step >= steps - per_epoch:  # the last epoch
                     heads.loss += loss / min(per_epoch, steps)
@@ -249,8 +255,10 @@ class _Heads:
     def __init__(self, probes: Sequence[Probe], which: list[int], width: int, classes: int, schedule: Schedule) -> None:
         first, self.which, self.schedule = probes[which[0]], which, schedule
         self.lars = first.optimizer == "lars"
-        self.lr = torch.tensor([probes[number].lr for number in which]).view(-1, 1, 1)
-        self.decay = torch.tensor([probes[number].weight_decay for number in which]).view(-1, 1, 1)
+        settings = ((probes[n].lr, probes[n].min_lr, probes[n].weight_decay) for n in which)
+        self.lr, self.min_lr, self.decay = (
+            torch.tensor(values).view(-1, 1, 1) for values in zip(*settings, strict=True)
+        )
         self.loss = torch.zeros(len(which), dtype=torch.float64)
         random = torch.Generator().manual_seed(schedule.seed)
         hidden = [torch.empty(width, width) for _ in range(first.depth - 1)]
@@ -268,7 +276,7 @@ class _Heads:
     def _parameters(self) -> list[Tensor]:
         return [*self.weights, *self.gains, *self.shifts]
 
-    def step(self, x: Tensor, labels: Tensor, rate: float, momentum: float) -> Tensor:
+    def step(self, x: Tensor, labels: Tensor, rate: Tensor, momentum: float) -> Tensor:
         """One step of training on a batch (B, D), of this momentum in BatchNorms; the losses before it (P,)."""
         scores = self.scores(x, momentum)
         loss, gradient = _cross_entropy(scores.detach(), labels)
@@ -278,7 +286,7 @@ class _Heads:
                 self._update(parameter, velocity, rate, matrix=number < len(self.weights))
         return loss
 
-    def _update(self, parameter: Tensor, velocity: Tensor, rate: float, matrix: bool) -> None:
+    def _update(self, parameter: Tensor, velocity: Tensor, rate: Tensor, matrix: bool) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if self.lars:
@@ -286,7 +294,7 @@ class _Heads:
         else:
             gradient.addcmul_(parameter, self.decay)
         velocity.mul_(self.schedule.momentum).add_(gradient)
-        parameter.addcmul_(velocity, self.lr, value=-rate)
+        parameter.addcmul_(velocity, rate, value=-1)
         parameter.grad = None
 
     def finish(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from sightline import plugins
 from sightline.backbones import Backbone
-from sightline.errors import InputError, first_line, nearest
+from sightline.errors import InputError, counted, first_line, nearest
 from sightline.optimization import Optimization
 
 __all__ = [
@@ -218,7 +218,7 @@ def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise InputError(f"{key} is {list(value)!r}, but a list of {len(kinds)} values is expected")
+        raise InputError(f"{key} is {list(value)!r}, but a list of {counted(len(kinds), 'value')} is expected")
     return tuple(_fitting(f"Each value of {key}", one, kind) for one, kind in zip(value, kinds, strict=True))
 
 

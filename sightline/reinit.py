@@ -29,7 +29,7 @@ from sightline.accuracy import ENDS, difference_of, wilson
 from sightline.asking import members_of
 from sightline.distributed import by_first
 from sightline.encoder import Encoder
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.figures import Figure, curve_over_depth
 from sightline.finetune import NAME, Recipe, finetune, make_recipe
 from sightline.images import Images, batches, load_images
@@ -131,8 +131,8 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
     numbers = sorted({*(powers if counts is None else counts)} - {0})
     if not numbers or not ends or numbers[0] < 0 or numbers[-1] > encoder.depth:
         raise InputError(
-            f"Of the {encoder.depth} blocks of {encoder.name}, {', '.join(map(str, numbers)) or 'none'} shall be "
-            f"re-initialised; choose one or more numbers from 1 to {encoder.depth}, and first or last"
+            f"Of the {counted(encoder.depth, 'block')} of {encoder.name}, {', '.join(map(str, numbers)) or 'none'} "
+            f"shall be re-initialised; choose one or more numbers from 1 to {encoder.depth}, and first or last"
         )
     return ["", *(f"{end}:{n}" for n in numbers for end in ends)]
 

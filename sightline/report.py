@@ -28,7 +28,7 @@ import vl_convert
 import xarray as xr
 
 from sightline import plugins
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.figures import DARK, LIGHT, Figure, linked_charts, same_colours, theme
 from sightline.files import write_atomically
 from sightline.run import ABSENT
@@ -184,7 +184,7 @@ def _facts(pairs: Iterable[tuple[str, object]], kind: str = "") -> str:
 def _overview(run: Run, analyses: Sequence[Page]) -> str:
     encoders = run.request.get("encoders", [])
     names = [str(e["name"]) for e in encoders]
-    title = " × ".join(names) if 0 < len(names) <= 3 and sum(map(len, names)) < 80 else f"{len(names)} encoders"
+    title = " × ".join(names) if 0 < len(names) <= 3 and sum(map(len, names)) < 80 else counted(len(names), "encoder")
     parts = [
         f"<h1>{_text(title)}</h1>",
         '<p class="lede">What do these encoders learn, and where do they differ? '

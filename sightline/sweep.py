@@ -1,7 +1,11 @@
 """A sweep: probes trained with every combination of settings; images that no probe was trained on choose among them.
 
     peak learning rate = lr · batch / 256          the linear scaling rule; a batch holds all images at most
+    learning rate at the end = min_lr              of a cosine, whatever the batch
     chosen = argmax over settings of the accuracy on the images for selection; of equal ones the first
+
+The sweeps of papers are presets: what is not given is that of the preset. Table 4 of Shekhar et al. 2023 has 216
+settings, Table A.1 of Park et al. 2023 one.
 
 The images for selection are never those that are scored (test): a best-of-many there would flatter every probe.
 
@@ -14,11 +18,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sightline.errors import InputError, nearest
+from sightline.errors import InputError, counted, nearest
 from sightline.probing import Probe, Schedule, TrainedProbes, train_probes
 from sightline.progress import bar_of_steps
 from sightline.shuffling import MEMORY
@@ -28,10 +32,40 @@ if TYPE_CHECKING:
 
     from sightline.ridge import Sliceable
 
-__all__ = ["Chosen", "Labelled", "Setting", "Sweep", "Swept", "best_first", "hold_out", "train_sweep", "training_bytes"]
+__all__ = [
+    "PRESETS",
+    "Chosen",
+    "Labelled",
+    "Setting",
+    "Sweep",
+    "Swept",
+    "best_first",
+    "hold_out",
+    "train_sweep",
+    "training_bytes",
+]
 
 OPTIMIZERS = ("sgd", "lars")
 PRECISIONS = ("float32", "bf16")
+DEFAULT: dict[str, Any] = {
+    "lrs": (0.1, 0.01, 0.001),
+    "weight_decays": (0.0, 0.05, 0.1),
+    "min_lrs": (0.0,),
+    "optimizers": ("sgd",),
+    "epochs": (50.0,),
+    "warmup_epochs": (5.0,),
+    "batch": 256,
+}
+TABLE_4 = DEFAULT | {
+    "min_lrs": (0.0, 0.1, 0.01, 0.001, 0.0001, 0.0005),
+    "optimizers": ("lars",),
+    "epochs": (100.0, 200.0),
+    "warmup_epochs": (10.0, 40.0),
+    "batch": 4096,
+}
+TABLE_A1 = DEFAULT | {"lrs": (1.0,), "weight_decays": (0.05,), "warmup_epochs": (0.0,), "batch": 1024}
+PRESETS = {"default": DEFAULT, "table4": TABLE_4, "a1": TABLE_A1}
+OF_PRESET: Any = None  # what no one has given
 
 
 class Setting(NamedTuple):
@@ -42,11 +76,13 @@ class Setting(NamedTuple):
     optimizer: str
     lr: float  # before the scaling rule
     weight_decay: float
+    min_lr: float = 0.0
 
     def __str__(self) -> str:
+        end = f" to {self.min_lr:g}" if self.min_lr else ""
         return (
-            f"{self.optimizer.upper()}, lr {self.lr:g}, weight decay {self.weight_decay:g}, {self.epochs:g} epochs, "
-            f"{self.warmup_epochs:g} of them warm-up"
+            f"{self.optimizer.upper()}, lr {self.lr:g}{end}, weight decay {self.weight_decay:g}, "
+            f"{counted(self.epochs, 'epoch')}, {self.warmup_epochs:g} of them warm-up"
         )
 
 
@@ -54,27 +90,36 @@ class Setting(NamedTuple):
 class Sweep:
     """What is combined, and what all combinations share.
 
+    preset          default; table4 (Shekhar et al. 2023); a1 (Park et al. 2023): where what is not given comes from
     lrs             learning rates for a batch of 256; a batch of b images takes lr · b / 256 at the peak
     weight_decays   λ of ½ λ‖w‖² in the loss
+    min_lrs         learning rates at the end, whatever the batch
     optimizers      sgd (momentum 0.9), lars
-    epochs          lengths of the training; after the warm-up a cosine leads to 0
+    epochs          lengths of the training; after the warm-up a cosine leads to the learning rate at the end
     warmup_epochs   epochs of rising learning rate
     batch           images of a step
     held_out        share of the training images that choose, where the images have no split `val`
     precision       float32, or bf16: faster on processors that compute with it
     """
 
-    lrs: tuple[float, ...] = (0.1, 0.01, 0.001)
-    weight_decays: tuple[float, ...] = (0.0, 0.05, 0.1)
-    optimizers: tuple[str, ...] = ("sgd",)
-    epochs: tuple[float, ...] = (50.0,)
-    warmup_epochs: tuple[float, ...] = (5.0,)
-    batch: int = 256
+    preset: str = "default"
+    lrs: tuple[float, ...] = OF_PRESET
+    weight_decays: tuple[float, ...] = OF_PRESET
+    min_lrs: tuple[float, ...] = OF_PRESET
+    optimizers: tuple[str, ...] = OF_PRESET
+    epochs: tuple[float, ...] = OF_PRESET
+    warmup_epochs: tuple[float, ...] = OF_PRESET
+    batch: int = OF_PRESET
     held_out: float = 0.2
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("lrs", "weight_decays", "optimizers", "epochs", "warmup_epochs"):
+        if self.preset not in PRESETS:
+            raise InputError(f"Probes have no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
+        for name, value in PRESETS[self.preset].items():
+            if getattr(self, name) is OF_PRESET:
+                object.__setattr__(self, name, value)  # a frozen dataclass is not yet handed out here
+        for name in ("lrs", "weight_decays", "min_lrs", "optimizers", "epochs", "warmup_epochs"):
             values = getattr(self, name)
             if not values:
                 raise InputError(f"A sweep of probes needs at least one of {name}, but the list is empty")
@@ -90,8 +135,8 @@ class Sweep:
         for name, value in lowest.items():
             if not value > 0:
                 raise InputError(f"Probes need {name} above {1 if name == 'batch' else 0}, not {getattr(self, name)}")
-        if min(self.weight_decays) < 0 or min(self.warmup_epochs) < 0:
-            raise InputError("Weight decays and epochs of warm-up of probes cannot be below 0")
+        if min(*self.weight_decays, *self.warmup_epochs, *self.min_lrs) < 0:
+            raise InputError("Weight decays, min_lrs and epochs of warm-up of probes cannot be below 0")
         if max(self.warmup_epochs) >= min(self.epochs):
             raise InputError(
                 f"The warm-up of {max(self.warmup_epochs):g} epochs is not shorter than a training of "
@@ -112,8 +157,8 @@ class Sweep:
         >>> [setting.lr for setting in Sweep(lrs=(0.1, 0.01), weight_decays=(0.0,)).settings]
         [0.1, 0.01]
         """
-        rest = itertools.product(self.schedules, self.optimizers, self.lrs, self.weight_decays)
-        return [Setting(*schedule, optimizer, lr, decay) for schedule, optimizer, lr, decay in rest]
+        rest = itertools.product(self.schedules, self.optimizers, self.lrs, self.weight_decays, self.min_lrs)
+        return [Setting(*schedule, optimizer, lr, decay, low) for schedule, optimizer, lr, decay, low in rest]
 
 
 class Labelled(NamedTuple):
@@ -186,7 +231,13 @@ def train_sweep(
     with bar_of_steps(title, steps) as move:
         for schedule in schedules:
             probes = [
-                replace(shape, optimizer=s.optimizer, lr=s.lr * batch / 256, weight_decay=s.weight_decay)
+                replace(
+                    shape,
+                    optimizer=s.optimizer,
+                    lr=s.lr * batch / 256,
+                    weight_decay=s.weight_decay,
+                    min_lr=s.min_lr,
+                )
                 for shape in shapes
                 for s in sweep.settings
                 if s[:2] == (schedule.epochs, schedule.warmup_epochs)
@@ -199,8 +250,12 @@ def train_sweep(
 
 
 def training_bytes(weights: int, features: int, sweep: Sweep) -> int:
-    """Memory for probes of so many weights with their momenta and gradients, and for so many numbers of features."""
-    return 4 * (3 * len(sweep.settings) * weights + min(features, MEMORY))
+    """Memory for probes of so many weights with every setting, and for so many numbers of features.
+
+    All weights stay; momenta and gradients are those of one schedule at a time.
+    """
+    settings, together = len(sweep.settings), len(sweep.settings) // len(sweep.schedules)
+    return 4 * ((settings + 2 * together) * weights + min(features, MEMORY))
 
 
 def _beside(parts: Sequence[npt.NDArray[np.float64]], shapes: int) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.layouts import Layout, mlp_ratio, size_option
 from sightline.vit_layout import Official, Part, evaluation, heads_option, kind
 
@@ -51,7 +51,9 @@ def timm_vit_layout(part: Part, official: Official, options: Mapping[str, str]) 
     only_patches = isqrt(rows) ** 2 == rows
     side = isqrt(rows if only_patches else max(rows - prefix, 0))
     if side < 1 or side**2 != (rows if only_patches else rows - prefix):
-        raise InputError(f"The file has {rows} positions, not those of a square of patches; use timm:NAME@FILE")
+        raise InputError(
+            f"The file has {counted(rows, 'position')}, not those of a square of patches; use timm:NAME@FILE"
+        )
     patch = state["patch_embed.proj.weight"].shape[-1]
     classes = state["head.weight"].shape[0] if "head.weight" in state else 0
     measures: dict[str, Any] = {

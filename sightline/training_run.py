@@ -22,7 +22,7 @@ from sightline import bfloat16
 from sightline.checkpoints import tensors_of
 from sightline.distributed import by_first, rank
 from sightline.encoder import Encoder, build_encoder, load_encoder, save_encoder
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.feeding import Feed
 from sightline.files import lock, write_atomically
 from sightline.images import Images, load_images
@@ -167,7 +167,8 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
 def _tell_skipped(feed: Feed) -> None:
     if feed.skipped:
         example, reason = next(iter(feed.skipped.items()))
-        console().print(f"{len(feed.skipped)} images could not be read and were left out, such as {example}: {reason}")
+        images, were = counted(n := len(feed.skipped), "image"), "was" if n == 1 else "were"
+        console().print(f"{images} could not be read and {were} left out, such as {example}: {reason}")
 
 
 def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.reading import read_checkpoint, tensors, without_prefix
 
-__all__ = ["check_finite", "classifier_names", "hash_weights", "load_weights", "read_weights"]
+__all__ = ["check_finite", "classifier_names", "hash_weights", "left_out", "load_weights", "read_weights"]
 
 CLASSIFIER = re.compile(r"fc|head|heads\.head|(cls_|distillation_)?classifier(\.\d+)?")
 
@@ -44,7 +44,7 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> li
     missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
     if missing:
         raise InputError(
-            f"{origin} does not fit {type(module).__name__}: {len(missing)} of {len(own)} weights are missing "
+            f"{origin} does not fit {type(module).__name__}: it lacks {len(missing)} of {len(own)} weights "
             f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it a checkpoint of another model?"
         )
     for name, value in own.items():
@@ -55,10 +55,21 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> li
             )
     left_over = [name for name in state if name not in own]
     if left_over:
-        shown = ", ".join(left_over[:3]) + (", …" if len(left_over) > 3 else "")
-        notes.append(f"{len(left_over)} weights of the file are not part of the encoder and were left out: {shown}")
+        notes.append(left_out(left_over))
     module.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
     return notes
+
+
+def left_out(names: Sequence[str]) -> str:
+    """The note on weights of a file that are none of the encoder's.
+
+    >>> left_out(["mask_token"])
+    '1 weight of the file is not part of the encoder and was left out: mask_token'
+    """
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    are, were = ("is", "was") if len(names) == 1 else ("are", "were")
+    weights = counted(len(names), "weight")
+    return f"{weights} of the file {are} not part of the encoder and {were} left out: {shown}"
 
 
 def _converted(module: nn.Module, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:

@@ -16,12 +16,12 @@ from sklearn.preprocessing import StandardScaler
 
 import sightline as sl
 from sightline.accuracy import wilson
-from sightline.classifiers import HEAD, LINEAR, PROBE, SWEEP, Choice, Classifier, Decided, Where, about, cost_of
+from sightline.classifiers import HEAD, LINEAR, PROBE, Choice, Classifier, Decided, Where, about, cost_of
 from sightline.errors import InputError
 from sightline.plan import Key, Plan
 from sightline.probing import Probe
 from sightline.ridge import PENALTIES
-from sightline.sweep import Labelled, hold_out, train_sweep
+from sightline.sweep import Labelled, Sweep, hold_out, train_sweep
 
 SPLITS = ("train", "test")
 FOUR = {
@@ -63,6 +63,8 @@ def test_who_decides(tmp_path: Path) -> None:
     [
         ({"classifier": "heads"}, "There is no classifier 'heads'; did you mean 'head'"),
         ({"pooling": "mean"}, "There is no pooling 'mean'"),
+        ({"preset": "a2", "classifier": "linear"}, "There is no preset 'a2'; choose from default, table4, a1"),
+        ({"preset": "a1"}, "The preset a1 is a sweep of linear probes, but the classifier is auto; choose"),
         ({"classifier": "head"}, "Encoder 'vit' has no head that classifies, but made has 3 classes"),
         ({"pooling": "cls"}, "Encoder 'cnn' has no feature 'cls' after its last block"),
     ],
@@ -98,22 +100,23 @@ def test_probe_is_scikit_learns_and_head_is_the_heads(tmp_path: Path) -> None:
     assert np.isnan(about["penalty"][1][2])
 
 
-def test_a_linear_probe_is_the_best_of_a_sweep_on_images_that_are_held_out(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, layers=FOUR)
+@pytest.mark.parametrize("preset", ["default", "a1"])
+def test_a_linear_probe_is_the_best_of_a_sweep_on_images_that_are_held_out(tmp_path: Path, preset: str) -> None:
+    plan, sweep = make_plan(tmp_path, layers=FOUR), Sweep(preset=preset)
     data = activations(plan)
-    metric = decided(plan, classifier="linear")
+    metric = decided(plan, classifier="linear", preset=preset)
     assert {where.kind for where in metric.where.values()} == {LINEAR}  # also where there is a head
     feed(metric, plan, data)
     found = metric.fitted()
     values, labels = data[Key("vit", "norm", "plain")][:, 0].numpy(), plan.images.labels
     kept, held = (
-        Labelled({"x": values[part]}, labels[part]) for part in hold_out(labels[:TRAIN], SWEEP.held_out, plan.seed)
+        Labelled({"x": values[part]}, labels[part]) for part in hold_out(labels[:TRAIN], sweep.held_out, plan.seed)
     )
-    swept = train_sweep([Probe(("x",))], SWEEP, kept, held, 3, plan.seed)
+    swept = train_sweep([Probe(("x",))], sweep, kept, held, 3, plan.seed)
     best = swept.selection[0].argmax()
     about_it = metric.describe(found)
     assert about_it["left_out_accuracy"][1][0] == swept.selection[0].max()
-    assert about_it["setting"][1][0] == str(SWEEP.settings[best])
+    assert about_it["setting"][1][0] == str(sweep.settings[best])
     assert about_it["classifier"][1][0] == LINEAR
     assert np.isnan(about_it["penalty"][1][0])
     decisions, _ = metric.decisions(found["vit"], "vit", "test")
@@ -153,12 +156,12 @@ def test_what_cannot_be_classified_has_a_reason(tmp_path: Path) -> None:
     metric = decided(plan)
     feed(metric, plan, data)
     found = metric.fitted()
-    assert found["vit"].reason == "1 of 40 train features are not finite (NaN or infinity)"
+    assert found["vit"].reason == "1 of 40 train features is not finite (NaN or infinity)"
     assert found["cnn"].reason == "the features are the same for all training images"
     assert metric.decisions(found["vit"], "vit", "test") == (None, found["vit"].reason)
     nothing, why = metric.decisions(found["vit with head"], "vit with head", "test")
     assert nothing is None
-    assert why == "1 of 24 test features are not finite (NaN or infinity)"
+    assert why == "1 of 24 test features is not finite (NaN or infinity)"
     assert np.isnan(metric.describe(found)["train_accuracy"][1][:2]).all()
 
 

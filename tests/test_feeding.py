@@ -317,7 +317,7 @@ def test_strict_images_are_not_skipped(resident: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("streamed")
 def test_a_batch_without_any_image_is_a_sentence() -> None:
-    with pytest.raises(InputError, match="None of the 8 images of a batch can be read, the first because: damaged"):
+    with pytest.raises(InputError, match="None of 8 images of a batch can be read, the first because: damaged"):
         next(make(broken(make_images(), *range(N))).views())
 
 
@@ -339,8 +339,8 @@ def test_too_few_images_are_a_sentence() -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="8 images cannot be shared by 1 processes with 3 forwards each"):
+    with pytest.raises(InputError, match="8 images cannot be shared by 1 process with 3 forwards each"):
         make(make_images(), accumulate=3)
     as_process(monkeypatch, 0, 3)
-    with pytest.raises(InputError, match="8 images cannot be shared by 3 processes with 1 forwards each"):
+    with pytest.raises(InputError, match="8 images cannot be shared by 3 processes with 1 forward each"):
         make(make_images())

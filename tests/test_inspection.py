@@ -41,7 +41,7 @@ def test_format_measures_and_counts(tmp_path, monkeypatch, name):
     assert found.architecture["width"] == str(WIDTH)
     assert found.architecture["depth"] == str(len({key.split(".")[1] for key in weights if key.startswith("blocks.")}))
     assert found.architecture["patch"] == str(PATCH)
-    assert found.architecture["image size"] == ("12 × 12" if table else f"{SIZE} × {SIZE}")
+    assert found.architecture["image size"] == ("12 × 12" if table or name == "beit absolute" else f"{SIZE} × {SIZE}")
     assert found.architecture["classes"] == ("5" if name == "vit" else "0")
     assert found.architecture["heads"] == (str(TABLE_HEADS) if table else "not in the file, give ?heads=NUMBER")
     kept = {key: value for key, value in weights.items() if key != "mask_token" and not key.endswith("index")}

@@ -332,6 +332,13 @@ def test_with_all_units_visible_fcmaes_encoder_is_the_backbone(fcmae: Any) -> No
     torch.testing.assert_close(encode_visible(fcmae.backbone, images, everything), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_decoder_of_a_convnext_has_no_heads() -> None:
+    """A width that no number of heads divides is as good as any other."""
+    objective = make("mae", CONVNEXT, decoder_width=10, decoder_heads=4)
+    assert objective.decoder.embed.out_features == 10
+    assert math.isfinite(objective(make_views(size=32))[0].item())
+
+
 @pytest.mark.parametrize("name", ["convnextv2_tiny", "convnext_atto"])
 def test_fcmae_runs_through_every_kind_of_block(name: str) -> None:
     """Pointwise layers as linear ones on the last axis; layer scale instead of GRN."""
@@ -508,7 +515,9 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
     ("make_it", "words"),
     [
         (lambda: mae.Config(mask_ratio=1.0), "mask_ratio must lie between 0 and 1"),
-        (lambda: mae.Config(decoder_width=10, decoder_heads=4), "choose a divisor"),
+        (lambda: make("mae", decoder_width=10, decoder_heads=4), "A decoder_width of 10 cannot be shared by 4"),
+        (lambda: make("mae", decoder_heads=0), "choose a divisor"),
+        (lambda: mae.Config(decoder_width=0), "decoder_width is 0, but the decoder needs at least 1"),
         (lambda: mae.Config(decoder_depth=0), "at least one block"),
         (lambda: simmim.Config(mask_ratio=0.0), "mask_ratio must lie between 0 and 1"),
         (lambda: simmim.Config(mask_unit=0), "at least one pixel"),
@@ -520,8 +529,8 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
         (lambda: make("mae", Backbone("resnet18", size=32)), "choose a ViT or a ConvNeXt-V2"),
         (lambda: make("simmim", Backbone("resnet18", size=32)), "choose a ViT"),
         (lambda: make("simmim", mask_unit=6), "choose from 4, 8, 16"),
-        (lambda: make("simmim", mask_unit=16), "hides all 1 units"),
-        (lambda: make("mae", mask_ratio=0.95)(make_views()), "hides all 16 patches"),
+        (lambda: make("simmim", mask_unit=16), "hides all of 1 unit of 16 pixels"),
+        (lambda: make("mae", mask_ratio=0.95)(make_views()), "hides all of 16 patches of 4 pixels"),
         (lambda: make("mae", CONVNEXT)(make_views(size=20)), "choose a size that is a multiple"),
         (lambda: supervised.Objective(build(VIT).module, supervised.Config()), "give images with labels"),
     ],

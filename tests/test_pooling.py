@@ -11,7 +11,7 @@ from made import PLAIN, TEST, TRAIN, activations, feed, make_plan
 
 from sightline.errors import InputError
 from sightline.plan import Key
-from sightline.pooling import Matrix, Pooled, Which, disk, every_site, flaw, matrices, shared
+from sightline.pooling import Matrix, Pooled, Which, disk, every_site, flaw, matrices, shared, widths
 
 BOTH = {"train": ("plain",), "test": ("plain", "mirror")}
 ONE = {("vit", "norm"): ("cls",)}
@@ -39,6 +39,30 @@ def test_features_come_back_row_for_row(tmp_path: Path) -> None:
             np.testing.assert_allclose(np.asarray(found), pooled[where], atol=1e-6)
     maps = metric.features("cnn", "block.0", "gap", "plain", "train")
     np.testing.assert_allclose(maps[3:5], data[Key("cnn", "block.0", "plain")][3:5].mean((2, 3)), atol=1e-6)
+
+
+def test_two_poolings_side_by_side_are_read_from_both(tmp_path: Path) -> None:
+    """CLS and GAP are on disk once, whoever asks for them, and only where there is a CLS token."""
+    plan = make_plan(tmp_path)
+    data, wanted = activations(plan), every_site(plan, ("cls_gap",))
+    assert wanted["vit", "norm"] == ("cls_gap",)
+    assert wanted["cnn", "block.0"] == ()
+    assert widths(plan, "vit", "norm")["cls_gap"] == 12
+    metric = Bare(plan, ("train", "test"), wanted)
+    assert {which.feature for which in metric.files} == {"cls", "gap"}
+    assert disk(plan, ("train", "test"), wanted) == 3 * 2 * (TRAIN + TEST) * (4 * 6 + 1)
+    assert disk(plan, ("test",), {("vit", "norm"): ("gap", "cls_gap", "cls")}) == 2 * TEST * (4 * 6 + 1)
+    feed(metric, plan, data)
+    metric.finish()
+    found = metric.features("vit", "block.1", "cls_gap", "plain", "test")
+    values = data[Key("vit", "block.1", "plain")][TRAIN:]
+    expected = torch.cat([values[:, 0], values.mean(1)], 1)
+    assert found.shape == (TEST, 12)
+    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(list(found.blocks())), expected, atol=1e-6)
+    np.testing.assert_allclose(found.some(np.array([5, 2]))[1:], expected[2:3], atol=1e-6)
+    one = Bare(plan, ("train", "test"), {("vit", "block.1"): ("cls",)})  # finished already, by the other
+    assert all(entry.complete for entry in one.files.values())
 
 
 def test_only_what_is_wanted_is_pooled_and_written(tmp_path: Path) -> None:
@@ -105,8 +129,8 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
         (lambda x: x * 0 + 3, "the features are the same for all training images"),
         (lambda x: x * 1e-8 + 3, "the features are the same for all training images"),
         (lambda x: x * 0, "the features are the same for all training images"),
-        (lambda x: np.where(x == x[0, 0], np.nan, x), "1 of 30 train features are not finite (NaN or infinity)"),
-        (lambda x: np.where(x == x[0, 0], np.inf, x), "1 of 30 train features are not finite (NaN or infinity)"),
+        (lambda x: np.where(x == x[0, 0], np.nan, x), "1 of 30 train features is not finite (NaN or infinity)"),
+        (lambda x: np.where(x == x[0, 0], np.inf, x), "1 of 30 train features is not finite (NaN or infinity)"),
     ],
 )
 def test_flaws(change: object, reason: str) -> None:

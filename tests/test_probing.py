@@ -26,6 +26,8 @@ SWEEP = [
     Probe(("b", "a"), lr=0.1),
     Probe(("b", "a"), 2, lr=0.05, weight_decay=0.02),
     Probe(("narrow", "b"), 3, "lars", lr=3.0),
+    Probe(("a",), lr=0.1, min_lr=0.02),
+    Probe(("b",), optimizer="lars", lr=1.0, min_lr=5.0),  # above the peak
 ]
 
 
@@ -113,8 +115,9 @@ def train_plain(
     steps, warmup = round(schedule.epochs * per_epoch), schedule.warmup_epochs * per_epoch
     losses = []
     for step, (x, y) in zip(range(steps), batches, strict=False):
-        rate = step / warmup if step < warmup else 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
-        optimizer.param_groups[0]["lr"] = probe.lr * rate
+        down = 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
+        falling = probe.min_lr + (probe.lr - probe.min_lr) * down
+        optimizer.param_groups[0]["lr"] = probe.lr * step / warmup if step < warmup else falling
         for norm in model.head:
             if isinstance(norm, nn.BatchNorm1d):
                 norm.momentum = 0.1 if step >= 9 else 1 / (step + 1)  # the mean of the first ten batches, then moving
@@ -289,7 +292,7 @@ def test_seeds_and_progress() -> None:
         (lambda f, y: Probe(()), "without inputs"),
         (lambda f, y: Probe(("a",), depth=0), "depth 0"),
         (lambda f, y: Probe(("a",), optimizer="lar"), "did you mean 'lars'"),
-        (lambda f, y: Probe(("a",), lr=-1.0), "neither can be negative"),
+        (lambda f, y: Probe(("a",), lr=-1.0), "has lr -1.0, but it cannot be negative"),
         (lambda f, y: Schedule(epochs=0), "epochs is 0"),
         (lambda f, y: Schedule(batch=1), "at least 2 images"),
         (lambda f, y: Schedule(precision="fp16"), "no precision 'fp16'"),

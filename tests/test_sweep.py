@@ -15,10 +15,12 @@ from sightline import sweep as sweeping
 from sightline.errors import InputError
 from sightline.probing import Probe, Schedule, train_probes
 from sightline.sweep import Labelled, Setting, Sweep, best_first, hold_out, train_sweep, training_bytes
+from sightline.words import chosen_analyses
 
 Array = np.ndarray[Any, Any]
 
 TWO = Sweep(lrs=(0.1, 0.01), weight_decays=(0.0, 0.1), epochs=(4.0, 8.0), warmup_epochs=(1.0, 2.0), batch=16)
+ENDS = Sweep(optimizers=("sgd", "lars"), min_lrs=(0.0, 0.02), epochs=(4.0,), warmup_epochs=(1.0,), batch=16)
 
 
 def images(n: int, seed: int) -> Labelled:
@@ -35,8 +37,38 @@ def test_all_combinations_those_of_a_schedule_together() -> None:
     assert TWO.settings[1] == Setting(epochs=4, warmup_epochs=1, optimizer="sgd", lr=0.1, weight_decay=0.1)
     assert str(TWO.settings[1]) == "SGD, lr 0.1, weight decay 0.1, 4 epochs, 1 of them warm-up"
     assert len(Sweep().settings) == 9
-    table_4 = Sweep(optimizers=("lars",), epochs=(100.0, 200.0), warmup_epochs=(10.0, 40.0), batch=4096)
-    assert len(table_4.settings) == 36
+    assert (
+        str(Setting(1.0, 0.0, "lars", 0.1, 0.0, 0.01))
+        == "LARS, lr 0.1 to 0.01, weight decay 0, 1 epoch, 0 of them warm-up"
+    )
+
+
+def test_the_tables_of_papers() -> None:
+    """Table 4 of Shekhar et al. 2023 is 3 · 3 · 6 · 2 · 2 settings, Table A.1 of Park et al. 2023 is one."""
+    table, ends = Sweep(preset="table4"), {0, 1e-1, 1e-2, 1e-3, 1e-4, 5e-4}
+    assert len(table.settings) == len(set(table.settings)) == 216
+    assert {setting.lr for setting in table.settings} == {0.1, 1e-2, 1e-3}
+    assert {setting.weight_decay for setting in table.settings} == {0, 5e-2, 0.1}
+    assert {setting.min_lr for setting in table.settings} == ends
+    assert {setting.warmup_epochs for setting in table.settings} == {10, 40}
+    assert {setting.epochs for setting in table.settings} == {100, 200}
+    assert {setting.optimizer for setting in table.settings} == {"lars"}
+    assert table.batch == 4096
+    (only,) = Sweep(preset="a1").settings
+    assert only == Setting(50, 0, "sgd", 1.0, 0.05)
+    assert Sweep(preset="a1").batch == 1024
+
+
+def test_what_is_given_overrides_the_preset() -> None:
+    """Also where it is what another preset has."""
+    given = Sweep(preset="table4", lrs=(0.1, 0.01, 0.001), epochs=(50.0,), batch=256)
+    assert (given.epochs, given.batch, given.min_lrs) == ((50.0,), 256, Sweep(preset="table4").min_lrs)
+    assert len(given.settings) == 108
+    assert Sweep(preset="default") == Sweep()
+    assert replace(Sweep(preset="a1"), epochs=(9.0,)) == Sweep(preset="a1", epochs=(9.0,))
+    assert chosen_analyses("probes", None, ["probes.preset=table4", "probes.epochs=[100]"])[1]["probes"].settings == [
+        setting for setting in Sweep(preset="table4").settings if setting.epochs == 100
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +84,9 @@ def test_all_combinations_those_of_a_schedule_together() -> None:
         ({"optimizers": ("adam",)}, "cannot be trained with 'adam'; choose from sgd, lars"),
         ({"precision": "fp16"}, "cannot be trained with 'fp16'"),
         ({"weight_decays": (-0.1,)}, "cannot be below 0"),
+        ({"min_lrs": (-0.1,)}, "cannot be below 0"),
+        ({"min_lrs": ()}, "at least one of min_lrs"),
+        ({"preset": "table_4"}, "Probes have no preset 'table_4'; did you mean 'table4'"),
         ({"warmup_epochs": (50.0,)}, "warm-up of 50 epochs is not shorter than a training of 50"),
         ({"held_out": 1.0}, "between 0 and 1, not at 1.0"),
     ],
@@ -61,15 +96,17 @@ def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
         Sweep(**wrong)
 
 
-def test_a_sweep_is_its_probes_trained_one_by_one() -> None:
+@pytest.mark.parametrize("sweep", [TWO, ENDS])
+def test_a_sweep_is_its_probes_trained_one_by_one(sweep: Sweep) -> None:
     train, selection, test = images(40, 0), images(15, 1), images(20, 2)
     shapes = [Probe(("a",)), Probe(("a", "b")), Probe(("b",), depth=2)]
-    swept = train_sweep(shapes, TWO, train, selection, classes=3, seed=5)
-    assert swept.loss.shape == (3, 16)
+    swept = train_sweep(shapes, sweep, train, selection, classes=3, seed=5)
+    assert swept.loss.shape == (3, len(sweep.settings))
     accuracy = swept.accuracy(test)
     for h, shape in enumerate(shapes):
-        for k, setting in enumerate(TWO.settings):
+        for k, setting in enumerate(sweep.settings):
             probe = replace(shape, lr=setting.lr * 16 / 256, weight_decay=setting.weight_decay)
+            probe = replace(probe, optimizer=setting.optimizer, min_lr=setting.min_lr)  # which no batch scales
             schedule = Schedule(setting.epochs, 16, setting.warmup_epochs, seed=5)
             alone = train_probes([probe], schedule, train.features, train.labels, 3)
             assert swept.loss[h, k] == pytest.approx(alone.loss[0], abs=1e-4)
@@ -78,7 +115,7 @@ def test_a_sweep_is_its_probes_trained_one_by_one() -> None:
         chosen = swept.chosen(h)
         assert chosen is not None
         best = int(swept.selection[h].argmax())
-        assert (chosen.setting, chosen.accuracy) == (TWO.settings[best], swept.selection[h, best])
+        assert (chosen.setting, chosen.accuracy) == (sweep.settings[best], swept.selection[h, best])
         decided = chosen.decisions(test.features)
         assert (decided == test.labels).mean() == accuracy[h, best]
         np.testing.assert_array_equal(chosen.scores(test.features).argmax(1), decided)
@@ -144,6 +181,7 @@ def test_every_class_gives_its_share() -> None:
 def test_memory_is_of_all_settings_and_bounded_for_features() -> None:
     assert training_bytes(10, 100, Sweep()) == 4 * (3 * 9 * 10 + 100)
     assert training_bytes(0, 2**40, Sweep()) == 2**30
+    assert training_bytes(10, 100, Sweep(preset="table4")) == 4 * ((216 + 2 * 54) * 10 + 100)
 
 
 def test_a_bar_counts_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_a_missing_weight_is_refused(tmp_path):
     state = state_of(VIT)
     del state["blocks.1.mlp.fc2.bias"]
     torch.save(state, tmp_path / "file.pth")
-    with pytest.raises(InputError, match=r"1 of 32 weights are missing \(blocks\.1\.mlp\.fc2\.bias\)"):
+    with pytest.raises(InputError, match=r"it lacks 1 of 32 weights \(blocks\.1\.mlp\.fc2\.bias\)"):
         from_file(tmp_path / "file.pth")
 
 

@@ -22,7 +22,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.accuracy import ENDS, NOTHING, accuracy_of, accuracy_table, check_labels, figure_over_depth
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.neighbours import BLOCK_NUMBERS, LARGEST, Rows, predict
 from sightline.plan import Cost, Plan
 from sightline.pooling import Pooled, disk, every_site, flaw, shared
@@ -105,7 +105,10 @@ def knn_predict(
     if width != wanted:
         raise InputError(f"k-NN got training features of width {width} and test features of width {wanted}")
     if not 0 < len(rows.values) == len(labels) <= LARGEST:
-        raise InputError(f"k-NN got {len(rows.values)} training features and {len(labels)} labels; one label for each")
+        raise InputError(
+            f"k-NN got {counted(len(rows.values), 'training feature')} and {counted(len(labels), 'label')}; "
+            "one label for each"
+        )
     if isinstance(labels, Tensor):
         classes, codes = torch.unique(labels, return_inverse=True)
         winners: Tensor = classes[predict(rows, codes, queries, k, temperature).to(classes.device)]

@@ -30,7 +30,7 @@ import xarray as xr
 from sightline.accuracy import accuracy_of, check_labels
 from sightline.errors import InputError, nearest
 from sightline.plan import Cost, Plan
-from sightline.pooling import POOLINGS, Pooled, disk, every_site, flaw, shared, widths
+from sightline.pooling import FEATURES, Pooled, disk, every_site, flaw, shared, widths
 from sightline.probe_report import figures, headlines, summary
 from sightline.probe_results import BEST, Answer, At, dataset_of, mean_of_best
 from sightline.probing import Probe
@@ -89,7 +89,8 @@ class Config(Sweep):
     kinds          ridge, linear, nonlinear, multilayer; ridge alone takes seconds
     depths         of the nonlinear probes
     nonlinear_at   last: on the last layer; every: on all
-    poolings       cls (the CLS token), gap (the mean of all tokens), gap_without_cls (of the patches), where they exist
+    poolings       cls (the CLS token), gap (the mean of all tokens), gap_without_cls (of the patches), cls_gap (cls and
+                   gap side by side, each through its own BatchNorm), where they exist
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -99,7 +100,7 @@ class Config(Sweep):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for word, given, known in (("kind", self.kinds, KINDS), ("pooling", self.poolings, tuple(POOLINGS))):
+        for word, given, known in (("kind", self.kinds, KINDS), ("pooling", self.poolings, FEATURES)):
             if not given:
                 raise InputError(f"Probes need at least one {word}; choose from {', '.join(known)}")
             for name in given:
@@ -155,7 +156,8 @@ class Analysis(Pooled):
     def compute(self) -> xr.Dataset:
         """Accuracy of every probe, what it gains, every setting of its sweep; what is best for each encoder."""
         self.finish()
-        jobs = list(dict.fromkeys((which.encoder, which.feature) for which in self.files))
+        asked = ((encoder, feature) for (encoder, _), features in self.wanted.items() for feature in features)
+        jobs = list(dict.fromkeys(asked))
         found = {at: answer for part in shared(jobs, lambda job: self._probe(*job)) for at, answer in part.items()}
         last = {job: last_of(self._sites(*job)) for job in jobs}
         result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
@@ -227,7 +229,8 @@ class Analysis(Pooled):
             "chance": 1 / len(np.unique(train)),
             "majority": float(np.unique(test, return_counts=True)[1].max() / len(test)),
             "interval": "95 %: accuracies Wilson, differences Agresti and Min, paired over images",
-            "learning_rate": f"lr · {min(self.config.batch, len(kept))} / 256 at its peak, then a cosine to 0",
+            "preset": self.config.preset,
+            "learning_rate": f"lr · {min(self.config.batch, len(kept))} / 256 at its peak, then a cosine to min_lr",
             "best_of": min(BEST, len(self.config.settings)),
             "augmentation": "none: features of the images as they are",
         }

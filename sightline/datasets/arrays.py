@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.images import Images, Item, halves, split_name
 
 __all__ = ["Arrays", "from_arrays", "load"]
@@ -113,7 +113,7 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
         place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
     if strange := [value for value in found if value not in place]:
         names = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
-        raise InputError(f"The label {strange[0]!r} is none of the {len(known)} classes {names}")
+        raise InputError(f"The label {strange[0]!r} is none of {counted(len(known), 'class')}: {names}")
     return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
 
 

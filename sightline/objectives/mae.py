@@ -37,7 +37,7 @@ from sightline.backbones import (
     sincos,
     xavier,
 )
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.fcmae import encode_visible, is_convnext, stride_of
 from sightline.masking import freeze_head, hidden, norm_pix, patchify, random_masking, restore
 from sightline.objective import Progress, Views
@@ -63,11 +63,8 @@ class Config:
             raise InputError(f"mask_ratio must lie between 0 and 1, not at {self.mask_ratio}")
         if self.decoder_depth < 1:
             raise InputError(f"decoder_depth is {self.decoder_depth}, but the decoder needs at least one block")
-        if self.decoder_heads < 1 or self.decoder_width < 1 or self.decoder_width % self.decoder_heads:
-            raise InputError(
-                f"A decoder_width of {self.decoder_width} cannot be shared by {self.decoder_heads} decoder_heads; "
-                "choose a divisor"
-            )
+        if self.decoder_width < 1:
+            raise InputError(f"decoder_width is {self.decoder_width}, but the decoder needs at least 1")
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
@@ -80,6 +77,8 @@ class Decoder(nn.Module):
 
     def __init__(self, vit: Vit, width: int, depth: int, heads: int) -> None:
         super().__init__()
+        if heads < 1 or width % heads:  # not asked in Config: the decoder of a ConvNeXt has no heads
+            raise InputError(f"A decoder_width of {width} cannot be shared by {heads} decoder_heads; choose a divisor")
         self.prefix: int = vit.num_prefix_tokens
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(vit.embed_dim, width)
@@ -158,7 +157,7 @@ class Objective(nn.Module):
         n = (height // self.patch) * (width // self.patch)
         if int(n * (1 - self.config.mask_ratio)) < 1:
             raise InputError(
-                f"A mask_ratio of {self.config.mask_ratio} hides all {n} patches of {self.patch} pixels; "
+                f"A mask_ratio of {self.config.mask_ratio} hides all of {counted(n, 'patch')} of {self.patch} pixels; "
                 "choose a smaller mask_ratio or smaller patches"
             )
         return n

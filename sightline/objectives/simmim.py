@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sightline.augment import Policy
 from sightline.backbones import Backbone, embed, encode, grid_of, is_vit, patch_of
-from sightline.errors import InputError
+from sightline.errors import InputError, counted
 from sightline.masking import enlarge, freeze_head, hidden, patchify, random_masking
 from sightline.objective import Progress, Views
 
@@ -138,6 +138,6 @@ def check_units(config: Config, patch: int, size: tuple[int, int]) -> None:
     units = math.prod(side // config.mask_unit for side in size)
     if math.ceil(config.mask_ratio * units) == units:
         raise InputError(
-            f"A mask_ratio of {config.mask_ratio} hides all {units} units of {config.mask_unit} pixels; "
+            f"A mask_ratio of {config.mask_ratio} hides all of {counted(units, 'unit')} of {config.mask_unit} pixels; "
             "choose a smaller mask_unit or a smaller mask_ratio"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sightline.beit_layout import beit_layout, has_tables, model_or_average
+from sightline.beit_layout import beit_layout, holds_beit, model_or_average
 from sightline.encoder import Encoder, Preprocess, Reference
 from sightline.errors import InputError
 from sightline.layouts import Layout, open_layout
@@ -40,12 +40,12 @@ def load(reference: Reference) -> Encoder:
 def recognizes(checkpoint: Checkpoint) -> str:
     """By what a file is surely BEiT's; what it fine-tuned has the names and shapes of SimMIM's."""
     state = model_or_average(checkpoint, {}).state
-    if not has_tables(state):
-        return ""
-    if "lm_head.weight" in state:
-        return "it has relative positions and lm_head"
     model = str(checkpoint.arguments.get("model", ""))
-    return f"it has relative positions and was trained as {model}" if model.startswith("beit") else ""
+    if not (known := holds_beit(state)):
+        return ""
+    if "lm_head.weight" in state and (not model or model.startswith("beit")):  # EVA's code comes from BEiT's
+        return f"it has {known} and lm_head"
+    return f"it has {known} and was trained as {model}" if model.startswith("beit") else ""
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:

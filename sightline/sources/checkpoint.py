@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline import plugins
-from sightline.beit_layout import has_tables
+from sightline.beit_layout import holds_beit
 from sightline.encoder import Encoder, Preprocess, Reference
 from sightline.errors import InputError, nearest
 from sightline.layouts import Layout, build, find_layout, recognized
@@ -134,10 +134,10 @@ def recognize(checkpoint: Checkpoint) -> Recognized:
         source = plugins.find("sources", name)
         return Recognized(source.TITLE, why, source.layout, source.OPTIONS)
     state = bare(checkpoint).state
-    if has_tables(state):
+    if known := holds_beit(state):
         raise InputError(
-            f"{path!r} is a ViT with relative positions, of BEiT or of SimMIM, which normalise images differently; say "
-            f"which it is: beit:{path} or simmim:{path}"
+            f"{path!r} is a ViT with {known}, of BEiT or of SimMIM, which normalise images differently; say which it "
+            f"is: beit:{path} or simmim:{path}"
         )
     if (found := _of_timm(state)) is not None:
         return found

@@ -15,6 +15,7 @@ from torch import nn
 from sightline.encoder import IMAGENET_MEAN, IMAGENET_STD, Encoder, Preprocess, Reference, build_encoder
 from sightline.errors import InputError, first_line, nearest
 from sightline.families.huggingface import Classified, find_trunk, forward_of, image_size
+from sightline.weights import left_out
 
 EXAMPLE = "huggingface:facebook/dinov2-small"
 KNOWN = (
@@ -61,8 +62,7 @@ def load(reference: Reference) -> Encoder:
     _check_size(module, preprocess, reference)
     notes += [f"the file has no {part}, the encoder goes without" for part in sorted(absent)]
     if left_over:
-        shown = ", ".join(left_over[:3]) + (", …" if len(left_over) > 3 else "")
-        notes.append(f"{len(left_over)} weights of the file are not part of the encoder and were left out: {shown}")
+        notes.append(left_out(left_over))
     if classes:
         module = _classified(module, classes, seed, reference)
     options = {key: value for key, value in reference.options.items() if key != "without"}
@@ -210,8 +210,8 @@ def _missing_parts(module: nn.Module, missing: list[str], reference: Reference) 
     if refused:
         shown = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
         raise InputError(
-            f"{reference} does not fit {type(module).__name__}: {len(refused)} of {len(module.state_dict())} weights "
-            f"are missing ({shown}); is it a checkpoint of another model?"
+            f"{reference} does not fit {type(module).__name__}: it lacks {len(refused)} of "
+            f"{len(module.state_dict())} weights ({shown}); is it a checkpoint of another model?"
         )
     return set(parts.values())
 

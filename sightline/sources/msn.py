@@ -1,6 +1,7 @@
 """Checkpoints of the official MSN: `msn:FILE`, with the options which (target, anchor), heads, size and head.
 
-{'encoder', 'opt', 'prototypes', 'target_encoder', 'epoch', …}   training and released: anchor and target encoder
+{'encoder', 'opt', 'prototypes', 'target_encoder', 'epoch', …}   training: anchor and target encoder
+{'prototypes', 'target_encoder'}                                 released: the target encoder
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def load(reference: Reference) -> Encoder:
 
 def recognizes(checkpoint: Checkpoint) -> str:
     """By what a file is surely MSN's."""
-    has = ("prototypes" in checkpoint.content, *(tensors(checkpoint.content, key) for key in ENCODERS.values()))
-    return "it has prototypes, encoder and target_encoder" if all(has) else ""
+    if "prototypes" not in checkpoint.content or not tensors(checkpoint.content, ENCODERS["target"]):
+        return ""
+    trained = tensors(checkpoint.content, ENCODERS["anchor"])
+    return f"it has prototypes{', encoder' if trained else ''} and target_encoder"
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:

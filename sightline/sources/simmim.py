@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from sightline.beit_layout import beit_layout, has_tables
+from sightline.beit_layout import beit_layout, holds_beit
 from sightline.encoder import Encoder, Reference
 from sightline.errors import InputError
 from sightline.layouts import Layout, open_layout
@@ -37,8 +37,8 @@ def recognizes(checkpoint: Checkpoint) -> str:
     state = bare(checkpoint).state
     if {"encoder.mask_token", "encoder.patch_embed.proj.weight"} <= set(state):
         return "it has encoder.mask_token"
-    if has_tables(state) and any(name.startswith("MODEL.VIT.") for name in checkpoint.arguments):
-        return "it has relative positions and settings MODEL.VIT"
+    if (known := holds_beit(state)) and any(name.startswith("MODEL.VIT.") for name in checkpoint.arguments):
+        return f"it has {known} and settings MODEL.VIT"
     return ""
 
 

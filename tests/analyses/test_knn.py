@@ -237,7 +237,7 @@ def test_invariances(seed: int, n: int, width: int, k: int) -> None:
         (np.ones(3), np.arange(3), np.ones((1, 2)), {}, "training features as a real numpy array or tensor"),
         (np.ones((3, 2)), np.arange(3), [[1, 2]], {}, "test features .* not list"),
         (np.array([["a"]]), np.arange(1), np.ones((1, 1)), {}, "training features as a real"),
-        (np.array([[1, np.nan], [1, 1]]), np.arange(2), np.ones((1, 2)), {}, "1 of 2 rows hold NaN or infinity"),
+        (np.array([[1, np.nan], [1, 1]]), np.arange(2), np.ones((1, 2)), {}, "NaN or infinity is in 1 of 2 rows"),
         (np.ones((3, 2)), np.arange(3), np.array([[np.inf, 1]]), {}, "1 of 1 rows"),
         (np.ones((3, 2)), np.arange(3), np.ones((1, 2)), {"k": 0}, "k of at least 1"),
         (np.ones((3, 2)), np.arange(3), np.ones((1, 2)), {"temperature": 0}, "temperature above 0"),
@@ -333,7 +333,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("cnn", "block.0", "plain")][:] = 1.5
     result = run(plan, data)
     assert result.sel(encoder="vit", site="block.0", feature="cls").reason == (
-        "1 of 24 test features are not finite (NaN or infinity)"
+        "1 of 24 test features is not finite (NaN or infinity)"
     )
     assert np.isnan(result.sel(encoder="vit", site="block.0", feature="cls").accuracy)
     assert result.sel(encoder="vit", site="block.0", feature="gap_without_cls").reason == ""

@@ -88,7 +88,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("vit", "head.0", "plain")][:] = 0.0
     result = computed(Analysis(TWO, plan), plan, data)
     assert result.reason.sel(encoder="cnn").values.tolist() == [
-        "", "1 of 24 test features are not finite (NaN or infinity)",
+        "", "1 of 24 test features is not finite (NaN or infinity)",
     ]  # fmt: skip
     assert np.isnan(result["drop"].sel(encoder="cnn")).values.tolist() == [False, True]
     assert (result.reason.sel(encoder="vit") == "the features are the same for all training images").all()

@@ -116,7 +116,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("cnn", "block.1", "plain")][:] = 1.0
     result = computed(Analysis(Config(), plan), plan, data)
     assert result.reason.sel(encoder="vit", site="norm", feature="cls") == (
-        "1 of 24 test features are not finite (NaN or infinity)"
+        "1 of 24 test features is not finite (NaN or infinity)"
     )
     assert result.reason.sel(encoder="cnn", site="block.1", feature="gap") == (
         "the features are the same for all training images"

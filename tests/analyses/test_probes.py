@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -20,8 +21,9 @@ from sightline.analyses.probes import Analysis, Config, cost, figures, headlines
 from sightline.errors import InputError
 from sightline.plan import Key, Plan, make_plans
 from sightline.probe_results import NO_SUCH_PROBE
+from sightline.probing import Probe
 from sightline.ridge import PENALTIES
-from sightline.sweep import hold_out
+from sightline.sweep import Labelled, Sweep, hold_out, train_sweep
 
 Array = np.ndarray[Any, Any]
 
@@ -227,7 +229,7 @@ def test_what_cannot_be_probed_has_a_reason(tmp_path: Path) -> None:
     data[Key("cnn", "block.1", "plain")][:] = torch.inf
     result = measured(plan, data, lrs=(0.1,), weight_decays=(0.0,))
     reason = result.reason.sel(encoder="vit", feature="cls")
-    assert reason.sel(probe="linear", site="block.0").item() == "1 of 24 test features are not finite (NaN or infinity)"
+    assert reason.sel(probe="linear", site="block.0").item() == "1 of 24 test features is not finite (NaN or infinity)"
     for probe, site in (("ridge", "norm"), ("depth 2", "norm"), ("multilayer", "block.1")):
         assert reason.sel(probe=probe, site=site).item() == "the features are the same for all training images"
     assert (
@@ -338,8 +340,75 @@ def test_images_without_classes_are_refused(tmp_path: Path) -> None:
         Analysis(Config(), make_plan(tmp_path, np.zeros(TRAIN + TEST, np.int64)))
 
 
+def test_cls_and_gap_side_by_side_each_through_its_own_batch_norm(tmp_path: Path) -> None:
+    """The probe of CLS ⊕ GAP is one that sees two matrices, as that of two layers does."""
+    plan = make_plan(tmp_path)
+    data = activations(plan)
+    data[Key("vit", "norm", "plain")][:, 0] *= 1000  # only with a BatchNorm of its own is the mean not drowned
+    result = measured(plan, data, poolings=("cls_gap", "cls"))
+    assert result.feature.values.tolist() == ["cls", "cls_gap"]
+    assert result.accuracy.sel(encoder="cnn").isnull().all()
+    kept, held = hold_out(plan.images.labels_of("train"), 0.2, plan.seed)
+    pooled = {
+        (site, name): values.numpy()
+        for site in ("block.0", "norm")
+        for tokens in [data[Key("vit", site, "plain")]]
+        for name, values in {"cls": tokens[:, 0], "gap": tokens.mean(1)}.items()
+    }
+    labels = plan.images.labels
+    train, selection, test = (
+        Labelled({f"{site} {name}": values[rows] for (site, name), values in pooled.items()}, labels[rows])
+        for rows in (kept, held, np.arange(TRAIN, TRAIN + TEST))
+    )
+    both = [tuple(f"{site} {name}" for name in ("cls", "gap")) for site in ("norm", "block.0")]
+    shapes = {"linear": Probe(both[0]), "depth 3": Probe(both[0], 3), "multilayer": Probe((*both[0], *both[1]))}
+    swept = train_sweep(list(shapes.values()), Sweep(**QUICK), train, selection, 3, plan.seed)
+    ours = result.sel(encoder="vit", feature="cls_gap")
+    for number, probe in enumerate(shapes):
+        at = ours.sel(probe=probe, site="block.0" if probe == "multilayer" else "norm")
+        np.testing.assert_allclose(at.loss, swept.loss[number], rtol=1e-5)
+        np.testing.assert_array_equal(at.test_accuracy, swept.accuracy(test)[number])
+    beside = np.concatenate([pooled["norm", name] for name in ("cls", "gap")], 1).astype(np.float64)
+    scale = StandardScaler().fit(beside[kept])
+    peer = RidgeCV(alphas=len(kept) * np.array(PENALTIES), store_cv_results=True)
+    peer.fit(scale.transform(beside[kept]), 2 * np.eye(3)[labels[kept]] - 1)
+    np.testing.assert_allclose(ours.ridge_error.sel(site="norm"), peer.cv_results_.sum(1).mean(0), rtol=1e-4)
+    assert "the CLS token and the mean over all positions side by side" in " ".join(summary(result))
+
+
+def test_one_setting_has_no_spread(tmp_path: Path) -> None:
+    """As Table A.1 of Park et al. 2023 has."""
+    plan = make_plan(tmp_path, layers=VIT)
+    whole = Analysis(Config(preset="a1", kinds=("linear",)), plan)
+    result: xr.Dataset = computed(whole, plan, activations(plan))
+    assert result.sizes["config"] == result.attrs["best_of"] == 1
+    assert (result.lr.item(), result.weight_decay.item(), result.min_lr.item()) == (1.0, 0.05, 0.0)
+    assert result.attrs["preset"] == "a1"
+    assert result.attrs["learning_rate"].startswith("lr · 31 / 256 at its peak")
+    assert "best settings" not in " ".join(summary(result))
+
+
+def test_the_best_end_of_each_cell_is_drawn(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, layers=VIT)
+    result = measured(plan, activations(plan), kinds=("linear",), min_lrs=(0.0, 0.001, 0.1))
+    drawn = next(figure for figure in figures(result) if figure.name == "sweep")
+    assert len(drawn.table) == 2 * 18
+    assert "with the best learning rate at the end" in drawn.caption
+    found = pd.DataFrame(drawn.chart.data)
+    best = drawn.table.groupby(["feature", "weight_decay", "lr"]).selection_accuracy.max()
+    assert len(found) == len(best) == 12
+    assert sorted(found.value) == sorted(best)
+    earlier = figures(result.isel(config=slice(0, None, 3)).drop_vars("min_lr"))  # of a version without it
+    assert len(next(figure for figure in earlier if figure.name == "sweep").table) == 12
+
+
 def test_cost(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     told = cost(Config(poolings=("cls",), kinds=("linear",)), plan)
     assert told.disk == 3 * (TRAIN + TEST) * (4 * 6 + 1)
     assert told.memory == 4 * (3 * 9 * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))
+    both = cost(Config(poolings=("cls", "gap", "cls_gap"), kinds=("linear",)), plan)
+    assert both.disk == (2 * 3 + 2) * (TRAIN + TEST) * (4 * 6 + 1)  # CLS and GAP are there once; a CNN has no CLS
+    assert both.memory == 4 * (3 * 9 * (3 * 12 * 3) + 24 * (TRAIN + 32 * 24))
+    table = cost(Config(preset="table4", poolings=("cls",), kinds=("linear",)), plan)
+    assert table.memory == 4 * ((216 + 2 * 54) * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))

@@ -91,9 +91,9 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("cnn", "block.1", "plain")][TRAIN + 2] = torch.nan
     data[Key("vit", "head.0", "plain")][TRAIN:] = torch.eye(4)[3] * (torch.from_numpy(TEXTURE[TRAIN:]) != 3)[:, None]
     result = computed(Analysis(Config(), plan), plan, data)
-    assert (result.reason.sel(encoder="cnn") == "1 of 24 conflict features are not finite (NaN or infinity)").all()
+    assert (result.reason.sel(encoder="cnn") == "1 of 24 conflict features is not finite (NaN or infinity)").all()
     assert np.isnan(result.shape_bias.sel(encoder="cnn")).all()
-    assert "cnn: 1 of 24 conflict features are not finite" in plugin.figures(result)[0].caption
+    assert "cnn: 1 of 24 conflict features is not finite" in plugin.figures(result)[0].caption
     nowhere = result.sel(encoder="vit").either == 0
     assert (result.reason.sel(encoder="vit")[nowhere] == "no decision was for the shape or for the texture").all()
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(InputError, match=r"no images in the folder .*\.jpeg"):
         load_images(f"folder:{tmp_path / 'empty'}")
     write(tmp_path / "few/1.png")
-    with pytest.raises(InputError, match="has 1 images, but at least 4"):
+    with pytest.raises(InputError, match="has 1 image, but at least 4"):
         load_images(f"folder:{tmp_path / 'few'}")
     with pytest.raises(InputError, match="folder has no option 'size'"):
         load_images(f"folder:{tmp_path}?size=3")

@@ -136,7 +136,7 @@ def test_a_file_without_the_column_of_images(tmp_path):
 
 def test_labels_beyond_the_class_names(tmp_path):
     pq.write_table(struct_table(range(4), [0, 1, 2, None], ["a", "b"]), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="The label 2 is none of the 2 classes a, b"):
+    with pytest.raises(InputError, match="The label 2 is none of 2 classes: a, b"):
         load_images(f"parquet:{tmp_path}")
 
 

@@ -33,6 +33,7 @@ def prefixed(state: State, prefix: str) -> State:
 def recognisable() -> dict[str, tuple[dict[str, Any], str, State]]:
     """Content of a file, the format that it is to be recognised as, and the weights of its encoder in it."""
     plain, other, beit = vit(), vit(seed=1), official_beit.weights()
+    absolute = official_beit.weights(shared=False, positions=True)
     column, row = (plain | {"pos_embed": sincos(SIDE, SIDE, WIDTH, row_first=first)} for first in (False, True))
     decoder = {
         "mask_token": torch.ones(1, 1, 8),
@@ -64,8 +65,18 @@ def recognisable() -> dict[str, tuple[dict[str, Any], str, State]]:
             "MSN, training checkpoint",
             plain,
         ),
+        "msn released": (
+            {"target_encoder": prefixed(plain, "module."), "prototypes": torch.ones(4, WIDTH)},
+            "MSN, training checkpoint",
+            plain,
+        ),
         "simmim": ({"model": prefixed(beit, "encoder.") | {"decoder.0.bias": torch.ones(3)}}, "SimMIM, training", beit),
         "beit": ({"model": beit | {"lm_head.weight": torch.ones(7, WIDTH)}}, "BEiT, training checkpoint", beit),
+        "beit absolute": (
+            {"model": absolute | {"lm_head.weight": torch.ones(7, WIDTH)}},
+            "BEiT, training checkpoint",
+            absolute,
+        ),
         "vit": (vit(classes=5), "ViT, with classifier", vit(classes=5)),
     }
 

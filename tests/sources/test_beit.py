@@ -38,6 +38,11 @@ def pretrained() -> dict[str, Tensor]:
     return weights() | {"lm_head.weight": torch.randn(11, WIDTH), "lm_head.bias": torch.randn(11)}
 
 
+def absolute() -> dict[str, Tensor]:
+    """With absolute positions and no relative ones."""
+    return without(pretrained(), "relative") | weights(shared=False, positions=True)
+
+
 def second() -> dict[str, Tensor]:
     """BEiT-2 trains two more blocks on top of an earlier one."""
     more = {name.replace("blocks.", "cls_pt_layers."): value for name, value in weights().items() if "blocks." in name}
@@ -217,6 +222,20 @@ def test_own_size_changes_nothing(tmp_path):
             {"beit": "it has relative positions and was trained as beit_large_patch16_224"},
         ),
         ({"module": finetuned()}, {}, {}),
+        ({"model": absolute()}, {}, {"beit": "it has absolute positions, q_bias and v_bias and lm_head"}),
+        (
+            {"model": without(absolute(), "lm_head")},
+            {"model": "beit_base_patch16_224"},
+            {"beit": "it has absolute positions, q_bias and v_bias and was trained as beit_base_patch16_224"},
+        ),
+        (
+            {"model": without(absolute(), "lm_head")},
+            {"MODEL.VIT.USE_APE": True},
+            {"simmim": "it has absolute positions, q_bias and v_bias and settings MODEL.VIT"},
+        ),
+        ({"model": without(absolute(), "lm_head")}, {}, {}),
+        ({"model": absolute()}, {"model": "eva_g_patch14"}, {}),  # its code comes from BEiT's, its images do not
+        ({"model": without(absolute(), "q_bias", "v_bias")}, {}, {}),  # as DeiT III, whose qkv has one bias
         ({"model": finetuned()}, {"model": "vit_base"}, {}),
         (
             {"model": finetuned()},

@@ -127,7 +127,7 @@ def test_registers_of_dinov2_under_its_own_name(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(encoder(pixels), module(pixels), rtol=1e-5, atol=1e-6)
     assert encoder.tokens.prefix == 5
-    assert "1 weights of the file are not part of the encoder and were left out: mask_token" in encoder.notes[2]
+    assert "1 weight of the file is not part of the encoder and was left out: mask_token" in encoder.notes[2]
 
 
 def test_a_distilled_vit_is_told_from_a_plain_one(tmp_path):

@@ -159,7 +159,7 @@ def test_a_missing_weight_is_refused(tmp_path):
     state = load_file(tmp_path / "model.safetensors")
     lost = next(name for name in state if name.endswith(("mlp.fc2.bias", "output.dense.bias")))
     rewrite(tmp_path, lambda state: {name: value for name, value in state.items() if name != lost})
-    with pytest.raises(InputError, match=r"1 of \d+ weights are missing .*; is it a checkpoint of another model"):
+    with pytest.raises(InputError, match=r"it lacks 1 of \d+ weights .*; is it a checkpoint of another model"):
         load_encoder(f"huggingface:{tmp_path}")
 
 
@@ -184,7 +184,7 @@ def test_left_over_weights_are_told(tmp_path):
     write(tmp_path, vit())
     rewrite(tmp_path, lambda state: state | {"projector.weight": torch.zeros(2)})
     notes = load_encoder(f"huggingface:{tmp_path}").notes
-    assert notes == ["1 weights of the file are not part of the encoder and were left out: projector.weight"]
+    assert notes == ["1 weight of the file is not part of the encoder and was left out: projector.weight"]
 
 
 def test_another_width_is_refused(tmp_path):

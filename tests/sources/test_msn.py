@@ -12,6 +12,7 @@ from sources.official import HEADS, PATCH, SIDE, WIDTH, State, activations, chec
 from torch.nn import functional as F
 
 import sightline as sl
+from sightline.errors import InputError
 from sightline.reading import read_checkpoint
 from sightline.sources import msn
 
@@ -53,6 +54,19 @@ def test_training_checkpoint(prefix: str, which: str, expected: State, tmp_path:
     found = msn.layout(read_checkpoint(path), {"heads": "3"})
     assert (found.format, found.part) == ("MSN, training checkpoint", "target_encoder")
     assert msn.recognizes(read_checkpoint(path)) == "it has prototypes, encoder and target_encoder"
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_released_file(prefix: str, tmp_path: Path) -> None:
+    """It has what the evaluation needs: no anchor, no optimiser, no epoch."""
+    content = {key: training(prefix)[key] for key in ("target_encoder", "prototypes")}
+    path = saved(content, tmp_path)
+    assert msn.recognizes(read_checkpoint(path)) == "it has prototypes and target_encoder"
+    encoder = sl.load_encoder(f"checkpoint:{path}?heads={HEADS}")
+    check_sites(encoder, activations(TARGET, images()), images())
+    assert encoder.preprocess == sl.Preprocess((16, 16), 18, "bilinear")  # MSN's, where a ViT of unknown origin has not
+    with pytest.raises(InputError, match=r"which=anchor cannot be chosen: the file has target"):
+        sl.load_encoder(f"checkpoint:{path}?heads={HEADS}&which=anchor")
 
 
 def test_one_encoder_alone(tmp_path: Path) -> None:
