@@ -18,7 +18,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK", "lock", "replacing", "unfinished", "write_atomically"]
+__all__ = ["LOCK", "alone", "lock", "replacing", "unfinished", "write_atomically"]
 
 LOCK = ".lock"
 
@@ -65,6 +65,22 @@ def lock(folder: Path) -> IO[str]:
         except OSError:  # a file system without locks
             pass
     return file
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is at the same place in this folder, where the file system can tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                place = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, place)
+                fcntl.flock(place, fcntl.LOCK_EX)
+        yield
 
 
 def _without_links(path: str, flags: int) -> int:

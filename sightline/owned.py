@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sightline.errors import InputError, first_line
-from sightline.files import LOCK, explain, replacing, unfinished, write_atomically
+from sightline.files import LOCK, alone, explain, replacing, unfinished, write_atomically
 
 __all__ = ["LIST", "begin", "claim", "holds", "new_folder", "remains", "remove", "replaceable", "write", "writing"]
 
@@ -74,13 +76,13 @@ def remains(folder: Path) -> bool:
 def replaceable(folder: Path) -> None:
     """Refuse a folder that cannot be replaced as a whole: a run without a complete list, or one with links in it."""
     if (found := _look(folder)) is not None:
-        list(_whole(folder, found))
+        _whole(folder, found)
 
 
 def begin(folder: Path, kind: str, *, anew: bool = False, among: bool = False) -> None:
     """Make a folder one of this kind, or go on in one; `anew` first removes all that is listed there."""
     if not holds(folder, kind, among):
-        _save(folder, _Owned(kind))
+        _update(folder, _Owned(kind))
     elif anew and (found := _look(folder)) is not None:
         _remove(folder, found, _whole(folder, found))
 
@@ -96,7 +98,7 @@ def claim(folder: Path, *paths: Path) -> None:
                 "another folder"
             )
     if new:
-        _save(home, replace(owned, files=owned.files | new))
+        _update(home, owned, add=new)
 
 
 def write(folder: Path, path: Path, content: bytes) -> None:
@@ -120,8 +122,7 @@ def new_folder(run: Path, folder: Path) -> Iterator[Path]:
     _remove(home, owned, [name for name in owned.files if name.endswith("/")])  # left by a process that was killed
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     drafted = f"{_name(home, temporary)}/"
-    _, owned = _home(run)
-    _save(home, replace(owned, files=owned.files | {drafted}))
+    _update(home, owned, add={drafted})
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -137,8 +138,7 @@ def new_folder(run: Path, folder: Path) -> Iterator[Path]:
         raise InputError(explain(error, folder)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _, owned = _home(run)
-    _save(home, replace(owned, files=owned.files - {drafted}))
+    _update(home, owned, drop={drafted})
 
 
 def remove(folder: Path, *paths: Path, keep: Path | None = None) -> None:
@@ -161,8 +161,8 @@ def _look(folder: Path) -> _Owned | None:
         names = frozenset(map(str, about["files"]))
         if about["format"] != FORMAT or about["kind"] not in KINDS:
             raise ValueError("another version of Sightline has written it")
-        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
-            raise ValueError("it names files elsewhere")
+        if not all(map(_sound, names)):
+            raise ValueError("it names files that Sightline cannot have written there")
         return _Owned(about["kind"], names, bool(about["earlier"]))
     except (FileNotFoundError, NotADirectoryError):
         kind = _earlier_kind(folder)
@@ -172,6 +172,16 @@ def _look(folder: Path) -> _Owned | None:
             f"Cannot read {str(path)!r}, the list of what Sightline has written there: {first_line(error)}; "
             "choose another folder"
         ) from error
+
+
+def _sound(name: str) -> bool:
+    """Whether we can have listed a name: it lies below the folder, and a whole folder or a * has a random ending."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        return False
+    if name.endswith("/"):
+        return re.fullmatch(r"\..+\.\d+-[0-9a-f]{8}\.tmp", path.name) is not None
+    return "*" not in name or re.fullmatch(r"[^*]*\*\.[0-9a-f]{16}", name) is not None
 
 
 def _earlier_kind(folder: Path) -> str | None:
@@ -262,7 +272,7 @@ def _remove(home: Path, owned: _Owned, names: Iterable[str]) -> None:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
     if names:
-        _save(home, replace(owned, files=owned.files - set(names)))
+        _update(home, owned, drop=set(names))
 
 
 def _files(home: Path, name: str) -> list[Path]:
@@ -273,6 +283,16 @@ def _files(home: Path, name: str) -> list[Path]:
     return [path, *unfinished(path)]
 
 
-def _save(folder: Path, owned: _Owned) -> None:
-    about = {"format": FORMAT, "kind": owned.kind, "earlier": owned.earlier, "files": sorted(owned.files)}
-    write_atomically(folder / LIST, json.dumps(about, indent=1).encode())
+def _update(
+    folder: Path, owned: _Owned, add: AbstractSet[str] = frozenset(), drop: AbstractSet[str] = frozenset()
+) -> None:
+    """Change the list of a folder, which is `owned` if there is none; another process may be at it, too."""
+    with alone(folder):
+        known = _look(folder) or owned
+        about = {
+            "format": FORMAT,
+            "kind": known.kind,
+            "earlier": known.earlier,
+            "files": sorted((known.files | add) - drop),
+        }
+        write_atomically(folder / LIST, json.dumps(about, indent=1).encode())

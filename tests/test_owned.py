@@ -350,9 +350,9 @@ out = Path(sys.argv[1])
 def work(text):
     owned.begin(out, "training", anew=True)
     owned.write(out, out / "recipe.toml", text)
-    owned.claim(out, out / "tensorboard" / "*.0123")
+    owned.claim(out, out / "tensorboard" / "*.0123456789abcdef")
     (out / "tensorboard").mkdir(exist_ok=True)
-    (out / "tensorboard" / "events.0123").write_bytes(text)
+    (out / "tensorboard" / "events.0123456789abcdef").write_bytes(text)
     for step in ("1", "2"):
         with owned.new_folder(out, out / "checkpoints" / step) as temporary:
             for name in ("a", "b"):
@@ -374,7 +374,7 @@ def counted(function, left):
 yours = {f"{n}": b"mine" for n in ("notes.txt", "checkpoints/best.pth", "checkpoints/3/notes", "tensorboard/events.1")}
 wanted = {
     "recipe.toml": b"new", "latest.json": b"2", "checkpoints/2/a": b"new", "checkpoints/2/b": b"new",
-    "tensorboard/events.0123": b"new",
+    "tensorboard/events.0123456789abcdef": b"new",
 }
 for moment in range(1000):
     shutil.rmtree(out, ignore_errors=True)
@@ -482,13 +482,43 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_be_read(
 # Lists
 
 
-@pytest.mark.parametrize("name", ["../mine.txt", "/mine.txt", "results/../../mine.txt"])
+TOGETHER = """
+import sys
+from pathlib import Path
+from sightline import owned
+out, name = Path(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(60):
+    owned.write(out, out / f"{name}{i}", b"")
+"""
+
+
+def test_two_processes_may_write_to_a_run_at_once(tmp_path: Path) -> None:
+    owned.begin(tmp_path / "run", "comparison")
+    words = [sys.executable, "-c", TOGETHER, str(tmp_path / "run")]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*words, name], **pipes) for name in "ab"]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    assert listed(tmp_path / "run") == {f"{name}{i}" for name in "ab" for i in range(60)}
+
+
+@pytest.mark.parametrize("name", ["../mine.txt", "/mine.txt", "results/../../mine.txt", "./", "results/", "*", "*.txt"])
 def test_a_list_that_leads_elsewhere_is_refused(name: str, copy: Callable[[str], Path], tmp_path: Path) -> None:
     out = copy("comparison")
     (tmp_path / "mine.txt").write_text("mine")
     about = json.loads((out / owned.LIST).read_text())
     (out / owned.LIST).write_text(json.dumps(about | {"files": [*about["files"], name]}))
-    with pytest.raises(InputError, match="it names files elsewhere"):
+    with pytest.raises(InputError, match="it names files that Sightline cannot have written there"):
         compare(out, OTHER, overwrite=True)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
