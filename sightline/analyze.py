@@ -12,14 +12,14 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sightline import bfloat16, progress
+from sightline import bfloat16, owned, progress
 from sightline.asking import (
     check_settings,
     choose_analyses,
@@ -30,6 +30,7 @@ from sightline.asking import (
     members_of,
     with_conflict,
 )
+from sightline.distributed import by_first
 from sightline.errors import InputError, counted, first_line
 from sightline.files import write_atomically
 from sightline.images import Batch, Images, batch_count, batches, load_images
@@ -122,8 +123,7 @@ def analyze(
             announce(todo, configs, shown)
             for where, which in precisions if shown else []:
                 bfloat16.tell_if_slower(where, which)
-            if process.rank == 0:
-                run.begin()
+            by_first(lambda: _begin(run, todo, process))
             _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
     return run
 
@@ -182,6 +182,18 @@ def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
 
 # ---------------------------------------------------------------------------------------------------------------
 # The pass
+
+
+def _begin(run: Run, names: Iterable[str], process: Process) -> None:
+    """Before any process writes, the first one lists what all will write: a list has one writer."""
+    run.begin()
+    if run.path is not None:
+        sums = (_sums_file(run.path, rank, process.world) for rank in range(process.world))
+        owned.claim(run.path, *sums, *(run.file(name) for name in names))
+
+
+def _sums_file(folder: Path, rank: int, world: int) -> Path:
+    return folder / "cache" / f"pass-{rank}-of-{world}.safetensors"
 
 
 def _pass(
@@ -339,8 +351,7 @@ class _Sums:
     """The sums of an interrupted pass on disk: with the same question, the pass goes on where it stopped."""
 
     def __init__(self, folder: Path | None, key: str, process: Process, metrics: Mapping[str, Any]) -> None:
-        name = f"pass-{process.rank}-of-{process.world}.safetensors"
-        self.path = None if folder is None else folder / "cache" / name
+        self.path = None if folder is None else _sums_file(folder, process.rank, process.world)
         self.key, self.metrics, self.saved = key, metrics, time.monotonic()
 
     def save(self, number: int, skipped: Sequence[tuple[str, str]]) -> None:

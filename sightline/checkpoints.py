@@ -12,8 +12,6 @@ RUN/checkpoints/00001200/training.safetensors   all weights and buffers of the o
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from sightline import owned
 from sightline.errors import InputError, first_line
-from sightline.files import explain, write_atomically
+from sightline.files import write_atomically
 
 __all__ = ["latest", "load", "load_module", "save_checkpoint", "tensors_of"]
 
@@ -62,13 +61,11 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint beside the last one, point to it, then delete the last one; `more` adds files to it."""
     folder = run / "checkpoints" / f"{step:08d}"
-    if latest(run) == folder:
+    before = latest(run)
+    if before == folder:
         return folder
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     state, plain = _flat(optimizer.state_dict())
-    try:
-        temporary.mkdir(parents=True)
+    with owned.new_folder(run, folder) as temporary:
         write_atomically(temporary / "training.safetensors", _packed(tensors_of(module)))
         write_atomically(
             temporary / "optimizer.safetensors", _packed(state | {f"rng.{k}": v for k, v in generators.items()})
@@ -79,16 +76,9 @@ def save_checkpoint(
             temporary / "state.json",
             json.dumps({"step": step, "sums": dict(sums), "optimizer": plain}, indent=1).encode(),
         )
-        shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed before it could point here
-        os.replace(temporary, folder)
-        write_atomically(run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
-    except OSError as error:
-        raise InputError(explain(error, folder)) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    for other in folder.parent.iterdir():
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+    owned.write(run, run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
+    old = [] if before is None else [before / path.name for path in folder.iterdir()]
+    owned.remove(run, folder.parent, *old, keep=folder)
     return folder
 
 

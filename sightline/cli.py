@@ -338,7 +338,7 @@ def convert(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
     to: Annotated[Literal["timm", "huggingface"], typer.Option(help="Which library shall load it.")] = "timm",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
 ) -> None:
     """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
 

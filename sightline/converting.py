@@ -29,6 +29,7 @@ TARGETS = ("timm", "huggingface")
 # What the libraries look for in a folder.
 WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl")
+HEADER = ("origin", "weights", "architecture", "preprocess", "config")
 TOLERANCE = 1e-5
 
 
@@ -90,9 +91,7 @@ def convert(what: str | Encoder, out: str | Path, to: str = "timm", *, overwrite
             )
     package = _for_timm(encoder, out) if to == "timm" else _for_huggingface(encoder, out)
     file = _file(out)
-    for name in (file.name, *package.beside):
-        if (file.parent / name).exists() and not overwrite:
-            raise InputError(f"{str(file.parent / name)!r} exists; choose another name, or replace it with --overwrite")
+    _refuse_what_is_there(file, package, overwrite)
     difference = _write(encoder, package, out)
     return Converted(out, difference, str(_call(package, out)), tuple(encoder.notes))
 
@@ -110,6 +109,37 @@ def _file(out: Path) -> Path:
     return out if out.suffix == ".safetensors" else out / WEIGHTS
 
 
+def _refuse_what_is_there(file: Path, package: Package, overwrite: bool) -> None:
+    """Only what an earlier conversion has written may be replaced."""
+    ours = _converted(file)
+    for name in (file.name, *package.beside):
+        path = file.parent / name
+        if not os.path.lexists(path):
+            continue
+        if name not in ours or path.is_symlink():
+            raise InputError(f"{str(path)!r} exists, and `sightline convert` has not written it; choose another name")
+        if not overwrite:
+            raise InputError(f"{str(path)!r} exists; choose another name, or replace it with --overwrite")
+
+
+def _converted(file: Path) -> tuple[str, ...]:
+    """What a conversion has written: weights with our header, and the configurations if they are those it tells of."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as weights:
+            about = weights.metadata() or {}
+    except (SafetensorError, OSError):
+        return ()
+    if not set(HEADER) <= about.keys():
+        return ()
+    try:
+        beside = json.loads((file.parent / CONFIG).read_text()) == json.loads(about["config"])
+    except (OSError, ValueError):
+        beside = False
+    return (file.name, CONFIG, PROCESSOR) if beside else (file.name,)
+
+
 def _write(encoder: Encoder, package: Package, out: Path) -> float:
     """Write to a temporary folder on the same disk, check, and only then put the files in place."""
     from safetensors import SafetensorError
@@ -125,7 +155,7 @@ def _write(encoder: Encoder, package: Package, out: Path) -> float:
             for name, content in package.beside.items():
                 (work / name).write_text(json.dumps(content, indent=2))
             difference = _check(encoder, package, _call(package, work / file.name if file == out else work))
-            for name in (*package.beside, file.name):
+            for name in (file.name, *package.beside):  # the weights tell whose the others are
                 with replacing(file.parent / name) as spot:
                     os.replace(work / name, spot)
     except SafetensorError as error:
@@ -137,14 +167,14 @@ def _write(encoder: Encoder, package: Package, out: Path) -> float:
 
 def _about(encoder: Encoder, package: Package) -> dict[str, str]:
     """The header of the file: where the weights are from and how the model is built; names of folders stay private."""
-    return {
-        "format": "pt",
-        "origin": re.sub(r"[^:@?]*/", "", encoder.reference),
-        "weights": encoder.weights,
-        "architecture": encoder.architecture or "",
-        "preprocess": json.dumps(asdict(encoder.preprocess)),
-        "config": json.dumps(package.config),
-    }
+    values = (
+        re.sub(r"[^:@?]*/", "", encoder.reference),
+        encoder.weights,
+        encoder.architecture or "",
+        json.dumps(asdict(encoder.preprocess)),
+        json.dumps(package.config),
+    )
+    return {"format": "pt", **dict(zip(HEADER, values, strict=True))}
 
 
 def _call(package: Package, out: Path) -> Call:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sightline import owned
 from sightline.errors import InputError
-from sightline.files import replacing, write_atomically
 from sightline.run import ABSENT
 
 if TYPE_CHECKING:
@@ -24,16 +24,20 @@ def export_run(run: Run, format: str, folder: Path | None = None) -> list[Path]:
         raise InputError("The run is in memory only; use run['cka'].to_dataframe(), or analyze(..., out=FOLDER)")
     if not run.names():
         raise InputError(f"{str(run.path)!r} has no finished analysis to export; finish it with `sightline compare`")
-    folder = folder or run.path / "export"
+    inside = run.path / "export"
+    folder = folder or inside
+    home = run.path if folder == inside else folder  # which list they are in
+    if home == folder:
+        owned.begin(folder, "tables", among=True)
     written = []
     for name in run:
         if format == "netcdf":
             written.append(folder / f"{name}.nc")
-            write_atomically(written[-1], (run.path / "results" / f"{name}.nc").read_bytes())
+            owned.write(home, written[-1], (run.path / "results" / f"{name}.nc").read_bytes())
             continue
         for part, table in tables(run[name], name).items():
             written.append(folder / f"{part}.{format}")
-            with replacing(written[-1]) as temporary:
+            with owned.writing(home, written[-1]) as temporary:
                 if format == "csv":
                     table.to_csv(temporary, index=False)
                 else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["lock", "replacing", "write_atomically"]
+__all__ = ["LOCK", "alone", "lock", "replacing", "unfinished", "write_atomically"]
+
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -37,11 +40,20 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def unfinished(path: Path) -> list[Path]:
+    """What `replacing` has left of writing a file, each time that its process was killed."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):
+        return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
+    return []
+
+
 def lock(folder: Path) -> IO[str]:
     """Keep other processes out of a folder until what is given back is closed, or the process ends in any way."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 — it is the lock
+        # Whatever has this name is neither emptied nor followed to elsewhere.
+        file = open(folder / LOCK, "a", opener=_without_links)  # noqa: SIM115 — it is the lock
     except OSError as error:
         raise InputError(explain(error, folder)) from error
     if fcntl is not None:
@@ -53,6 +65,26 @@ def lock(folder: Path) -> IO[str]:
         except OSError:  # a file system without locks
             pass
     return file
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is at the same place in this folder, where the file system can tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                place = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, place)
+                fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -68,6 +100,8 @@ def explain(error: OSError, path: Path) -> str:
             return f"The disk is full: cannot write {str(path)!r}; free some space or choose another folder"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"No permission to write {str(path)!r}; choose another folder"
+        case errno.ELOOP:
+            return f"Cannot write {str(path)!r}: there is a link, which is not followed; choose another folder"
         case errno.ENOTDIR | errno.EEXIST:
             return f"Cannot write {str(path)!r}: a file stands where a folder is needed; choose another folder"
     return f"Cannot write {str(path)!r}: {error.strerror or error}"

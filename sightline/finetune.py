@@ -7,8 +7,6 @@ and after every epoch, `run:FOLDER?epoch=3`.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +16,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from sightline import owned
 from sightline.augment import RADII, Policy
 from sightline.distributed import by_first, rank, total, world
 from sightline.encoder import Encoder, load_encoder
 from sightline.errors import InputError, nearest
 from sightline.feeding import Feed
-from sightline.files import explain, write_atomically
 from sightline.heads import POOLS, layers_of, with_classifier
 from sightline.images import Batch, Images, batches
 from sightline.mixing import Mixing
@@ -285,17 +283,8 @@ def _accuracy(module: nn.Module, encoder: Encoder, found: Iterable[Batch], devic
 
 def _keep(out: Path, epoch: int, encoder: Encoder, objective: Objective) -> None:
     """The weights after an epoch, a whole folder or none."""
-    folder = out / "epochs" / f"{epoch:04d}"
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with owned.new_folder(out, out / "epochs" / f"{epoch:04d}") as temporary:
         export(temporary, encoder, objective, out.name)
-        shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed before its checkpoint
-        os.replace(temporary, folder)
-    except OSError as error:
-        raise InputError(explain(error, folder)) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _note_results(out: Path) -> None:
@@ -303,4 +292,4 @@ def _note_results(out: Path) -> None:
     rows = read_metrics(out / "metrics.csv")
     about = json.loads((out / "run.json").read_text())
     about["results"] = {key: float(rows[-1][key]) for key in ACCURACIES if rows and rows[-1].get(key)}
-    write_atomically(out / "run.json", json.dumps(about, indent=2).encode())
+    owned.write(out, out / "run.json", json.dumps(about, indent=2).encode())

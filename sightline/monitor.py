@@ -6,10 +6,12 @@ import contextlib
 import csv
 import io
 import math
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sightline import owned
 from sightline.errors import InputError
 from sightline.files import explain, write_atomically
 
@@ -27,10 +29,9 @@ class Monitor:
         self.rows = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
         self.columns = list(self.rows[0]) if self.rows else []
         self.warned = False
+        owned.claim(folder, self.path)
         self._rewrite()
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self.board: Any = _board(folder, step)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add a row; new columns are added to the file, absent ones stay empty."""
@@ -73,6 +74,15 @@ class Monitor:
             writer.writeheader()
             writer.writerows(self.rows)
             write_atomically(self.path, text.getvalue().encode())
+
+
+def _board(run: Path, step: int) -> Any:
+    """TensorBoard makes the name of its file up from the time and the machine: only its ending can be told before."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder, ending = run / "tensorboard", f".{secrets.token_hex(8)}"
+    owned.claim(run, folder / f"*{ending}")
+    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=ending)
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

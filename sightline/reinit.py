@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from sightline import __version__
+from sightline import __version__, owned
 from sightline.accuracy import ENDS, difference_of, wilson
 from sightline.asking import members_of
 from sightline.distributed import by_first
@@ -100,10 +99,12 @@ def reinit(
     by_first(lambda: _begin(run, overwrite))
     right: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
     for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
+        folder = _folder(out, name, variant)
+        by_first(functools.partial(owned.claim, out, folder / owned.LIST))  # the list of a run of its own
         tuned = finetune(
             members[name],
             data,
-            _folder(out, name, variant),
+            folder,
             recipe=recipe,
             settings={**(settings or {}), "reinit": variant},
             resume=True,
@@ -153,8 +154,10 @@ def _question(
 def _begin(run: Run, anew: bool) -> None:
     assert run.path is not None
     if anew:
-        shutil.rmtree(run.path / "trainings", ignore_errors=True)
+        owned.replaceable(run.path)
     run.begin()
+    if anew:
+        owned.remove(run.path, run.path / "trainings")
 
 
 def _folder(out: Path, encoder: str, variant: str) -> Path:

@@ -27,10 +27,9 @@ import pandas as pd
 import vl_convert
 import xarray as xr
 
-from sightline import plugins
+from sightline import owned, plugins
 from sightline.errors import InputError, counted
 from sightline.figures import DARK, LIGHT, Figure, linked_charts, same_colours, theme
-from sightline.files import write_atomically
 from sightline.run import ABSENT
 from sightline.viewer import pack_viewer
 
@@ -73,7 +72,7 @@ def write_report(run: Run) -> Path:
         ("provenance", "Provenance", _provenance(run)),
     ]
     path = run.path / "report.html"
-    write_atomically(path, _page(run.path.name, pages, data).encode("utf-8"))
+    owned.write(run.path, path, _page(run.path.name, pages, data).encode("utf-8"))
     return path
 
 
@@ -295,7 +294,7 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         if sentences := list(word("summary", lambda _: [])(result)):
             parts.insert(top, "<h2>In short</h2>" + "".join(f"<p>{_text(sentence)}</p>" for sentence in sentences))
         for figure in word("figures", lambda _: [])(result):
-            data["figures"][f"{name}-{figure.name}"] = _figure(run.path / "figures", name, figure, encoders)
+            data["figures"][f"{name}-{figure.name}"] = _figure(run.path, name, figure, encoders)
             parts.append(_figure_html(name, figure))
     except InputError:
         raise
@@ -359,7 +358,7 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> list[tuple[str, object
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(folder: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -> dict[str, Any]:
+def _figure(run: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -> dict[str, Any]:
     """Write the static files of a figure; returns what the page needs to draw it."""
     if not re.fullmatch(r"[\w-]+", figure.name):
         raise InputError(
@@ -374,10 +373,9 @@ def _figure(folder: Path, analysis: str, figure: Figure, encoders: Sequence[str]
         for key, rows in spec.get("datasets", {}).items()
     }
     svg = vl_convert.vegalite_to_svg(spec, config=theme())
-    stem = f"{analysis}-{figure.name}"
-    write_atomically(folder / f"{stem}.svg", svg.encode())
-    write_atomically(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
-    write_atomically(folder / f"{stem}.csv", table.to_csv(index=False).encode())
+    files = {"svg": svg.encode(), "pdf": vl_convert.svg_to_pdf(svg), "csv": table.to_csv(index=False).encode()}
+    for suffix, content in files.items():
+        owned.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: _columns(pd.DataFrame(rows), digits=6) for key, rows in spec.pop("datasets").items()}
     return {"spec": spec, "datasets": datasets, "table": _columns(table, digits=8)}
 

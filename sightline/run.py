@@ -5,6 +5,7 @@ RUN/results/cka.nc        one NetCDF file per analysis
 RUN/figures/              every figure as SVG, PDF and CSV
 RUN/report.html
 RUN/cache/                features and the state of an interrupted pass; may be deleted
+RUN/.sightline.json       the list of these files, see owned.py
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline import owned
 from sightline.errors import InputError, nearest
-from sightline.files import write_atomically
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,7 +49,7 @@ class Run(Mapping[str, "xr.Dataset"]):
         if name not in self._results:
             if name not in self.names():
                 raise InputError(f"The run has no result {name!r}{nearest(name, self.names())}")
-            self._results[name] = _read(self._file(name))
+            self._results[name] = _read(self.file(name))
         return self._results[name]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -76,10 +77,8 @@ class Run(Mapping[str, "xr.Dataset"]):
 
     def begin(self) -> None:
         """The question is sound and the pass starts: write down what was asked, clear away the run it replaces."""
-        if self.path is not None and self._replaces:
-            old = [*self.path.glob("results/*.nc"), *self.path.glob("figures/*.*"), self.path / "report.html"]
-            for file in old:
-                file.unlink(missing_ok=True)
+        if self.path is not None:
+            owned.begin(self.path, _kind(self.request), anew=self._replaces)
         self._replaces = False
         self.save_request()
 
@@ -89,14 +88,20 @@ class Run(Mapping[str, "xr.Dataset"]):
         if self.path is not None:
             # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
             content = result.to_netcdf(engine="h5netcdf", encoding=_compressed(result))
-            write_atomically(self._file(name), bytes(content))
+            self._write(self.file(name), bytes(content))
 
     def save_request(self) -> None:
         """Write `run.json`."""
         if self.path is not None:
-            write_atomically(self.path / "run.json", json.dumps(self.request, indent=2).encode())
+            self._write(self.path / "run.json", json.dumps(self.request, indent=2).encode())
 
-    def _file(self, name: str) -> Path:
+    def _write(self, file: Path, content: bytes) -> None:
+        assert self.path is not None
+        owned.begin(self.path, _kind(self.request))
+        owned.write(self.path, file, content)
+
+    def file(self, name: str) -> Path:
+        """Where a result is, or will be."""
         assert self.path is not None
         return self.path / "results" / f"{name}.nc"
 
@@ -117,10 +122,15 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
 
     Nothing is written before `begin`.
     """
-    if path is None or not (path / "run.json").exists():
-        if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"{str(path)!r} exists and is not a run folder; choose a new folder")
+    if path is None or not owned.holds(path, _kind(request)):
         return Run(path, request)
+    if not (path / "run.json").exists():  # a kill has left it so, before it was written or while it was replaced
+        if owned.remains(path) and not overwrite:
+            raise InputError(
+                f"{str(path)!r} has no run.json, but other files of a run; pass --overwrite to replace them"
+            )
+        owned.replaceable(path)
+        return Run(path, request, replaces=True)
     old = open_run(path)
     other = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
     before, after = old.request.get("analyses", {}), _plain(request["analyses"])
@@ -132,11 +142,17 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
             f"--overwrite to replace {'it' if other else 'these results, and no others'}"
         )
     if other:
+        owned.replaceable(path)
         return Run(path, request, replaces=True)
     old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
     earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}
     old.request["left_out"] = earlier | request.get("left_out", {})
     return old
+
+
+def _kind(request: Mapping[str, Any]) -> str:
+    """As the list of the folder has it."""
+    return "reinit" if request.get("kind") == "reinit" else "comparison"
 
 
 def _plain(value: Any) -> Any:

@@ -100,7 +100,7 @@ class Loop:
             return {}
         if self.keep is not None and step == 0:
             self._keep(0)
-        self.monitor = Monitor(self.folder, step) if rank() == 0 else None
+        self.monitor = by_first(lambda: Monitor(self.folder, step))
         earlier = self.monitor.rows[-1:] if self.monitor else []
         self.begun = time.monotonic() - (float(earlier[0].get("seconds") or 0) if earlier else 0)
         try:

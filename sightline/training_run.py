@@ -4,13 +4,13 @@ RUN/recipe.toml        every setting
 RUN/run.json           what was trained on what, versions
 RUN/metrics.csv        loss, schedules, accuracies by step; RUN/tensorboard the same
 RUN/latest.json, RUN/checkpoints/   see checkpoints.py
+RUN/.sightline.json    the list of these files, see owned.py
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from lightning.fabric import Fabric
 from torch import nn
 
-from sightline import bfloat16
+from sightline import bfloat16, owned
 from sightline.checkpoints import tensors_of
 from sightline.distributed import by_first, rank
 from sightline.encoder import Encoder, build_encoder, load_encoder, save_encoder
@@ -34,6 +34,7 @@ from sightline.training import make_fabric
 
 __all__ = ["Prepared", "compile_blocks", "export", "export_head", "kept_recipe", "processes", "train_in"]
 
+KIND = "training"
 STARTED = ("latest.json", "metrics.csv", "tokenizer")
 
 
@@ -72,8 +73,8 @@ def kept_recipe(
 
     `make` puts a recipe together from layers of settings, the first of which is that of the folder.
     """
-    kept = out / "recipe.toml"
-    if resume and kept.is_file():
+    kept, there = out / "recipe.toml", owned.holds(out, KIND)
+    if resume and there and kept.is_file():
         before = make(read_recipe(kept))
         given = [] if recipe is None else [read_recipe(recipe)]
         after = make(before.values(), *given, *layers)
@@ -84,15 +85,11 @@ def kept_recipe(
                 "or train into another folder"
             )
         return before
-    started = any((out / name).exists() for name in STARTED)
-    if out.exists() and (not out.is_dir() or _occupied(out)) and not (kept.is_file() and (anew or not started)):
-        hint = "pass --resume to go on or --overwrite to start anew" if kept.is_file() else "choose a new folder"
-        raise InputError(f"{str(out)!r} holds {'a training' if kept.is_file() else 'something else'} already; {hint}")
+    if there and not anew and any((out / name).exists() for name in STARTED):
+        goes_on = "pass --resume to go on" if kept.is_file() else "restore its recipe.toml to go on"
+        raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start anew")
+    owned.replaceable(out)
     return None
-
-
-def _occupied(out: Path) -> bool:
-    return any(path.name != ".lock" for path in out.iterdir())
 
 
 def train_in(
@@ -155,13 +152,9 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
                 "train into another folder"
             )
         return
-    if not resume and (out / "recipe.toml").is_file():  # --overwrite
-        for name in ("latest.json", "metrics.csv"):
-            (out / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "epochs", "tensorboard", "tokenizer"):
-            shutil.rmtree(out / name, ignore_errors=True)
-    write_atomically(out / "recipe.toml", to_toml(wanted.values()).encode())
-    write_atomically(out / "run.json", json.dumps(about | provenance(), indent=2).encode())
+    owned.begin(out, KIND, anew=not resume)
+    owned.write(out, out / "recipe.toml", to_toml(wanted.values()).encode())
+    owned.write(out, out / "run.json", json.dumps(about | provenance(), indent=2).encode())
 
 
 def _tell_skipped(feed: Feed) -> None:

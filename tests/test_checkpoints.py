@@ -103,13 +103,23 @@ def test_nothing_is_saved_before_the_first(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
 
 
-def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
+def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, optimizer = make("sgd")
     first = save(tmp_path, 1, net, optimizer)
-    (tmp_path / "checkpoints" / ".00000009.tmp").mkdir()
-    (tmp_path / "checkpoints" / ".00000009.tmp" / "training.safetensors").write_bytes(b"half")
-    (tmp_path / "checkpoints" / "00000002").mkdir()  # whole, but never pointed to
-    (tmp_path / "checkpoints" / "00000002" / "stale").write_text("")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # half of one
+        patch.setattr("sightline.owned.shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, 9, net, optimizer, {}, {}, killed)
+    with monkeypatch.context() as patch:  # whole, but never pointed to
+        patch.setattr("sightline.owned.write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, 2, net, optimizer, {}, {}, lambda folder: (folder / "stale").touch())
+    assert latest(tmp_path) == first
+    assert (tmp_path / "checkpoints" / "00000002" / "stale").exists()
     second = save(tmp_path, 2, net, optimizer)
     assert latest(tmp_path) == second != first
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000002"]
@@ -118,6 +128,22 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
         "state.json",
         "training.safetensors",
     ]
+
+
+def test_what_others_have_put_among_the_checkpoints_stays(tmp_path: Path) -> None:
+    net, optimizer = make("sgd")
+    save(tmp_path, 1, net, optimizer)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "best.pth").write_bytes(b"theirs")
+    folder = tmp_path / "checkpoints"
+    (folder / "best.pth").write_bytes(b"mine")
+    (folder / "00000001" / "notes.txt").write_text("mine")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    save(tmp_path, 2, net, optimizer)
+    save(tmp_path, 3, net, optimizer)
+    assert sorted(path.name for path in folder.iterdir()) == ["00000001", "00000003", "best.pth", "linked"]
+    assert [path.name for path in (folder / "00000001").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "elsewhere" / "best.pth").read_bytes() == b"theirs"
 
 
 def test_saving_the_same_step_again_changes_nothing(tmp_path: Path) -> None:

@@ -230,14 +230,34 @@ def test_the_header_says_where_it_is_from(tmp_path):
 
 def test_what_is_there_stays_unless_asked(tmp_path):
     encoder = load_encoder(f"{VIT}&num_classes=0")
-    (tmp_path / "config.json").write_text("mine")
-    with pytest.raises(InputError, match=r"config.json' exists; choose another name, or replace it with --overwrite"):
+    convert(encoder, tmp_path, "timm")
+    with pytest.raises(InputError, match=r"safetensors' exists; choose another name, or replace it with --overwrite"):
         convert(encoder, tmp_path, "huggingface")
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     convert(encoder, tmp_path, "huggingface", overwrite=True)
-    assert "vit" in (tmp_path / "config.json").read_text()
+    convert(encoder, tmp_path, "huggingface", overwrite=True)
+    assert "model_type" in (tmp_path / "config.json").read_text()
     with pytest.raises(InputError, match=r"model.safetensors' exists"):
         convert(encoder, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "preprocessor_config.json"])
+def test_what_others_have_written_is_never_replaced(name, tmp_path):
+    """Neither alone, nor in place of one of our files, nor as a link."""
+    encoder = load_encoder(f"{VIT}&num_classes=0")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text('"mine"')
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / name).symlink_to(tmp_path / "mine" / name)
+    for folder in ("mine", "linked"):
+        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` has not written it"):
+            convert(encoder, tmp_path / folder, "huggingface", overwrite=True)
+        assert [path.name for path in (tmp_path / folder).iterdir()] == [name]
+    convert(encoder, tmp_path / "alone" / "model.safetensors", "timm")
+    if name != "model.safetensors":
+        (tmp_path / "alone" / name).write_text('"mine"')
+        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` has not written it"):
+            convert(encoder, tmp_path / "alone", "huggingface", overwrite=True)
+    assert (tmp_path / "mine" / name).read_text() == '"mine"'
 
 
 @pytest.mark.parametrize("to", ["timm", "huggingface"])

@@ -36,6 +36,17 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     lock(tmp_path).close()
 
 
+def test_a_file_of_the_same_name_is_neither_emptied_nor_followed(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("someone's")
+    lock(tmp_path).close()
+    assert (tmp_path / ".lock").read_text() == "someone's"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "new")
+    with pytest.raises(InputError, match=r"there is a link, which is not followed"):
+        lock(tmp_path / "run")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="a file stands where a folder is needed"):

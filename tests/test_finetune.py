@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_whole_epochs_only(tmp_path: Path, monkeypatch: pytes
     written = Path.write_bytes
 
     def until_full(self: Path, data: Any) -> int:
-        if ".0001.tmp" in str(self) and "encoder.json" in self.name:
+        if ".0001." in str(self) and "encoder.json" in self.name:
             raise OSError(28, "No space left on device", str(self))
         return written(self, data)
 

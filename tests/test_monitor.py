@@ -105,6 +105,8 @@ def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\r\n", b"step,lo", b"step,loss\r\n"])
 def test_a_file_without_rows_is_no_obstacle(tmp_path: Path, content: bytes) -> None:
+    with monitor(tmp_path) as it:
+        it.write(row(1))
     (tmp_path / "metrics.csv").write_bytes(content)
     with monitor(tmp_path, 3) as it:
         it.write(row(4))
