@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from sightline.objectives.mae import Decoder
 from sightline.weights import read_weights
 
 __all__ = ["Autoencoder", "load_decoder"]
+
+PUBLISHED = {"decoder_width": 512, "decoder_depth": 8, "decoder_heads": 16}  # where a recipe says nothing else
 
 
 class Autoencoder(nn.Module):
@@ -55,9 +58,9 @@ def _measures(described: Path, recipe: Path) -> tuple[int, int, int]:
             return int(about["width"]), int(about["depth"]), int(about["heads"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"Cannot read {str(described)!r}; save the encoder and its decoder again") from error
-    from sightline.recipe import make_recipe, read_recipe
-
-    values = read_recipe(recipe)
-    config: Any = make_recipe(str(values["objective"]), values).config
-    config = config.part("mae") if hasattr(config, "part") else config  # of a hybrid, that of its part
-    return config.decoder_width, config.decoder_depth, config.decoder_heads
+    try:
+        values = tomllib.loads(recipe.read_text(encoding="utf-8"))
+        values = PUBLISHED | values.get("mae", values)  # of a hybrid, those of its part; only what was set is there
+        return int(values["decoder_width"]), int(values["decoder_depth"]), int(values["decoder_heads"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{str(recipe)!r} does not say how the decoder beside it is built; train it again") from error

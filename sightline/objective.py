@@ -46,6 +46,7 @@ __all__ = [
     "sinkhorn",
     "spread",
     "update_momentum",
+    "warmup_cosine",
 ]
 
 
@@ -145,6 +146,15 @@ def cosine(start: float, end: float, fraction: float) -> float:
     (0.99, 1.0, 0.5)
     """
     return end + (start - end) * (1 + math.cos(math.pi * min(max(fraction, 0.0), 1.0))) / 2
+
+
+def warmup_cosine(step: float, steps: float, warmup: float) -> float:
+    """Share of a peak that rises linearly from 0 over `warmup` steps, then falls to 0 along half a cosine.
+
+    >>> [round(warmup_cosine(step, 100, 20), 3) for step in (0, 10, 20, 60, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    return step / warmup if step < warmup else cosine(1.0, 0.0, (step - warmup) / max(1.0, steps - warmup))
 
 
 def linear(start: float, end: float, fraction: float) -> float:

@@ -25,6 +25,7 @@ Shapes: n images, B of a batch, D width (of all inputs together), C classes, P h
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -37,9 +38,8 @@ from torch import Tensor
 
 from sightline import bfloat16
 from sightline.errors import InputError, nearest
-from sightline.objective import Progress
-from sightline.optimization import Optimization, trusted
-from sightline.optimization import schedule as scheduled
+from sightline.objective import warmup_cosine
+from sightline.optimization import trusted
 from sightline.ridge import Sliceable
 from sightline.shuffling import MEMORY, ROWS, Joined
 
@@ -93,7 +93,10 @@ class Schedule:
     precision: str = "float32"  # or "bf16": products in bfloat16, weights, statistics and sums in float32
 
     def __post_init__(self) -> None:
-        self._settings()
+        if not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
+        if not self.warmup_epochs >= 0:
+            raise InputError(f"warmup_epochs is {self.warmup_epochs}, but it cannot be negative")
         if self.batch < 2:
             raise InputError(f"batch is {self.batch}, but a BatchNorm needs at least 2 images")
         if self.precision not in ("float32", "bf16"):
@@ -109,15 +112,12 @@ class Schedule:
 
     def rate(self, step: int, n: int) -> float:
         """The learning rate of a step, as a share of its peak."""
-        return scheduled(self._settings(), Progress(step, self.steps(n), self.per_epoch(n)))[0]
+        return warmup_cosine(step, self.steps(n), self.warmup_epochs * self.per_epoch(n))
 
     def rates(self, step: int, n: int, peak: Tensor, low: Tensor) -> Tensor:
         """The learning rates of a step for these peaks and ends."""
         rising = step < self.warmup_epochs * self.per_epoch(n)
         return self.rate(step, n) * (peak if rising else peak - low) + (0 if rising else low)
-
-    def _settings(self) -> Optimization:
-        return Optimization(batch=self.batch, epochs=self.epochs, lr=1.0, warmup_epochs=self.warmup_epochs)
 
 
 def train_probes(
