@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 
-__all__ = ["BatchNorm", "by_first", "gather", "mean", "rank", "sync_batch_norm", "total", "world"]
+__all__ = ["BatchNorm", "barrier", "by_first", "gather", "mean", "rank", "sync_batch_norm", "total", "world"]
 
 
 T = TypeVar("T")
@@ -28,6 +28,12 @@ def world() -> int:
 def rank() -> int:
     """Number of this process."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if world() > 1:
+        dist.barrier()
 
 
 def by_first(work: Callable[[], T]) -> T | None:

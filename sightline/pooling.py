@@ -24,6 +24,7 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
+from sightline.distributed import barrier, rank, world
 from sightline.errors import InputError
 from sightline.features import Features, describe_features, reserve
 from sightline.layers import Layers
@@ -170,7 +171,7 @@ class Pooled(torchmetrics.Metric):
 
     def finish(self) -> None:
         """All processes have written their rows: one of them closes the files."""
-        _barrier()
+        barrier()
         for which, entry in self.files.items():
             expected = int(self.seen[self.splits.index(which.split)])
             if expected == 0:
@@ -182,11 +183,11 @@ class Pooled(torchmetrics.Metric):
                     f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
                     "delete the folder 'cache' of the run and give the same command again"
                 )
-        _barrier()
-        if _process()[0] == 0:
+        barrier()
+        if rank() == 0:
             for entry in self.files.values():
                 entry.finish()
-        _barrier()
+        barrier()
         for split in self.splits:  # the same images for all, or rows of two encoders would not be one image
             valid = [entry.written() for which, entry in self.files.items() if which.split == split]
             self.rows[split] = np.flatnonzero(np.logical_and.reduce(valid))
@@ -301,22 +302,10 @@ def flaw(features: Matrix, split: str, constant: bool = True) -> str:
 
 def shared(jobs: Sequence[Job], work: Callable[[Job], Answer]) -> list[Answer]:
     """What `work` makes of each job; the processes of a run share them, and all get all answers."""
-    rank, world = _process()
-    own = [work(job) for job in jobs[rank::world]]
-    if world == 1:
+    count = world()
+    own = [work(job) for job in jobs[rank() :: count]]
+    if count == 1:
         return own
-    parts: list[Any] = [None] * world
+    parts: list[Any] = [None] * count
     torch.distributed.all_gather_object(parts, own)
-    return [parts[i % world][i // world] for i in range(len(jobs))]
-
-
-def _process() -> tuple[int, int]:
-    """Rank and number of the processes of this run."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-def _barrier() -> None:
-    if _process()[1] > 1:
-        torch.distributed.barrier()
+    return [parts[i % count][i // count] for i in range(len(jobs))]

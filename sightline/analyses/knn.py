@@ -66,10 +66,7 @@ class Config:
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"k-NN needs k of at least 1, not {self.k}")
-        if not self.temperature > 0:
-            raise InputError(f"k-NN needs a temperature above 0, not {self.temperature}")
+        check_votes(self.k, self.temperature)
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -79,6 +76,14 @@ def views(config: Config, split: str) -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------------------------------------------------
 # The pure function
+
+
+def check_votes(k: int, temperature: float) -> None:
+    """Numbers of neighbours and temperatures that cannot be are an InputError."""
+    if k < 1:
+        raise InputError(f"k-NN needs k of at least 1, not {k}")
+    if not temperature > 0:
+        raise InputError(f"k-NN needs a temperature above 0, not {temperature}")
 
 
 def knn_predict(
@@ -99,7 +104,7 @@ def knn_predict(
     nearer one, the smaller label wins. A feature of zeros has similarity 0 with everything. NaN and infinity are an
     error. Memory beside the input: some 0.5 GB whatever the number of features.
     """
-    Config(k, temperature)
+    check_votes(k, temperature)
     rows, queries = Rows(train, "training"), Rows(test, "test")
     width, wanted = rows.values.shape[1], queries.values.shape[1]
     if width != wanted:
