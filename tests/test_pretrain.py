@@ -333,7 +333,7 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
 def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path) -> None:
     """RandAugment, erasing and mixing; odd shares of a batch are refused before anything is written."""
     strong = {"randaugment": [9, 0.5], "erase": 0.5, "mixup": 0.8, "cutmix": 1.0, "evaluate_every": 0}
-    with pytest.raises(InputError, match="15 images in 1 processes with 1 forwards each are odd shares"):
+    with pytest.raises(InputError, match="15 images in 1 process with 1 forward each are odd shares"):
         train(tmp_path / "odd", "supervised", batch=15, **strong)
     assert not (tmp_path / "odd").exists()
     with pytest.MonkeyPatch.context() as patch:
