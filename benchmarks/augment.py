@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
-from sightline.augment import Policy, augment, policies
+from sightline.images.augment.colours import augment
+from sightline.images.augment.policies import policies
+from sightline.images.augment.policy import Policy
 
 BATCH, CORES = 256, 2
 

@@ -24,14 +24,16 @@ import torch
 from torch import Tensor
 
 import sightline as sl
-from sightline import plugins
 from sightline.analyses.attention import attention_distance, attention_nmi
 from sightline.analyses.diversity import token_cosine
-from sightline.analyze import _step, result_of
-from sightline.asking import default_analyses
-from sightline.images import Batch, Images
-from sightline.plan import make_plans
-from sightline.sites import capture
+from sightline.core import plugins
+from sightline.encoders.watching import capture
+from sightline.images.pipeline import Batch
+from sightline.images.sets import Images
+from sightline.measure.analyze import _step
+from sightline.measure.plan import make_plans
+from sightline.measure.request import default_analyses
+from sightline.measure.streaming import result_of
 
 VIT = "timm:vit_small_patch16_224@random?seed="
 CKA_SITES = ("block.*.norm1", "block.*.qkv", "block.*.fc1")  # 36 layers of each

@@ -29,11 +29,14 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analyses.cka import Analysis, Config, centre, products, ratio
-from sightline.analyze import _step, result_of
-from sightline.images import Batch, batches
-from sightline.plan import make_plans
-from sightline.sites import select, watch
+from sightline.analyses.cka import Analysis, Config
+from sightline.encoders.sites import select
+from sightline.encoders.watching import watch
+from sightline.images.pipeline import Batch, batches
+from sightline.measure.analyze import _step
+from sightline.measure.estimators.cka import centre, products, ratio
+from sightline.measure.plan import make_plans
+from sightline.measure.streaming import result_of
 
 VIT = "timm:vit_small_patch16_224@random?seed="
 LAYERS = {"36 × 36": ("block.*.norm1", "block.*.qkv", "block.*.fc1"), "12 × 12": ("block.*",)}

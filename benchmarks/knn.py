@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.analyses.knn import knn_predict
+from sightline.measure.estimators.neighbours import knn_predict
 
 K, TEMPERATURE, CLASSES, WIDTH = 20, 0.07, 100, 768
 Features = NDArray[np.float32]

@@ -41,12 +41,13 @@ from lightly.models.modules import MaskedVisionTransformerDecoderTIMM, MaskedVis
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.backbones import build, embed, encode, grid_of
-from sightline.feeding import Feed
-from sightline.masking import random_masking
-from sightline.objective import Views
-from sightline.recipe import Recipe, make_recipe, read_recipe
-from sightline.training import Loop, make_fabric
+from sightline.encoders.modules.masking import random_masking
+from sightline.encoders.modules.vit import embed, encode, grid_of
+from sightline.training.backbones import build
+from sightline.training.feed import Feed
+from sightline.training.loop import Loop, make_fabric
+from sightline.training.objective import Views
+from sightline.training.recipe import Recipe, make_recipe, read_recipe
 
 TOOLS = ("step", "bare", "lightly", "pipeline", "together", "bf16")
 IMAGES = 1024  # drawn for each objective; more would only take longer to draw

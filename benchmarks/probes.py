@@ -34,7 +34,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sightline.probing import Probe, Schedule, train_probes
+from sightline.measure.estimators.probes import Probe, Schedule, train_probes
 
 RATES, DECAYS = np.logspace(-3, 0, 9).tolist(), (0.0, 1e-4, 1e-2)  # 27 configurations
 EPOCHS = 100  # of a training, where scikit-learn is compared

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from sightline.encoder import Preprocess
-from sightline.images import batches, load_images
+from sightline.images.loading import load_images
+from sightline.images.pipeline import batches
+from sightline.images.preprocess import Preprocess
 
 
 def rate(reference: str, size: int, count: int, workers: int) -> float:

@@ -17,7 +17,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sightline.images import Images, load_images
+from sightline.images.loading import load_images
+from sightline.images.sets import Images
 
 
 def pixels(images: Images, split: str) -> tuple[Tensor, Tensor]:

@@ -12,29 +12,56 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from sightline.analyze import analyze
-    from sightline.encoder import Encoder, Preprocess, load_encoder, save_encoder
-    from sightline.errors import InputError
-    from sightline.finetune import finetune
-    from sightline.images import Images, load_images
-    from sightline.pretrain import pretrain
-    from sightline.reinit import reinit
-    from sightline.report import write_report
-    from sightline.run import Run, open_run
-    from sightline.sites import Tokens, capture
+from sightline.core.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from sightline.core.errors import InputError
+    from sightline.core.run_folder import Run, open_run
+    from sightline.encoders.encoder import Encoder
+    from sightline.encoders.loading import load_encoder
+    from sightline.encoders.saved import save_encoder
+    from sightline.encoders.sites import Tokens
+    from sightline.encoders.watching import capture
+    from sightline.images.loading import load_images
+    from sightline.images.preprocess import Preprocess
+    from sightline.images.sets import Images
+    from sightline.measure.analyze import analyze
+    from sightline.report.page import write_report
+    from sightline.studies.reinit import reinit
+    from sightline.training.loop import Stopped
+    from sightline.training.pretrain import pretrain
+    from sightline.transfer.finetune import finetune
+
+# Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
+_HOME = {
+    "Encoder": "encoders.encoder",
+    "Images": "images.sets",
+    "InputError": "core.errors",
+    "Preprocess": "images.preprocess",
+    "Run": "core.run_folder",
+    "Stopped": "training.loop",
+    "Tokens": "encoders.sites",
+    "analyze": "measure.analyze",
+    "capture": "encoders.watching",
+    "finetune": "transfer.finetune",
+    "load_encoder": "encoders.loading",
+    "load_images": "images.loading",
+    "open_run": "core.run_folder",
+    "pretrain": "training.pretrain",
+    "reinit": "studies.reinit",
+    "save_encoder": "encoders.saved",
+    "write_report": "report.page",
+}
+
 __all__ = [
     "Encoder",
     "Images",
     "InputError",
     "Preprocess",
     "Run",
+    "Stopped",
     "Tokens",
     "analyze",
     "capture",
@@ -48,26 +75,6 @@ __all__ = [
     "write_report",
 ]
 
-# Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
-_HOME = {
-    "Encoder": "encoder",
-    "Images": "images",
-    "InputError": "errors",
-    "Preprocess": "encoder",
-    "Run": "run",
-    "Tokens": "sites",
-    "analyze": "analyze",
-    "capture": "sites",
-    "finetune": "finetune",
-    "load_encoder": "encoder",
-    "load_images": "images",
-    "open_run": "run",
-    "pretrain": "pretrain",
-    "reinit": "reinit",
-    "save_encoder": "encoder",
-    "write_report": "report",
-}
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -77,14 +84,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `sightline.analyze` the function: importing a submodule would put the module of that name in its place."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

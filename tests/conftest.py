@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from sightline import bfloat16
-from sightline.bfloat16_trial import product
+from sightline.core import bfloat16
+from sightline.core.bfloat16_trial import product
 
 # One test process per core: threads of their own would only get in each other's way.
 torch.set_num_threads(1)

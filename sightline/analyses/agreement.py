@@ -22,21 +22,24 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from sightline import classifiers
-from sightline.accuracy import ENDS, NOTHING, accuracy_of
-from sightline.classifiers import Choice, Classifier, Decided, cost_of
-from sightline.errors import InputError
-from sightline.layers import add_images, mean_of_images
-from sightline.plan import Cost, Plan
-from sightline.pooling import flaw, shared
+from sightline.core.errors import InputError
+from sightline.core.processes import shared
+from sightline.core.results import ENDS, NOTHING
+from sightline.measure import classifiers
+from sightline.measure.classifiers import Choice, Classifier, Decided, cost_of
+from sightline.measure.estimators.intervals import accuracy_of
+from sightline.measure.layers import add_images, mean_of_images
+from sightline.measure.plan import Cost, Plan
+from sightline.measure.pooled import flaw
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from sightline.figures import Figure
+    from sightline.report.figures import Figure
 
 __all__ = ["Analysis", "Config", "cohen_kappa", "figures", "kendall_tau", "macro_f1"]
+
 
 TITLE = "Agreement of decisions"
 QUESTION = "Do two encoders rank the classes of an image alike, and are they right and wrong on the same images?"
@@ -324,7 +327,7 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Heat maps encoder × encoder: τ for each k on all, right and wrong images; F1 and κ."""
-    from sightline.figures import Figure, heatmap
+    from sightline.report.figures import Figure, heatmap
 
     encoders = [str(name) for name in result.encoder.values]
 

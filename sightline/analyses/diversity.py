@@ -29,18 +29,19 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
-from sightline import bfloat16
-from sightline.errors import InputError
-from sightline.figures import Figure, curve_over_depth, with_depth
-from sightline.layers import Layers, add_images, mean_of_images
-from sightline.plan import Cost, Key, Plan
-from sightline.run import ABSENT
-from sightline.sites import entry_of, layer_type, token_view
+from sightline.core import bfloat16
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT
+from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.measure.layers import Layers, add_images, mean_of_images
+from sightline.measure.plan import Cost, Key, Plan
+from sightline.report.figures import Figure, curve_over_depth, with_depth
 
 if TYPE_CHECKING:
-    from sightline.images import Batch
+    from sightline.images.pipeline import Batch
 
 __all__ = ["Analysis", "Config", "depth_cosine", "figures", "head_cosine", "token_cosine"]
+
 
 TITLE = "Diversity"
 QUESTION = "How much do the heads of a block, its input and output, and the tokens of an image repeat each other?"

@@ -31,17 +31,18 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
-from sightline.errors import InputError
-from sightline.figures import Figure, curve_over_depth, with_depth
-from sightline.layers import NOT_FINITE, Layers, add_images, mean_of_images
-from sightline.plan import Cost, Key, Plan
-from sightline.run import ABSENT
-from sightline.sites import token_view
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.encoders.sites import token_view
+from sightline.measure.layers import Layers, add_images, mean_of_images
+from sightline.measure.plan import Cost, Key, Plan
+from sightline.report.figures import Figure, curve_over_depth, with_depth
 
 if TYPE_CHECKING:
-    from sightline.images import Batch
+    from sightline.images.pipeline import Batch
 
 __all__ = ["Analysis", "Config", "figures", "relative_log_amplitude"]
+
 
 TITLE = "Fourier"
 QUESTION = "Does a layer hold fine detail of the image, or only what is the same over large areas?"

@@ -2,7 +2,7 @@
 
     invariance = CKA(X, X′),   X, X′ the activations of one layer on two copies, augmented independently
 
-with the unbiased minibatch CKA of similarity.py: 1 if augmentation does not change which images are alike.
+with the unbiased minibatch CKA of measure/estimators/cka.py: 1 if augmentation does not change which images are alike.
 
 Source: Grigg et al. 2021, Fig. 3 (middle); policies of SimCLR, MoCo-v3, DINO and of supervised training.
 
@@ -21,36 +21,23 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
-from sightline.errors import InputError
-from sightline.figures import Figure, curve_over_depth
-from sightline.images import FEWEST
-from sightline.layers import Layers
-from sightline.plan import Cost, Key, Plan
-from sightline.run import ABSENT
-from sightline.similarity import (
-    GROUPS,
-    TOKENS,
-    bootstrap,
-    centre,
-    check_images,
-    check_tokens,
-    cka,
-    curve_table,
-    grams,
-    interval_of,
-    products,
-    ratio,
-    reason_of,
-    stacked,
-)
-from sightline.views import policies_of
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT
+from sightline.images.sets import FEWEST
+from sightline.images.views import policies_of
+from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, products, ratio
+from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.measure.layers import Layers
+from sightline.measure.plan import Cost, Key, Plan
+from sightline.report.figures import Figure, curve_over_depth, curve_table, interval_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sightline.images import Batch
+    from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "cka", "figures", "headlines"]
+__all__ = ["Analysis", "Config", "figures", "headlines"]
+
 
 TITLE = "Augmentation invariance"
 QUESTION = "Does a layer see two augmented copies of the same images alike?"
@@ -78,7 +65,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 @dataclass(frozen=True)
 class Config:
-    """`policies`: names of augment.py, also with settings: `"simclr?blur=0&crop=[0.5, 1]"`; `tokens` as in CKA."""
+    """`policies`: of augment/policies.py, also with settings: `"simclr?blur=0&crop=[0.5, 1]"`; `tokens` as in CKA."""
 
     policies: tuple[str, ...] = ("simclr", "moco_v3", "dino", "supervised")
     tokens: tuple[str, ...] = TOKENS

@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
-from torch import Tensor
 
-from sightline.accuracy import ENDS, NOTHING, accuracy_of, accuracy_table, check_labels, figure_over_depth
-from sightline.errors import InputError, counted
-from sightline.neighbours import BLOCK_NUMBERS, LARGEST, Rows, predict
-from sightline.plan import Cost, Plan
-from sightline.pooling import Pooled, disk, every_site, flaw, shared
+from sightline.core.processes import shared
+from sightline.core.results import ENDS, NOTHING
+from sightline.measure.estimators.intervals import accuracy_of
+from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes, knn_predict
+from sightline.measure.plan import Cost, Plan
+from sightline.measure.pooled import Pooled, disk, every_site, flaw
+from sightline.measure.request import check_labels
+from sightline.report.figures import accuracy_table, figure_over_depth
 
 if TYPE_CHECKING:
-    from sightline.figures import Figure
+    from sightline.report.figures import Figure
 
-__all__ = ["Analysis", "Config", "figures", "knn_predict"]
+__all__ = ["Analysis", "Config", "figures"]
+
 
 TITLE = "k-NN accuracy"
 QUESTION = "How well do the neighbours of an image, in each block, tell its class?"
@@ -55,8 +57,6 @@ ANY_SITE = True
 BY_DEFAULT = True
 INVARIANT_TO = frozenset({"rotation", "scale", "batching", "order"})
 
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
-
 
 @dataclass(frozen=True)
 class Config:
@@ -74,58 +74,6 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return ("plain",)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The pure function
-
-
-def check_votes(k: int, temperature: float) -> None:
-    """Numbers of neighbours and temperatures that cannot be are an InputError."""
-    if k < 1:
-        raise InputError(f"k-NN needs k of at least 1, not {k}")
-    if not temperature > 0:
-        raise InputError(f"k-NN needs a temperature above 0, not {temperature}")
-
-
-def knn_predict(
-    train: Tensor | np.ndarray[Any, Any],
-    labels: Array,
-    test: Tensor | np.ndarray[Any, Any],
-    k: int = 20,
-    temperature: float = 0.07,
-) -> Array:
-    """Class of each test feature: votes of its k nearest training features by cosine, weighted exp(cosine / T).
-
-    >>> train = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    >>> knn_predict(train, np.array(["cat", "cat", "dog"]), np.array([[2.0, 0.1], [0.1, 3.0]]), k=1)
-    array(['cat', 'dog'], dtype='<U3')
-
-    Labels may be any values that can be sorted; the answer has their type. With fewer than k training features all
-    of them vote. Ties (similarities within 3e-11, votes within one part in 1e9): the smaller training row is the
-    nearer one, the smaller label wins. A feature of zeros has similarity 0 with everything. NaN and infinity are an
-    error. Memory beside the input: some 0.5 GB whatever the number of features.
-    """
-    check_votes(k, temperature)
-    rows, queries = Rows(train, "training"), Rows(test, "test")
-    width, wanted = rows.values.shape[1], queries.values.shape[1]
-    if width != wanted:
-        raise InputError(f"k-NN got training features of width {width} and test features of width {wanted}")
-    if not 0 < len(rows.values) == len(labels) <= LARGEST:
-        raise InputError(
-            f"k-NN got {counted(len(rows.values), 'training feature')} and {counted(len(labels), 'label')}; "
-            "one label for each"
-        )
-    if isinstance(labels, Tensor):
-        classes, codes = torch.unique(labels, return_inverse=True)
-        winners: Tensor = classes[predict(rows, codes, queries, k, temperature).to(classes.device)]
-        return winners
-    names, inverse = np.unique(np.asarray(labels), return_inverse=True)
-    chosen: np.ndarray[Any, Any] = names[
-        predict(rows, torch.from_numpy(inverse), queries, k, temperature).cpu().numpy()
-    ]
-    return chosen
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis
 
 

@@ -2,7 +2,7 @@
 
     drop(f) = accuracy(x) − accuracy(x + noise of frequencies f − 0.05π … f + 0.05π)
 
-The classifier is fitted to images without noise. How the noise is made: `sightline/noising.py`.
+The classifier is fitted to images without noise. How the noise is made: `sightline/images/noise.py`.
 
 Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2, after Park & Kim
 2022, "How Do Vision Transformers Work?".
@@ -18,19 +18,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline import classifiers, noising
-from sightline.accuracy import ENDS, NOTHING, accuracy_of, difference_of
-from sightline.classifiers import Choice, Decided, cost_of
-from sightline.errors import InputError
-from sightline.plan import Cost, Plan
-from sightline.pooling import shared
+from sightline.core.errors import InputError
+from sightline.core.processes import shared
+from sightline.core.results import ENDS, NOTHING
+from sightline.images import noise
+from sightline.measure import classifiers
+from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.estimators.intervals import accuracy_of, difference_of
+from sightline.measure.plan import Cost, Plan
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sightline.figures import Figure
+    from sightline.report.figures import Figure
 
 __all__ = ["Analysis", "Config", "accuracy_drop", "figures"]
+
 
 TITLE = "Noise by frequency"
 QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"
@@ -59,7 +62,7 @@ class Config(Choice):
     """`frequencies`: centres of the bands in π; `strength`: root mean square of the noise, for pixels in [0, 1]."""
 
     frequencies: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    strength: float = noising.STRENGTH
+    strength: float = noise.STRENGTH
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +74,7 @@ class Config(Choice):
 
 def views(config: Config, split: str) -> tuple[str, ...]:
     """The images as they are, for testing also with noise of each band."""
-    noisy = (noising.name_of(f, config.strength) for f in config.frequencies)
+    noisy = (noise.name_of(f, config.strength) for f in config.frequencies)
     return ("plain", *noisy) if split == "test" else ("plain",)
 
 
@@ -91,7 +94,7 @@ class Analysis(Decided):
         super().__init__(config, plan, SPLITS, "The accuracy under noise", "noise")
         self.config = config
         for encoder, f in itertools.product(plan.encoders.values(), config.frequencies):
-            if not len(noising.band(encoder.preprocess.size, f)):
+            if not len(noise.band(encoder.preprocess.size, f)):
                 height, width = encoder.preprocess.size
                 raise InputError(
                     f"Encoder {encoder.name!r} sees {height} × {width} pixels, which have no frequency near {f:g}π; "
@@ -101,7 +104,7 @@ class Analysis(Decided):
     def compute(self) -> xr.Dataset:
         """Accuracy without noise, with noise of each band, and the drop, each with its interval."""
         found, truth = self.fitted(), self.labels("test")
-        bands = {f: noising.name_of(f, self.config.strength) for f in self.config.frequencies}
+        bands = {f: noise.name_of(f, self.config.strength) for f in self.config.frequencies}
         jobs = list(itertools.product(found, ["plain", *bands.values()]))
         answers = shared(jobs, lambda job: self.decisions(found[job[0]], job[0], "test", job[1]))
         decided = dict(zip(jobs, answers, strict=True))
@@ -135,7 +138,7 @@ class Analysis(Decided):
             coords={"encoder": list(found), "frequency": list(bands)},
             attrs={
                 "strength": self.config.strength,
-                "width": 2 * noising.HALF,
+                "width": 2 * noise.HALF,
                 "n_train": len(self.labels("train")),
                 "n_test": len(truth),
                 "chance": 1 / len(np.unique(self.labels("train"))),
@@ -153,7 +156,7 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The drop over frequency, a colour for each encoder."""
-    from sightline.figures import Figure, curve_over_depth
+    from sightline.report.figures import Figure, curve_over_depth
 
     table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}

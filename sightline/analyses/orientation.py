@@ -4,8 +4,8 @@ A ridge probe learns from training images and their mirror images which of the t
 
     accuracy = share of test images and mirror images that the probe tells right;    0.5 = the features are invariant
 
-Its penalty is chosen by the error on images that are left out together with their mirror images (see ridge.py): a fit
-that has seen the one knows too much about the other.
+Its penalty is chosen by the error on images that are left out together with their mirror images (see
+estimators/ridge.py): a fit that has seen the one knows too much about the other.
 
 Source: Shekhar et al. 2023, "Objectives Matter", section 2.2, where pictures generated from features show it.
 """
@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.accuracy import ENDS, NOTHING, figure_over_depth, wilson
-from sightline.errors import InputError, nearest
-from sightline.plan import Cost, Plan
-from sightline.pooling import Pooled, disk, every_site, flaw, shared, widths
-from sightline.ridge import BLOCK_NUMBERS, fit_ridge
+from sightline.core.errors import InputError, nearest
+from sightline.core.processes import shared
+from sightline.core.results import ENDS, NOTHING
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
+from sightline.measure.plan import Cost, Plan
+from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
+from sightline.report.figures import figure_over_depth
 
 if TYPE_CHECKING:
-    from sightline.figures import Figure
-    from sightline.pooling import Matrix
-    from sightline.ridge import Sliceable
+    from sightline.measure.estimators.ridge import Sliceable
+    from sightline.measure.pooled import Matrix
+    from sightline.report.figures import Figure
 
 __all__ = ["Analysis", "Config", "figures", "orientation_accuracy"]
+
 
 TITLE = "Orientation"
 QUESTION = "Do the features of a block still know left from right?"

@@ -19,19 +19,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline import classifiers
-from sightline.accuracy import ENDS, NOTHING, wilson
-from sightline.classifiers import Choice, Decided, cost_of
-from sightline.errors import InputError
-from sightline.plan import Cost, Plan
-from sightline.pooling import shared
+from sightline.core.errors import InputError
+from sightline.core.processes import shared
+from sightline.core.results import ENDS, NOTHING
+from sightline.measure import classifiers
+from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.plan import Cost, Plan
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sightline.figures import Figure
+    from sightline.report.figures import Figure
 
 __all__ = ["Analysis", "Config", "figures", "shape_bias"]
+
 
 TITLE = "Shape bias"
 QUESTION = "Where shape and texture contradict each other, which of them does the encoder go by?"
@@ -153,7 +155,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """A dot for each class, a line for their mean; texture at the left, shape at the right."""
     import altair as alt
 
-    from sightline.figures import Figure
+    from sightline.report.figures import Figure
 
     table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
     encoders = [str(name) for name in result.encoder.values]

@@ -29,17 +29,18 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
-from sightline.errors import InputError
-from sightline.figures import Figure, depth_figure
-from sightline.layers import NOT_FINITE, Layers, add_images, mean_of_images, sample_rows
-from sightline.plan import Cost, Key, Plan
-from sightline.run import ABSENT
-from sightline.sites import token_view
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.encoders.sites import token_view
+from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
+from sightline.measure.plan import Cost, Key, Plan
+from sightline.report.figures import Figure, depth_figure
 
 if TYPE_CHECKING:
-    from sightline.images import Batch
+    from sightline.images.pipeline import Batch
 
 __all__ = ["Analysis", "Config", "effective_rank", "figures", "log_singular_values"]
+
 
 TITLE = "Singular value spectra"
 QUESTION = "Into how many directions do the tokens of an image spread, and the images?"

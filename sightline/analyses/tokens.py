@@ -30,18 +30,19 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
-from sightline.errors import InputError
-from sightline.figures import Figure, depth_figure
-from sightline.images import id_keys, mix
-from sightline.layers import NOT_FINITE, Layers, add_images, mean_of_images
-from sightline.plan import Cost, Key, Plan
-from sightline.run import ABSENT
-from sightline.sites import entry_of, layer_type, token_view
+from sightline.core.errors import InputError
+from sightline.core.keyed_random import id_keys, mix
+from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.measure.layers import Layers, add_images, mean_of_images
+from sightline.measure.plan import Cost, Key, Plan
+from sightline.report.figures import Figure, depth_figure
 
 if TYPE_CHECKING:
-    from sightline.images import Batch
+    from sightline.images.pipeline import Batch
 
 __all__ = ["Analysis", "Config", "figures", "silhouette", "token_clouds"]
+
 
 TITLE = "Token clouds"
 QUESTION = "What does attention do to the tokens of an image, and do tokens keep together by image or by class?"

@@ -12,15 +12,15 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import LAYERS, TEST, TOKENS, TRAIN, activations, computed, feed, make_plan
 from scipy.stats import kendalltau
 from sklearn.metrics import cohen_kappa_score, f1_score
+from support.plans import LAYERS, TEST, TOKENS, TRAIN, activations, computed, feed, make_plan
 
-from sightline.accuracy import wilson
 from sightline.analyses import agreement
 from sightline.analyses.agreement import Analysis, Config, cohen_kappa, kendall_tau, macro_f1
-from sightline.errors import InputError
-from sightline.plan import Key
+from sightline.core.errors import InputError
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.plan import Key
 
 Array = np.ndarray[Any, Any]
 

@@ -12,16 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import make_plan
+from support.plans import make_plan
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import diversity
 from sightline.analyses.diversity import depth_cosine, head_cosine, token_cosine
-from sightline.analyze import result_of
-from sightline.autoencoder import Autoencoder
-from sightline.errors import InputError
-from sightline.objectives.mae import Decoder
-from sightline.plan import Key, make_plans
+from sightline.core.errors import InputError
+from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
+from sightline.measure.plan import Key, make_plans
+from sightline.measure.streaming import result_of
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}

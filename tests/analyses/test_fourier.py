@@ -10,16 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import make_plan
+from support.plans import make_plan
 from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import fourier
 from sightline.analyses.fourier import relative_log_amplitude
-from sightline.analyze import result_of
-from sightline.autoencoder import Autoencoder
-from sightline.errors import InputError
-from sightline.objectives.mae import Decoder
+from sightline.core.errors import InputError
+from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
+from sightline.measure.streaming import result_of
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}

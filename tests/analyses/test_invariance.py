@@ -11,9 +11,10 @@ import xarray as xr
 from torch import Tensor, nn
 
 from sightline import analyze, capture, load_encoder, load_images
-from sightline.analyses.invariance import Config, cka, figures, headlines
-from sightline.errors import InputError
-from sightline.views import make_view
+from sightline.analyses.invariance import Config, figures, headlines
+from sightline.core.errors import InputError
+from sightline.images.views import make_view
+from sightline.measure.estimators.cka import cka
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 STILL = "supervised?crop=[1, 1]&ratio=[1, 1]"  # the whole image; half of the time mirrored

@@ -12,15 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import LAYOUT, TEST, TRAIN, WIDTH, activations, computed, feed, make_plan
 from sklearn.neighbors import KNeighborsClassifier
+from support.plans import LAYOUT, TEST, TRAIN, WIDTH, activations, computed, feed, make_plan
 
-from sightline import neighbours
-from sightline.accuracy import wilson
 from sightline.analyses import knn
-from sightline.analyses.knn import Analysis, Config, knn_predict
-from sightline.errors import InputError
-from sightline.plan import Key, Plan
+from sightline.analyses.knn import Analysis, Config
+from sightline.core.errors import InputError
+from sightline.measure.estimators import neighbours
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.estimators.neighbours import knn_predict
+from sightline.measure.plan import Key, Plan
 
 Array = np.ndarray[Any, Any]
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from made import LAYERS, TEST, TRAIN, activations, computed, make_plan
+from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
-from sightline.accuracy import wilson
 from sightline.analyses import noise as plugin
 from sightline.analyses.noise import Analysis, Config, accuracy_drop, views
-from sightline.errors import InputError
-from sightline.noising import view
-from sightline.plan import Key
+from sightline.core.errors import InputError
+from sightline.images.noise import view
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.plan import Key
 
 TWO = Config(frequencies=(0.2, 0.8))
 VIEWS = {split: views(TWO, split) for split in ("train", "test")}

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from made import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
 from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
+from support.plans import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
 
 import sightline as sl
-from sightline.accuracy import wilson
 from sightline.analyses import orientation as plugin
 from sightline.analyses.orientation import Analysis, Config, orientation_accuracy
-from sightline.encoder import Preprocess, build_encoder
-from sightline.errors import InputError
-from sightline.plan import Key, Plan
-from sightline.ridge import fit_ridge
+from sightline.core.errors import InputError
+from sightline.encoders.encoder import build_encoder
+from sightline.images.preprocess import Preprocess
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.estimators.ridge import fit_ridge
+from sightline.measure.plan import Key, Plan
 
 BOTH = dict.fromkeys(("train", "test"), ("plain", "mirror"))
 UNLABELLED = np.full(TRAIN + TEST, -1)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from made import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
+from support.plans import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
 
 import sightline as sl
-from sightline.accuracy import wilson
 from sightline.analyses import shape_bias as plugin
 from sightline.analyses.shape_bias import Analysis, Config, shape_bias
-from sightline.errors import InputError
-from sightline.images import join
-from sightline.plan import Key
+from sightline.core.errors import InputError
+from sightline.images.sets import join
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.plan import Key
 
 SPLITS = {"train": ("plain",), "conflict": ("plain",)}
 LABELS = np.concatenate([np.arange(TRAIN) % 4, np.arange(TEST) % 3])  # no conflict image has the shape of class 3

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import spectra
 from sightline.analyses.spectra import Analysis, Config, effective_rank, log_singular_values
-from sightline.analyze import result_of
-from sightline.errors import InputError
-from sightline.plan import Key
-from sightline.sites import Tokens, token_view
+from sightline.core.errors import InputError
+from sightline.encoders.sites import Tokens, token_view
+from sightline.measure.plan import Key
+from sightline.measure.streaming import result_of
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}

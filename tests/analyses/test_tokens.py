@@ -16,11 +16,11 @@ from sklearn.metrics import silhouette_score
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import tokens as module
 from sightline.analyses.tokens import Analysis, Config, silhouette, token_clouds
-from sightline.analyze import result_of
-from sightline.errors import InputError
-from sightline.images import Images
-from sightline.plan import Key
-from sightline.sites import Tokens
+from sightline.core.errors import InputError
+from sightline.encoders.sites import Tokens
+from sightline.images.sets import Images
+from sightline.measure.plan import Key
+from sightline.measure.streaming import result_of
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}

@@ -1,0 +1,227 @@
+"""Centred kernel alignment: how alike are two layers, whatever the rotation and scale of their features?
+
+    CKA = Σ_b HSIC₁(K_b, L_b) / √(Σ_b HSIC₁(K_b, K_b) · Σ_b HSIC₁(L_b, L_b))     over minibatches b
+
+of all pairs of layers of all encoders, and of each layer with the classes (L = Y Yᵀ, Y the one-hot labels). The parts
+are in measure/estimators/cka.py.
+
+Source: Nguyen, Raghu & Kornblith 2021 (minibatch CKA), as used by Shekhar et al. 2023, Appendix B.1; class CKA, row
+maximum, odd and even layers: Grigg et al. 2021.
+
+Shapes: n images of a batch, m of them labelled, S layers (encoder, site), T token views, G groups of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torchmetrics
+import xarray as xr
+from torch import Tensor
+
+from sightline.analyses.cka.matching import summaries
+from sightline.core.results import ABSENT
+from sightline.images.sets import FEWEST
+from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, products, ratio
+from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.measure.layers import Layers
+from sightline.measure.plan import Cost, Key, Plan
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.images.pipeline import Batch
+
+__all__ = ["Analysis", "Config"]
+
+
+TITLE = "CKA"
+QUESTION = "How alike are the representations of two layers, within one encoder or across encoders?"
+FORMULA = """\
+CKA(K, L) = Σ_b HSIC₁(K_b, L_b) / √( Σ_b HSIC₁(K_b, K_b) · Σ_b HSIC₁(L_b, L_b) )
+HSIC₁(K, L) = [ tr(K̃L̃) + 1ᵀK̃1 · 1ᵀL̃1 / ((n−1)(n−2)) − 2/(n−2) · 1ᵀK̃L̃1 ] / (n(n−3))
+K = X Xᵀ for the activations X (n images × features) of a minibatch b; K̃ is K with a zero diagonal
+class CKA: L = Y Yᵀ for the one-hot labels Y, which is 1 for two images of one class and 0 for others"""
+HOW_TO_READ = """\
+1 means that two layers see the same images as alike and as different, up to rotation and scale of their features; 0
+means that they have nothing in common. The estimate is unbiased, so unrelated layers come out slightly below or above
+0: the shuffled-pair null, where each image is paired with another one, shows how far. The interval is a 95 % bootstrap
+over batches. A bright diagonal says that two encoders build their features in the same order; a bright block away from
+it, that one of them reaches the same representation earlier or later. Class CKA compares a layer with the labels: 1
+would mean that images of one class coincide and all classes are equally far apart. Empty cells have a reason: hover to
+see it."""
+
+SOURCE = (
+    'Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep Networks Learn the Same Things?" (minibatch CKA); '
+    "Székely, Rizzo 2014 (U-centring); "
+    'Shekhar et al. 2023, "Objectives Matter", Appendix B.1, Fig. 6 and 11 (batch size, distance in depth); '
+    'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?" '
+    "(class CKA, diagonal and row maximum, odd and even layers of a ResNet)"
+)
+SITES = ("block.*", "block.*.norm1", "block.*.qkv", "block.*.fc1", "block.*.residual", "decoder.block.*")
+PROJECTION = ("head.*",)
+SPLITS = ("test",)
+ANY_SITE = True
+BY_DEFAULT = True
+INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
+
+
+@dataclass(frozen=True)
+class Config:
+    """`tokens`: token views to compare; `unbiased=False` takes the biased HSIC, which is too high for few images."""
+
+    tokens: tuple[str, ...] = TOKENS
+    unbiased: bool = True
+    bootstrap: int = 1000
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, self.bootstrap)
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are."""
+    return ("plain",)
+
+
+class Analysis(torchmetrics.Metric):
+    """Sums HSIC of all pairs of layers over batches; a batch of fewer than 4 images cannot enter HSIC₁."""
+
+    full_state_update = False
+    hsic: Tensor  # (T, G, S, S)
+    null: Tensor  # (T, S, S)
+    classes: Tensor  # (T, G, S, 2, 2): of each layer and the labels, on labelled images
+    class_null: Tensor  # (T, S, 2, 2)
+    flaws: Tensor  # (T, S, 3): batches seen, batches that were constant, batches that were not finite
+    images: Tensor  # (G,)
+    labelled: Tensor  # (G,)
+    dropped: Tensor
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__()
+        check_images("cka", plan)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        t, s = len(config.tokens), len(self.layers)
+        shapes = {
+            "hsic": (t, GROUPS, s, s), "null": (t, s, s), "classes": (t, GROUPS, s, 2, 2), "class_null": (t, s, 2, 2),
+            "flaws": (t, s, 3), "images": (GROUPS,), "labelled": (GROUPS,), "dropped": (),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
+        """Gram matrices of the token views, inside the hook."""
+        return grams(activation, self.config.tokens, self.plan.encoders[key.encoder].tokens)
+
+    def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
+        """Add the HSIC of all pairs of layers on this batch; batches count by the images they hold."""
+        n, group = len(batch.ids), batch.number % GROUPS
+        if n < FEWEST:
+            self.dropped += n
+            return
+        known = (batch.labels >= 0).nonzero()[:, 0]
+        labels, known = batch.labels[known].to(self.hsic.device), known.to(self.hsic.device)
+        m = len(known) if len(known) >= FEWEST else 0
+        classes = (labels[:, None] == labels).double()[None]  # the Gram matrix of the one-hot labels, (1, m, m)
+        self.images[group] += n
+        self.labelled[group] += m
+        found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
+        none = self.hsic.new_zeros((n, n))
+        for t, view in enumerate(self.config.tokens):
+            matrices, flaws = stacked(found, view, none)  # (S, n, n)
+            self.flaws[t] += flaws
+            hsic, null = self._products(torch.cat([matrices, classes]) if m == n else matrices)
+            self.hsic[t, group] += n * hsic[: len(found), : len(found)]
+            self.null[t] += n * null[: len(found), : len(found)]
+            if 0 < m < n:
+                hsic, null = self._products(torch.cat([matrices[:, known[:, None], known], classes]))
+            if m:
+                self.classes[t, group] += m * _with_last(hsic)
+                self.class_null[t] += m * _with_last(null)
+
+    def _products(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """HSIC of all pairs of Gram matrices, and of those with shuffled images."""
+        centred = centre(matrices, self.config.unbiased)
+        return products(centred, self.config.unbiased), products(centred, self.config.unbiased, shuffled=True)
+
+    def compute(self) -> xr.Dataset:
+        """CKA of all sites × all sites × all pairs of encoders, and of all sites with the classes."""
+        hsic, null, classes, class_null, flaws, images, labelled = (
+            state.numpy(force=True)
+            for state in (
+                self.hsic, self.null, self.classes, self.class_null, self.flaws, self.images, self.labelled
+            )
+        )  # fmt: skip
+        total = hsic.sum(1)
+        low, high = bootstrap(hsic.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
+        full = {"cka": ratio(total), "cka_low": low, "cka_high": high, "cka_null": ratio(null, norm=total)}
+        of_class = classes.sum(1)
+        low, high = bootstrap(classes.swapaxes(0, 1)[labelled > 0], self.config.bootstrap, self.plan.seed)
+        each = {
+            "class_cka": ratio(of_class), "class_cka_low": low, "class_cka_high": high,
+            "class_cka_null": ratio(class_null, norm=of_class),
+        }  # fmt: skip
+        own = np.diagonal(total, axis1=1, axis2=2)  # (T, S)
+        reason = np.array(
+            [
+                [reason_of(*layer, bool(images.any())) for layer in zip(*view, strict=True)]
+                for view in zip(flaws, own, strict=True)
+            ]
+        )
+        unlabelled = np.where(np.isnan(each["class_cka"][..., 0, 1]), self._why_no_class(of_class, labelled), "")
+        reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
+        dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
+        coords = self.layers.coords()
+        result = xr.Dataset(
+            {
+                **{name: (pair, self._spread(values)) for name, values in full.items()},
+                **{name: (dims, self._over_layers(values[..., 0, 1])) for name, values in each.items()},
+                **{name: (dims, self._over_layers(values, ABSENT)) for name, values in reasons.items()},
+            },
+            coords={
+                "tokens": list(self.config.tokens),
+                **coords,
+                **{f"encoder_{end}": coords["encoder"] for end in "ab"},
+                **{f"site_{end}": coords["site"] for end in "ab"},
+                **{f"{n}_{end}": (f"site_{end}", coords[n][1]) for n in ("layer_type", "block") for end in "ab"},
+            },
+            attrs={
+                "estimator": "unbiased minibatch" if self.config.unbiased else "biased minibatch",
+                "batch": self.plan.batch,
+                "interval": "95 % bootstrap over batches",
+                "dropped_images": int(self.dropped),
+                "labelled_images": int(self.labelled.sum()),
+            },
+        )
+        return result.merge(summaries(result))
+
+    def _why_no_class(self, of_class: npt.NDArray[np.float64], labelled: npt.NDArray[np.float64]) -> str:
+        if not labelled.any():
+            return f"no batch had {FEWEST} images with a label"
+        if not of_class[..., 1, 1].any():
+            return "the images of each batch are of one class, or all but one of them are"
+        return "all pairs of labelled images are equally alike, so that there is nothing to compare"
+
+    def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
+        """(T, S) over layers → (T, encoders, sites)."""
+        return np.moveaxis(self.layers.spread(values.T, fill), -1, 0)
+
+    def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
+        rows = self.layers.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
+        return self.layers.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 0, 3, 1)
+
+
+def _with_last(hsic: Tensor) -> Tensor:
+    """Of HSIC (S + 1, S + 1) the pairs of each layer and the last one, the labels: (S, 2, 2)."""
+    own, cross = hsic.diagonal()[:-1], hsic[:-1, -1]
+    return torch.stack([own, cross, cross, hsic[-1, -1].expand_as(own)], -1).view(-1, 2, 2)
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Memory for the sums; nothing on disk."""
+    layers = sum(len(sites) for sites in plan.sites.values())
+    return Cost(memory=8 * len(config.tokens) * (GROUPS + 1) * (layers**2 + 4 * layers), disk=0)

@@ -1,0 +1,210 @@
+"""How training moves an encoder: how straight its weights go, and how far each block goes from what it was.
+
+    path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
+
+of all weights, of each block, of each type of layer and of both (paths.py); and the CKA (estimators/cka.py) of every
+layer of every epoch with the layers of the start and of other encoders, minibatch and unbiased.
+
+Source: Shekhar et al. 2023, "Objectives Matter", Section 2.3, Fig. 4 and 14.
+
+Shapes: n images of a batch, S layers (encoder, site), M of them of epochs, O of those that they are compared with, T
+token views, G groups of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torchmetrics
+import xarray as xr
+
+from sightline.analyses.cka.matching import twins
+from sightline.analyses.dynamics.paths import Training, paths_of, trainings_of
+from sightline.core.results import ABSENT
+from sightline.images.sets import FEWEST
+from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
+from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.measure.layers import Layers
+from sightline.measure.plan import Cost, Key, Plan
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from sightline.images.pipeline import Batch
+
+__all__ = ["Analysis", "Config"]
+
+
+TITLE = "Dynamics"
+QUESTION = "How straight do the weights go during a training, and how far does each block leave what it was?"
+FORMULA = """\
+path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
+CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""
+HOW_TO_READ = """\
+Path efficiency is 1 where weights went straight from the start to where they are, and near 0 where they moved much and
+got nowhere; after the first epoch it is 1 by definition, since a single step is straight, and noise of any kind makes
+it fall. Compare trainings of the same length and the same learning rates only: smaller steps at the end of a schedule
+add little to the path. The CKA with the start says how far a block still sees images as it did before: 1 where nothing
+has changed but rotation and scale. The CKA with another encoder says whether training leads towards it; compare its
+last epoch with its first. The path is the one over the epochs that were given: with fewer of them it looks straighter.
+"""
+SOURCE = (
+    'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter", Section 2.3, Fig. 4 (CKA before and after '
+    "fine-tuning) and Fig. 14 (path efficiency); Nguyen, Raghu, Kornblith 2021 (minibatch CKA)"
+)
+SITES = ("block.*", "decoder.block.*")
+SPLITS = ("test",)
+ANY_SITE = True
+BY_DEFAULT = False
+INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
+
+
+@dataclass(frozen=True)
+class Config:
+    """`tokens`: token views that CKA compares; `bootstrap` draws for its intervals."""
+
+    tokens: tuple[str, ...] = ("all",)
+    bootstrap: int = 1000
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, self.bootstrap)
+
+
+def views(config: Config, split: str) -> tuple[str, ...]:
+    """The images as they are."""
+    return ("plain",)
+
+
+class Analysis(torchmetrics.Metric):
+    """Sums HSIC of the layers of all epochs with those of starts and others; the weights are looked at in the end."""
+
+    full_state_update = False
+    hsic: Tensor  # (T, G, M, O)
+    own: Tensor  # (T, G, S): of each layer with itself
+    flaws: Tensor  # (T, S, 3): batches seen, batches that were constant, batches that were not finite
+    images: Tensor  # (G,)
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        super().__init__()
+        check_images("dynamics", plan)
+        self.config, self.plan, self.trainings = config, plan, trainings_of(plan.encoders)
+        self.layers, self.moving, self.others = _layers(plan, self.trainings)
+        self.rows, self.columns = ([self.layers.index(*layer) for layer in part] for part in (self.moving, self.others))
+        t, s = len(config.tokens), len(self.layers)
+        shapes = {
+            "hsic": (t, GROUPS, len(self.rows), len(self.columns)), "own": (t, GROUPS, s), "flaws": (t, s, 3),
+            "images": (GROUPS,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
+        """Gram matrices of the token views, inside the hook."""
+        return grams(activation, self.config.tokens, self.plan.encoders[key.encoder].tokens)
+
+    def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
+        """Add the HSIC of this batch; batches count by the images they hold, those of fewer than 4 cannot enter."""
+        n, group = len(batch.ids), batch.number % GROUPS
+        if n < FEWEST:
+            return
+        self.images[group] += n
+        found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
+        for t, view in enumerate(self.config.tokens):
+            matrices, flaws = stacked(found, view, self.hsic.new_zeros((n, n)))  # (S, n, n)
+            hsic = n * products(centre(matrices))
+            self.flaws[t] += flaws
+            self.hsic[t, group] += hsic[self.rows][:, self.columns]
+            self.own[t, group] += hsic.diagonal()
+
+    def compute(self) -> xr.Dataset:
+        """Path efficiency of weights over epochs, and CKA of all epochs with starts and others."""
+        encoders = self.moving.encoders
+        places = {name: (training, epoch) for training in self.trainings for epoch, name in training.epochs.items()}
+        result = self._cka().assign_coords(
+            training=("encoder", [places[name][0].name for name in encoders]),
+            epoch=("encoder", [places[name][1] for name in encoders]),
+            start=("encoder", [places[name][0].start for name in encoders]),
+        )
+        attrs = {"estimator": "unbiased minibatch", "batch": self.plan.batch, "interval": "95 % bootstrap over batches"}
+        return result.merge(paths_of(self.plan.encoders, self.trainings)).assign_attrs(attrs)
+
+    def _cka(self) -> xr.Dataset:
+        hsic, own, flaws, images = (x.numpy(force=True) for x in (self.hsic, self.own, self.flaws, self.images))
+        parts = []
+        for encoder in self.moving.encoders:  # one epoch at a time, because all replicates of all would not fit
+            mine = [k for k, (name, _) in enumerate(self.moving) if name == encoder]
+            square = _square(hsic[:, :, mine], own[..., np.take(self.rows, mine)], own[..., self.columns])
+            ends = bootstrap(square.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
+            parts.append(np.stack([part[:, : len(mine), len(mine) :] for part in (ratio(square.sum(1)), *ends)]))
+        names = ("cka", "cka_low", "cka_high")
+        values = dict(zip(names, np.concatenate(parts, 2), strict=True))  # each (T, M, O)
+        reason = np.array(
+            [
+                [reason_of(*layer, bool(images.any())) for layer in zip(*view, strict=True)]
+                for view in zip(flaws, own.sum(1), strict=True)
+            ]
+        )
+        pair = ("tokens", "encoder", "site", "other", "other_site")
+        coords, others = self.moving.coords(), self.others.coords()
+        result = xr.Dataset(
+            {
+                **{name: (pair, self._spread(value)) for name, value in values.items()},
+                "reason": (pair[:3], _over(self.moving, reason[:, self.rows])),
+                "other_reason": (("tokens", "other", "other_site"), _over(self.others, reason[:, self.columns])),
+            },
+            coords={
+                "tokens": list(self.config.tokens), **coords, "other": others["encoder"], "other_site": others["site"]
+            },
+        )  # fmt: skip
+        return result.assign(diagonal_site=(pair[1:4], self._same_depth()))
+
+    def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """(T, M, O) over pairs of layers → (T, encoders, sites, others, sites of others)."""
+        rows = self.moving.spread(values.transpose(1, 2, 0))  # (encoders, sites, O, T)
+        return self.others.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 3, 0, 1)
+
+    def _same_depth(self) -> npt.NDArray[np.str_]:
+        """The site of each other encoder that has the type and the relative depth of a site: (encoders, sites, others).
+
+        Empty where there is none.
+        """
+        sites, names = np.array(self.layers.sites), self.layers.encoders
+        has = np.array([[site in own for site in sites] for own in self.layers.of.values()])
+        rows, columns = ([names.index(name) for name in part.encoders] for part in (self.moving, self.others))
+        own = [list(sites).index(site) for site in self.moving.sites]
+        found = twins(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
+        return np.where(found >= 0, sites[found], "").swapaxes(1, 2)
+
+
+def _layers(plan: Plan, trainings: Sequence[Training]) -> tuple[Layers, Layers, Layers]:
+    """All layers, those of epochs, and those that epochs are compared with: of the starts and of all other encoders."""
+    epochs = [name for training in trainings for name in training.epochs.values()]
+    others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]
+    every, moving, fixed = (Layers({name: plan.sites[name] for name in part}) for part in (plan.sites, epochs, others))
+    return every, moving, fixed
+
+
+def _square(
+    cross: npt.NDArray[np.float64], own_a: npt.NDArray[np.float64], own_b: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """HSIC (…, A, B) across and (…, A), (…, B) of each with itself as one matrix (…, A + B, A + B)."""
+    own = np.concatenate([own_a, own_b], -1)
+    square = own[..., None] * np.eye(own.shape[-1])
+    square[..., : own_a.shape[-1], own_a.shape[-1] :] = cross
+    return square
+
+
+def _over(layers: Layers, reason: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    """(T, S) over layers → (T, encoders, sites)."""
+    return np.moveaxis(layers.spread(reason.T, ABSENT), -1, 0)
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Memory for the sums; nothing on disk."""
+    layers, moving, others = map(len, _layers(plan, trainings_of(plan.encoders)))
+    return Cost(memory=8 * len(config.tokens) * GROUPS * (moving * others + layers), disk=0)

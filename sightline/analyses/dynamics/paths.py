@@ -1,0 +1,169 @@
+"""Paths through the space of weights: which encoders are epochs of one training, and how straight it went.
+
+    path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
+
+The norm of a group of weights (a block, a type of layer, all) is that of all its tensors together: their squares are
+summed before the root is taken.
+
+Source: Shekhar et al. 2023, "Objectives Matter", Section 2.3 and Fig. 14.
+
+Shapes: E points of a path (epochs), P tensors of weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT
+from sightline.encoders.sites import layer_type
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from sightline.encoders.encoder import Encoder
+
+__all__ = ["ALL", "Training", "path_efficiency", "paths_of", "trainings_of"]
+
+
+ALL, OUTSIDE = "all", "outside blocks"
+Weights: TypeAlias = Any  # tensors by name: a mapping, or a safetensors file that is open
+START, STILL = "the path starts here", "these weights have not moved"
+
+
+class Training(NamedTuple):
+    """A training, and the encoders that are its epochs."""
+
+    name: str
+    epochs: dict[int, str]  # in order
+
+    @property
+    def start(self) -> str:
+        """The first of them."""
+        return next(iter(self.epochs.values()))
+
+
+def trainings_of(encoders: Mapping[str, Encoder]) -> list[Training]:
+    """The trainings whose epochs, `run:FOLDER?epoch=3`, are among the encoders."""
+    found: dict[str, dict[int, str]] = {}
+    for name, encoder in encoders.items():
+        match = re.fullmatch(r"(run:[^?]+)\?(?:.*&)?epoch=(\d+)(?:&.*)?", encoder.reference)
+        if match:
+            found.setdefault(match[1], {})[int(match[2])] = name
+    if not found:
+        raise InputError(
+            "dynamics follows an encoder through the epochs of its training, but none of these is such an epoch; "
+            "fine-tune with --set save_epochs=true, and compare 'run:FOLDER?epoch=*'"
+        )
+    for training, epochs in found.items():
+        if len(epochs) < 2:
+            raise InputError(f"A path needs two epochs, but of {training} there is one; give '{training}?epoch=*'")
+    trainings = [Training(_name(training, epochs), dict(sorted(epochs.items()))) for training, epochs in found.items()]
+    if len({training.name for training in trainings}) < len(trainings):
+        return [training._replace(name=name) for training, name in zip(trainings, found, strict=True)]
+    return trainings
+
+
+def _name(training: str, epochs: Mapping[int, str]) -> str:
+    """What the names of the epochs have in common, `mine` of `mine, epoch 3`, or else the name of the folder."""
+    names = {re.sub(rf",? epoch {epoch}\b", "", name) for epoch, name in epochs.items()}
+    return names.pop() if len(names) == 1 else training.rstrip("/").rpartition("/")[2].removeprefix("run:")
+
+
+def path_efficiency(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
+    """Efficiency of a path at each of its points, (E,), from the weights at each of them, by name.
+
+    NaN as long as nothing has moved. Tensors are looked at one after the other, so that the weights may stay on disk:
+    `path_efficiency([safe_open(file, "pt") for file in files])` needs the memory of a few tensors.
+
+    >>> import torch
+    >>> corner = [torch.tensor([0.0, 0.0]), torch.tensor([3.0, 0.0]), torch.tensor([3.0, 4.0]), torch.zeros(2)]
+    >>> path_efficiency([{"weight": point} for point in corner]).round(3)
+    array([  nan, 1.   , 0.714, 0.   ])
+    """
+    efficiency: npt.NDArray[np.float64] = _path(_squares(path).sum(-1))[2]
+    return efficiency
+
+
+def _squares(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
+    """‖θ_t − θ_0‖² and ‖θ_t − θ_{t−1}‖² of every tensor in float64, (2, E, P)."""
+    names = list(path[0].keys())
+    if any(set(weights.keys()) != set(names) for weights in path):
+        raise InputError("A path leads through the same weights, but their names differ; give epochs of one training")
+    found = np.zeros((2, len(path), len(names)))
+    for p, name in enumerate(names):
+        start = before = _tensor(path[0], name)
+        for t, weights in enumerate(path[1:], 1):
+            now = _tensor(weights, name)
+            if now.shape != start.shape:
+                raise InputError(
+                    f"{name} has shape {tuple(start.shape)} at the start and {tuple(now.shape)} at point {t} of the "
+                    "path; give epochs of one training"
+                )
+            found[:, t, p] = [float((now - other).square().sum()) for other in (start, before)]
+            before = now
+    return found
+
+
+def _tensor(weights: Weights, name: str) -> Tensor:
+    """A tensor of a mapping, or of an open safetensors file, in float64."""
+    found: Tensor = weights[name] if isinstance(weights, Mapping) else weights.get_tensor(name)
+    return found.detach().double()
+
+
+def _path(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Distance from the start, length of the path and their ratio from summed squares (2, E, …): (3, E, …)."""
+    distance, steps = np.sqrt(squares)
+    length = steps.cumsum(0)
+    with np.errstate(invalid="ignore"):
+        return np.stack([distance, length, distance / length])
+
+
+def groups_of(encoder: Encoder) -> dict[str, tuple[str, str]]:
+    """Where each tensor of weights is, a block or outside of them, and its layer, `attn.qkv` or `pos_embed`."""
+    names = {module: name for name, module in encoder.module.named_modules()}
+    blocks = {
+        names[tap.module]: site
+        for site, tap in encoder.sites.items()
+        if layer_type(site) == "block" and tap.module in names
+    }
+    found = {}
+    for name, _ in encoder.module.named_parameters():
+        parts = name.split(".")
+        depth = next((k for k in range(1, len(parts)) if ".".join(parts[:k]) in blocks), 0)
+        place = blocks[".".join(parts[:depth])] if depth else OUTSIDE
+        found[name] = place, ".".join(parts[depth:-1]) or parts[-1]
+    return found
+
+
+def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Training]) -> xr.Dataset:
+    """Distance, length and efficiency of the paths of all weights by place and layer; `all` is the sum over either."""
+    groups = [list(groups_of(encoders[training.start]).values()) for training in trainings]
+    axes = [[ALL, *dict.fromkeys(group[axis] for found in groups for group in found)] for axis in (0, 1)]
+    parts, reasons = [], []
+    for training, found in zip(trainings, groups, strict=True):
+        path = [dict(encoders[name].module.named_parameters()) for name in training.epochs.values()]
+        squares = np.zeros((2, len(path), *map(len, axes)))
+        there = np.zeros(squares.shape[2:], bool)
+        for group, values in zip(found, np.moveaxis(_squares(path), -1, 0), strict=True):
+            i, j = (axis.index(word) for axis, word in zip(axes, group, strict=True))
+            where = ([0, 0, i, i], [0, j, 0, j])
+            squares[:, :, *where] += values[..., None]
+            there[where] = True
+        values = _path(squares)
+        parts.append(np.where(there, values, np.nan))
+        still = np.where(np.arange(len(path))[:, None, None] > 0, STILL, START)
+        reasons.append(np.where(there, np.where(np.isnan(values[2]), still, ""), ABSENT))
+    dims = ("encoder", "place", "weights")
+    names = ("distance", "length", "efficiency")
+    variables = {name: (dims, value) for name, value in zip(names, np.concatenate(parts, 1), strict=True)}
+    return xr.Dataset(
+        variables | {"efficiency_reason": (dims, np.concatenate(reasons))},
+        coords={"encoder": [n for t in trainings for n in t.epochs.values()], "place": axes[0], "weights": axes[1]},
+    )

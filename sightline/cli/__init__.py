@@ -1,0 +1,24 @@
+"""The commands. Each parses its words and calls one plain function; nothing heavy is imported before it is needed.
+
+app         the application, exit codes, errors as one sentence
+options     what several commands share
+ending      the report and its headlines
+compare     compare, dynamics, demo
+train       pretrain, finetune, reinit
+files       list, inspect, convert, report, export
+arguments   encoders, analyses and sites as the user writes them
+listing     what `sightline list` shows
+"""
+
+from __future__ import annotations
+
+import os
+
+# Threads of PyTorch that wait for each other spin for milliseconds, which on a busy machine takes the time of the one
+# they wait for: there a batch is five times faster if they sleep after some microseconds, and elsewhere as fast.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+from sightline.cli import compare, files, train  # noqa: F401 — they add their commands to the application
+from sightline.cli.app import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,65 @@
+"""The command line: the application, exit codes, and errors as one sentence."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sightline.cli.arguments import spread_sites
+from sightline.core.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""
+Shows what vision models learn and how they differ.
+
+**Try it:** `sightline demo` compares small reference encoders on embedded images and writes a report.
+
+**Compare encoders:**
+`sightline compare timm:vit_small_patch16_224.dino timm:vit_base_patch16_224.mae --images folder:/data/val -o runs/x`
+
+**Train one:** `sightline pretrain moco_v3 --images folder:/data/train -o runs/moco`, then compare `run:runs/moco`.
+
+**Fine-tune one:** `sightline finetune zoo:moco_v3 --images folder:/data/birds -o runs/birds`
+
+Encoders are written `source:id[@weights][?option=value&…]`; `sightline list encoders` shows the sources.
+""",
+)
+
+
+def main() -> None:
+    """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
+    try:
+        app(spread_sites(sys.argv[1:]), prog_name="sightline")
+    except InputError as error:
+        _fail(str(error), 2)
+    except SystemExit as stop:
+        if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
+            typer.secho(
+                "Interrupted; give the same command again (a training: with --resume) to go on where it stopped",
+                err=True,
+            )
+        raise
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _fail(
+            "Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders",
+            2,
+        )
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _fail(message: str, code: int) -> None:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise SystemExit(code)

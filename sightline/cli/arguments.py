@@ -1,0 +1,95 @@
+"""What the words of a command mean: encoders, analyses with their settings, patterns of sites."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sightline.core import plugins
+from sightline.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from sightline.encoders.encoder import Encoder
+
+__all__ = ["chosen_analyses", "load_encoders", "spread_sites"]
+
+
+def load_encoders(words: list[str]) -> dict[str, Encoder]:
+    """`name=source:id` or `source:id`; names that occur twice get a number."""
+    from sightline.encoders.encoder import name_apart
+    from sightline.encoders.loading import load_encoder
+
+    given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
+    encoders = [
+        load_encoder(reference, name=name)
+        for match in given
+        if match
+        for name, reference in _every_epoch(match[1], match[2])
+    ]
+    for encoder in encoders:
+        for note in encoder.notes:
+            typer.echo(f"{encoder.name}: {note}", err=True)
+    return name_apart(encoders)
+
+
+def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str]]:
+    """`run:FOLDER?epoch=*` stands for all epochs that are kept there; any other reference for itself."""
+    match = re.fullmatch(r"run:([^@?]+)\?(?:.*&)?epoch=\*(?:&.*)?", reference)
+    if match is None:
+        return [(name, reference)]
+    from sightline.core.run_folder import kept_epochs
+
+    return [
+        (None if name is None else f"{name}, epoch {epoch}", reference.replace("epoch=*", f"epoch={epoch}"))
+        for epoch in kept_epochs(Path(match[1]).expanduser())
+    ]
+
+
+def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
+    """The two choices of `analyze`: the analyses, and others or other settings besides."""
+    from sightline.core.settings import make_settings, parse_settings
+
+    if only is not None and also is not None:
+        raise InputError("--only names all analyses, --also adds to the default ones; give one of the two")
+    names, more = ([name.strip() for name in (text or "").split(",") if name.strip()] for text in (only, also))
+    settings = parse_settings(words)
+    for name in [*(names if names != ["all"] else []), *more, *settings]:
+        plugins.find("analyses", name)
+    for name in settings:
+        if only is not None and names != ["all"] and name not in names:
+            raise InputError(f"--set {name}.…: {name} is not among the analyses of --only; add it there")
+    chosen = {}
+    for name in dict.fromkeys([*more, *settings]):
+        config, values = plugins.find("analyses", name).Config, settings.get(name, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
+        known = [field.name for field in fields(config)]
+        for key in values:
+            if key not in known:
+                raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")
+        chosen[name] = make_settings(config, values)
+    return None if only is None else "all" if names == ["all"] else names, chosen
+
+
+def spread_sites(words: list[str]) -> list[str]:
+    """Let `--sites` take several patterns: the words after it that are neither options nor references.
+
+    >>> spread_sites(["compare", "timm:a", "--sites", "block.*", "block.*.qkv", "timm:b"])
+    ['compare', 'timm:a', '--sites', 'block.*', '--sites', 'block.*.qkv', 'timm:b']
+    """
+    result: list[str] = []
+    inside = False
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word == "--sites":
+            inside = True
+            if following.startswith("-") or ":" in following:
+                raise InputError("--sites needs at least one pattern, such as --sites 'block.*' 'block.*.qkv'")
+            continue
+        if inside and (word.startswith("-") or ":" in word):
+            inside = False
+        result += ["--sites", word] if inside else [word]
+    return result

@@ -1,0 +1,124 @@
+"""`sightline compare`, `dynamics` and `demo`: passes that end in a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sightline.cli.app import app
+from sightline.cli.arguments import chosen_analyses, load_encoders
+from sightline.cli.ending import finish
+from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
+from sightline.encoders.sources import zoo
+
+if TYPE_CHECKING:
+    from sightline.encoders.encoder import Encoder
+
+
+@app.command()
+def compare(
+    encoders: Annotated[
+        list[str],
+        typer.Argument(help="Encoders, `source:id[@weights][?option=value]`; `NAME=source:id` gives one a name."),
+    ],
+    images: Annotated[
+        str | None, typer.Option(help=f"Images, `folder:PATH`, `parquet:PATH`, …; without it, {EMBEDDED}.")
+    ] = None,
+    out: Out = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Analyses, separated by commas: `cka,knn`, or `all`; by default those of one forward pass."),
+    ] = None,
+    also: Annotated[
+        str | None, typer.Option(help="Analyses besides the default ones, such as `noise,shape_bias`.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be given many times."),
+    ] = None,
+    conflict: Annotated[
+        str | None, typer.Option(help="Cue-conflict images for shape_bias; the embedded images have their own.")
+    ] = None,
+    sites: Annotated[
+        list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` stays within a dot.")
+    ] = None,
+    limit: Limit = 1024,
+    batch: Batch = 32,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    seed: Seed = 0,
+    workers: Workers = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+) -> None:
+    """Compare encoders in one pass over the images and write a report.
+
+    Example: `sightline compare dino=timm:vit_small_patch16_224.dino mae=timm:vit_base_patch16_224.mae
+    --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
+
+    Any number of encoders can be compared, also a single one with itself. An interrupted run goes on when the same
+    command is given again. Under `torchrun` the processes share the images.
+    """
+    from sightline.images.loading import load_images
+    from sightline.measure.analyze import analyze
+
+    chosen, besides = chosen_analyses(only, also, set_ or [])
+    loaded = load_encoders(encoders)
+    run = analyze(
+        loaded,
+        load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
+        chosen,
+        also=besides,
+        conflict=None if conflict is None else load_images(conflict, limit=limit or None, seed=seed, strict=strict),
+        out=out or new_folder(),
+        sites=sites,
+        batch=batch,
+        device=device,
+        precision=precision,
+        seed=seed,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    finish(run)
+
+
+@app.command()
+def dynamics(
+    runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`; `NAME=FOLDER`.")],
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="An encoder to compare with; may be given many times.")
+    ] = None,
+    images: Annotated[str | None, typer.Option(help=f"Images for CKA; without it, {EMBEDDED}.")] = None,
+    out: Out = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="`dynamics.key=value`.")] = None,
+    limit: Limit = 1024,
+    batch: Batch = 32,
+    device: Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+) -> None:
+    """Follow an encoder through its fine-tuning: path efficiency of the weights, CKA with the start and with others.
+
+    Example: `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`, then
+    `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
+
+    Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
+    """
+    epochs = ["{}{}run:{}?epoch=*".format(*run.rpartition("=")) for run in runs]
+    compare(
+        [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
+    """Compare the reference encoders on the embedded images that they were trained on, with all analyses."""
+
+    compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
+
+
+def _shapes_for(encoders: dict[str, Encoder]) -> str:
+    """The embedded images are drawn at the size of the largest encoder, not enlarged to it."""
+    return f"shapes?size={max(max(encoder.preprocess.size) for encoder in encoders.values())}"

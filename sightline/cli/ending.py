@@ -1,0 +1,45 @@
+"""How a command ends: the report is written, and its headlines are said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from sightline.core import plugins
+
+if TYPE_CHECKING:
+    from sightline.core.run_folder import Run
+
+__all__ = ["finish", "first_process"]
+
+
+def first_process() -> bool:
+    """Whether this is the process that speaks; the others have nothing left to do together."""
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return True
+    first = torch.distributed.get_rank() == 0
+    torch.distributed.destroy_process_group()
+    return first
+
+
+def finish(run: Run) -> None:
+    """Only the first of several processes writes and speaks."""
+    if not first_process():
+        return
+    from sightline.report.page import write_report
+
+    path = write_report(run)
+    for name in run:
+        module = plugins.author(name)
+        typer.secho(module.TITLE, bold=True)
+        for label, number, detail in module.headlines(run[name]):
+            typer.echo(f"  {label}: {number} ({detail})")
+    for name, why in run.request.get("left_out", {}).items():
+        for reason in [why] if isinstance(why, str) else [f"{encoder}: {text}" for encoder, text in why.items()]:
+            typer.secho(
+                f"Left out of {name}: {reason}" if not isinstance(why, str) else f"Left out: {reason}", dim=True
+            )
+    typer.echo(f"Report: {path}")

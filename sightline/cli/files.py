@@ -1,0 +1,111 @@
+"""`sightline list`, `inspect`, `convert`, `report` and `export`: what there is, and other forms of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sightline.cli.app import app
+from sightline.core.errors import InputError
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[
+        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes"],
+        typer.Argument(help="What to list."),
+    ],
+    which: Annotated[
+        str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
+    ] = None,
+) -> None:
+    """Show what can be used: encoders, images, analyses, the sites of an encoder, objectives of pre-training, recipes.
+
+    Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
+    """
+    from sightline.cli.listing import list_plugins, list_recipes, list_sites, matching_encoders
+
+    if what == "sites":
+        typer.echo(list_sites(which))
+    elif what == "encoders" and which is not None:
+        typer.echo(matching_encoders(which))
+    elif what == "recipes":
+        typer.echo(list_recipes())
+    else:
+        typer.echo(list_plugins(what))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A checkpoint of any kind; nothing in it is run.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Say what is in a checkpoint: format, architecture, parts, parameters, training arguments, hash.
+
+    Example: `sightline inspect mae_pretrain_vit_base.pth`
+
+    No model is built. A file that cannot be read safely is refused with the reason.
+    """
+    from sightline.encoders.files.inspect import as_json, describe
+    from sightline.encoders.files.inspect import inspect as look
+
+    found = look(file)
+    typer.echo(as_json(found) if json else describe(found))
+
+
+@app.command()
+def convert(
+    what: Annotated[
+        str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
+    to: Annotated[Literal["timm", "huggingface"], typer.Option(help="Which library shall load it.")] = "timm",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
+) -> None:
+    """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
+
+    Examples: `sightline convert mae_pretrain_vit_base.pth -o mae.safetensors`;
+    `sightline convert run:runs/dino --to huggingface -o dino`
+
+    It is loaded there, and its outputs are compared, before anything is put in place.
+    """
+    from sightline.encoders.files.convert import convert as write
+
+    found = write(what, out, to, overwrite=overwrite)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    typer.echo(f"{found.path}: outputs differ by {found.difference:.1e} of their scale at most")
+    typer.echo(found.load)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
+    """Write `report.html` of a run anew; needs no model and no images."""
+    from sightline.core.run_folder import open_run
+    from sightline.report.page import write_report
+
+    found = open_run(run)
+    if not found.names():
+        raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")
+    typer.echo(write_report(found))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
+    format: Annotated[Literal["csv", "parquet", "netcdf"], typer.Option(help="csv, parquet or netcdf.")] = "csv",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the files; RUN/export by default.")
+    ] = None,
+) -> None:
+    """Write the results as tables: one row per number, its coordinates in columns.
+
+    In Python: `pandas.read_csv("runs/x/export/cka.csv")`, or `sightline.open_run("runs/x")["cka"]` as xarray.
+    """
+    from sightline.core.run_folder import open_run
+    from sightline.report.tables import export_run
+
+    for path in export_run(open_run(run), format, out):
+        typer.echo(path)

@@ -1,0 +1,63 @@
+"""What `sightline list` shows, as text: what there is by name, with a line about each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+
+from sightline.core import plugins
+from sightline.core.errors import InputError, nearest
+
+__all__ = ["list_plugins", "list_recipes", "list_sites", "matching_encoders"]
+
+
+FOLDERS = {
+    "encoders": ("sources", "source"),
+    "images": ("datasets", "source"),
+    "analyses": ("analyses", "analysis"),
+    "objectives": ("objectives", "objective"),
+}
+
+
+def list_plugins(what: str) -> str:
+    """The files of one kind, each with the first line of its docstring."""
+    folder, heading = FOLDERS[what]
+    about = {name: plugins.find(folder, name).__doc__ or "" for name in plugins.names(folder)}
+    return _table({name: text.strip().splitlines()[0] for name, text in about.items()}, heading)
+
+
+def list_recipes() -> str:
+    """The recipes that come with Sightline, each with its first line, which says what it is."""
+    from sightline.training.recipe import FOLDER, recipe_names
+
+    heads = {name: (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0] for name in recipe_names()}
+    return _table({name: head.lstrip("# ") for name, head in heads.items()}, "recipe")
+
+
+def list_sites(reference: str | None) -> str:
+    """The sites of an encoder and their shapes."""
+    if reference is None:
+        raise InputError("Say of which encoder, such as `sightline list sites timm:resnet18@random`")
+    from sightline.encoders.loading import load_encoder
+    from sightline.measure.plan import probe
+
+    encoder = load_encoder(reference)
+    shapes = probe(encoder, encoder.sites)
+    return _table({name: f"(B, {', '.join(map(str, shape))})" for name, shape in shapes.items()}, "site")
+
+
+def matching_encoders(pattern: str) -> str:
+    """References of the encoders whose name matches, `vit_small*`, or contains the pattern."""
+    pattern = pattern.partition(":")[2] or pattern
+    every = {source: plugins.find("sources", source).names() for source in plugins.names("sources")}
+    wanted = pattern if "*" in pattern else f"*{pattern}*"
+    found = [f"{source}:{name}" for source, names in every.items() for name in names if fnmatch(name, wanted)]
+    if not found:
+        known = [name for names in every.values() for name in names]
+        raise InputError(f"No encoder matches {pattern!r}{nearest(pattern, known)}")
+    return "\n".join(found)
+
+
+def _table(rows: Mapping[str, str], heading: str) -> str:
+    width = max(len(heading), *map(len, rows))
+    return "\n".join([f"{heading:<{width}}  ", *(f"{name:<{width}}  {text}" for name, text in rows.items())])

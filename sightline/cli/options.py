@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EMBEDDED = "the embedded images `shapes`"
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; run the same command again to resume.")]
+Batch = Annotated[int, typer.Option(help="Images per batch, at least 4; also the minibatch of CKA.")]
+Limit = Annotated[int, typer.Option(help="At most this many images of each split, balanced over classes; 0: all.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
+Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
+Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")]
+# Of trainings
+TrainingFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder, for everything about it.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be given many times.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
+]
+TrainingDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")]
+Nodes = Annotated[int, typer.Option(help="Nodes, as SLURM has started them.")]
+Anew = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder with a training.")]
+
+
+def new_folder() -> Path:
+    """Where results go that were given no folder."""
+    from datetime import datetime
+
+    return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")

@@ -1,0 +1,200 @@
+"""`sightline pretrain`, `finetune` and `reinit`: trainings in folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sightline.cli.app import app
+from sightline.cli.arguments import load_encoders
+from sightline.cli.ending import finish, first_process
+from sightline.cli.options import (
+    Anew,
+    Devices,
+    Nodes,
+    Out,
+    Resume,
+    Settings,
+    TrainingDevice,
+    TrainingFolder,
+    Workers,
+    new_folder,
+)
+from sightline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from sightline.encoders.encoder import Encoder
+
+
+@app.command()
+def pretrain(
+    objective: Annotated[
+        str | None,
+        typer.Argument(
+            help="simclr, moco_v3, dino, msn, mae, simmim, beit, hybrid or supervised; see `list objectives`."
+        ),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: TrainingFolder = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A recipe of `list recipes` or a TOML file; by default the objective's small one."),
+    ] = None,
+    set_: Settings = None,
+    resume: Resume = False,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: Anew = False,
+) -> None:
+    """Pre-train an encoder with an objective of the literature.
+
+    Examples: `sightline pretrain mae -o runs/mae` trains the small recipe on the embedded images in minutes;
+    `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`;
+    `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`.
+
+    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The encoder is `run:FOLDER`, also meanwhile.
+    Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
+    """
+    from sightline.training.pretrain import pretrain as train
+
+    _train(train, objective, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+
+
+@app.command()
+def finetune(
+    encoder: Annotated[
+        str | None, typer.Argument(help="Encoder to begin with, `source:id[@weights][?option=value]`.")
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Labelled images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: TrainingFolder = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of `list recipes` or a TOML file; by default `finetune`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    resume: Resume = False,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: Anew = False,
+) -> None:
+    """Fine-tune an encoder end to end to the classes of labelled images.
+
+    Examples: `sightline finetune zoo:moco_v3 -o runs/tuned` on the embedded images, in minutes;
+    `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
+    -o runs/mae --devices 8`; `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`.
+
+    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The classifier is `run:FOLDER`; with `save_epochs`
+    that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in `run.json`.
+    """
+    from sightline.transfer.finetune import finetune as tune
+
+    _train(tune, encoder, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+
+
+@app.command()
+def reinit(
+    encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
+    images: Annotated[
+        str | None, typer.Option(help="Labelled images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: Out = None,
+    counts: Annotated[
+        str | None, typer.Option(help="Numbers of blocks, `1,2,4`; by default powers of two below the depth.")
+    ] = None,
+    ends: Annotated[str, typer.Option(help="`first,last`, or one of the two.")] = "first,last",
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of fine-tuning or a TOML file; by default `finetune`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    device: TrainingDevice = "auto",
+    workers: Workers = None,
+    overwrite: Anew = False,
+) -> None:
+    """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
+
+    Example: `sightline reinit zoo:moco_v3 zoo:supervised --images 'shapes?size=48' --counts 1,2,4 -o runs/reinit`
+
+    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command goes on where
+    it was stopped; of more `--counts` only the new ones are trained.
+    """
+    from sightline.core.settings import parse_settings
+    from sightline.studies.reinit import reinit as study
+    from sightline.training.loop import Stopped
+
+    try:
+        numbers = None if counts is None else [int(word) for word in counts.split(",")]
+    except ValueError as error:
+        raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
+    try:
+        run = study(
+            load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
+            recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
+        )  # fmt: skip
+    except Stopped as stop:
+        if first_process():
+            typer.echo(f"{str(stop).partition(';')[0]}; give the same command again to go on")
+        raise SystemExit(128 + stop.signal) from stop
+    finish(run)
+
+
+def _training_folder() -> Path:
+    """A folder by the time of day, which the processes of one training must agree on."""
+    if max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1:
+        raise InputError("Several processes need to agree on a run folder; give one with -o")
+    # Processes that this one starts inherit the name.
+    return Path(os.environ.setdefault("SIGHTLINE_RUN", str(new_folder())))
+
+
+def _train(
+    train: Callable[..., Encoder],
+    what: str | None,
+    images: str | None,
+    out: Path | None,
+    recipe: str | None,
+    words: list[str] | None,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    devices: int | None,
+    nodes: int,
+    workers: int | None,
+) -> None:
+    """Pre-train or fine-tune; how it ended is said by the first process."""
+    from sightline.core.settings import parse_settings
+    from sightline.training.loop import Stopped
+
+    out = out or _training_folder()
+    try:
+        encoder = train(
+            what,
+            images,
+            out,
+            recipe=recipe,
+            settings=parse_settings(words or []),
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            devices=devices,
+            nodes=nodes,
+            workers=workers,
+        )
+    except Stopped as stop:
+        if not first_process():
+            raise SystemExit(0) from stop
+        typer.echo(stop)
+        raise SystemExit(128 + stop.signal) from stop
+    if first_process():
+        for note in encoder.notes:
+            typer.echo(note)
+        typer.echo(f"Encoder: run:{out}")

@@ -1,0 +1,108 @@
+"""Writing files so that an interruption, a full disk or a missing permission never leaves half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from sightline.core.errors import InputError
+
+__all__ = ["LOCK", "alone", "explain", "lock", "replacing", "unfinished", "write_atomically"]
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` to write to; it takes the place of `path` only if all went well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(explain(error, path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> list[Path]:
+    """What `replacing` has left of writing a file, each time that its process was killed."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):
+        return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
+    return []
+
+
+def lock(folder: Path) -> IO[str]:
+    """Keep other processes out of a folder until what is given back is closed, or the process ends in any way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Whatever has this name is neither emptied nor followed to elsewhere.
+        file = open(folder / LOCK, "a", opener=_without_links)  # noqa: SIM115 — it is the lock
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise InputError(f"Another process is working in {str(folder)!r}; wait for it or stop it") from error
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is at the same place in this folder, where the file system can tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                place = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, place)
+                fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def explain(error: OSError, path: Path) -> str:
+    """One sentence for what the operating system refused."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"The disk is full: cannot write {str(path)!r}; free some space or choose another folder"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"No permission to write {str(path)!r}; choose another folder"
+        case errno.ELOOP:
+            return f"Cannot write {str(path)!r}: there is a link, which is not followed; choose another folder"
+        case errno.ENOTDIR | errno.EEXIST:
+            return f"Cannot write {str(path)!r}: a file stands where a folder is needed; choose another folder"
+    return f"Cannot write {str(path)!r}: {error.strerror or error}"

@@ -1,0 +1,226 @@
+"""The run folder: what was asked, results, figures, report. Written atomically, so that it can be resumed.
+
+RUN/run.json              what was asked and of what, versions, timings
+RUN/results/cka.nc        one NetCDF file per analysis
+RUN/figures/              every figure as SVG, PDF and CSV
+RUN/report.html
+RUN/cache/                features and the state of an interrupted pass; may be deleted
+RUN/.sightline.json       the list of these files, see ownership.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.core import ownership
+from sightline.core.errors import InputError, first_line, nearest
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["LATEST", "Run", "fingerprint", "kept_epochs", "latest", "open_run", "plan_run", "provenance"]
+
+
+PACKAGES = ("numpy", "sightline", "timm", "torch", "torchmetrics", "torchvision", "transformers", "xarray")
+
+
+class Run(Mapping[str, "xr.Dataset"]):
+    """Results by the name of their analysis, `run["cka"]`; with a path they live in a folder, without in memory."""
+
+    def __init__(self, path: Path | None, request: dict[str, Any] | None = None, replaces: bool = False) -> None:
+        self.path, self._replaces = path, replaces
+        self.request: dict[str, Any] = request or {}
+        self._results: dict[str, xr.Dataset] = {}
+
+    def names(self) -> list[str]:
+        """Finished analyses."""
+        on_disk = [] if self.path is None else [file.stem for file in (self.path / "results").glob("*.nc")]
+        return sorted({*self._results, *on_disk})
+
+    def __getitem__(self, name: str) -> xr.Dataset:
+        if name not in self._results:
+            if name not in self.names():
+                raise InputError(f"The run has no result {name!r}{nearest(name, self.names())}")
+            self._results[name] = _read(self.file(name))
+        return self._results[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The result of an analysis, or `default` if it is not there."""
+        return self[name] if name in self.names() else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __repr__(self) -> str:
+        return f"Run({'in memory' if self.path is None else str(self.path)!r}, results: {', '.join(self) or 'none'})"
+
+    def finished(self, name: str, key: str) -> bool:
+        """Whether a result is there that answers exactly this question (encoders, images, settings)."""
+        if not self._replaces and name in self.names() and self[name].attrs.get("fingerprint") == key:
+            return True
+        self._results.pop(name, None)  # the answer to another question, read just now
+        return False
+
+    def begin(self) -> None:
+        """The question is sound and the pass starts: write down what was asked, clear away the run it replaces."""
+        if self.path is not None:
+            ownership.begin(self.path, _kind(self.request), anew=self._replaces)
+        self._replaces = False
+        self.save_request()
+
+    def save(self, name: str, result: xr.Dataset) -> None:
+        """Keep a result, on disk too if the run has a folder; a partial file is never seen under its name."""
+        self._results[name] = result
+        if self.path is not None:
+            # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
+            content = result.to_netcdf(engine="h5netcdf", encoding=_compressed(result))
+            self._write(self.file(name), bytes(content))
+
+    def save_request(self) -> None:
+        """Write `run.json`."""
+        if self.path is not None:
+            self._write(self.path / "run.json", json.dumps(self.request, indent=2).encode())
+
+    def _write(self, file: Path, content: bytes) -> None:
+        assert self.path is not None
+        ownership.begin(self.path, _kind(self.request))
+        ownership.write(self.path, file, content)
+
+    def file(self, name: str) -> Path:
+        """Where a result is, or will be."""
+        assert self.path is not None
+        return self.path / "results" / f"{name}.nc"
+
+
+def open_run(path: str | Path) -> Run:
+    """A finished or interrupted run: `open_run("runs/x")["cka"].cka.to_series()`."""
+    path = Path(path)
+    if not (path / "run.json").is_file():
+        raise InputError(f"{str(path)!r} is not a run folder: it has no run.json; give the folder passed to -o")
+    try:
+        return Run(path, json.loads((path / "run.json").read_text()))
+    except (ValueError, OSError) as error:
+        raise InputError(f"Cannot read {str(path / 'run.json')!r}: {error}") from error
+
+
+def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False) -> Run:
+    """The run of a folder if it holds the same comparison, a new one if there is none; another one's folder is refused.
+
+    Nothing is written before `begin`.
+    """
+    if path is None or not ownership.holds(path, _kind(request)):
+        return Run(path, request)
+    if not (path / "run.json").exists():  # a kill has left it so, before it was written or while it was replaced
+        if ownership.remains(path) and not overwrite:
+            raise InputError(
+                f"{str(path)!r} has no run.json, but other files of a run; pass --overwrite to replace them"
+            )
+        ownership.replaceable(path)
+        return Run(path, request, replaces=True)
+    old = open_run(path)
+    other = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
+    before, after = old.request.get("analyses", {}), _plain(request["analyses"])
+    done = [name for name in after if name in before and name in old.names()]
+    changed = [f"sites or settings of {name}" for name in done if before[name] != after[name]]
+    if (other or changed) and not overwrite:
+        raise InputError(
+            f"{str(path)!r} holds a run with other {' and '.join(other + changed)}; choose another folder, or pass "
+            f"--overwrite to replace {'it' if other else 'these results, and no others'}"
+        )
+    if other:
+        ownership.replaceable(path)
+        return Run(path, request, replaces=True)
+    old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
+    earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}
+    old.request["left_out"] = earlier | request.get("left_out", {})
+    return old
+
+
+def _kind(request: Mapping[str, Any]) -> str:
+    """As the list of the folder has it."""
+    return "reinit" if request.get("kind") == "reinit" else "comparison"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples become lists."""
+    return json.loads(json.dumps(value))
+
+
+def _read(path: Path) -> xr.Dataset:
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as result:
+            return result.load()
+    except Exception as error:  # h5py raises whatever it likes on a damaged file
+        raise InputError(f"Cannot read {str(path)!r}: {error}; delete the file to compute it again") from error
+
+
+def _compressed(result: xr.Dataset) -> dict[str, dict[str, Any]]:
+    return {
+        str(name): {"zlib": True, "complevel": 4}
+        for name, values in result.data_vars.items()
+        if values.dtype.kind in "fu" and values.size > 1000
+    }
+
+
+def fingerprint(question: Any) -> str:
+    """Sha256 of anything JSON can hold: equal questions have equal answers."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, machine and time, for every run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "command": " ".join(["sightline", *sys.argv[1:]]) if Path(sys.argv[0]).stem == "sightline" else "Python",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+LATEST = "latest.json"
+
+
+def latest(run: Path) -> Path | None:
+    """Folder of the newest whole checkpoint of a run, None before the first."""
+    try:
+        pointer = json.loads((run / LATEST).read_text())
+        folder = run / "checkpoints" / str(pointer["checkpoint"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start anew") from error
+    if not (folder / "state.json").is_file():
+        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start anew")
+    return folder
+
+
+def kept_epochs(folder: Path) -> dict[int, Path]:
+    """Where the weights after each epoch are that a fine-tuning was told to keep."""
+    if not folder.is_dir():
+        raise InputError(f"There is no run folder {str(folder)!r}; give that of a fine-tuning, as given to its -o")
+    kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
+    if not kept:
+        raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")
+    return kept

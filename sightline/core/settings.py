@@ -1,0 +1,107 @@
+"""Settings: dataclasses from TOML and `--set` words, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from sightline.core.errors import InputError, counted
+
+__all__ = ["flatten", "make_settings", "parse_settings", "to_toml"]
+
+
+T = TypeVar("T")
+
+
+def flatten(objective: str, *parts: Any) -> dict[str, Any]:
+    """The settings of dataclasses in one flat table; a field `settings` becomes tables of its own."""
+    flat: dict[str, Any] = {"objective": objective}
+    for part in parts:
+        flat |= dataclasses.asdict(part)
+    tables: dict[str, Any] = flat.pop("settings", {})
+    return flat | tables
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Settings as a file that `read_recipe` reads."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    for name, table in values.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def parse_settings(words: Sequence[str]) -> dict[str, Any]:
+    """`--set` words as values.
+
+    >>> parse_settings(["lr=1e-3", "depth=12", "backbone=resnet18", "moco_v3.temperature=0.1"])
+    {'lr': 0.001, 'depth': 12, 'backbone': 'resnet18', 'moco_v3': {'temperature': 0.1}}
+    """
+    result: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {word!r}: settings are written key=value, such as --set lr=1e-3")
+        try:
+            value = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = {"True": True, "False": False}.get(text.strip(), text.strip())
+        table, dot, inner = key.strip().partition(".")
+        if dot:
+            if not isinstance(result.setdefault(table, {}), dict):
+                raise InputError(f"--set {word!r}: {table} was given a value of its own before; name one of the two")
+            result[table][inner] = value
+        else:
+            result[table] = value
+    return result
+
+
+def make_settings(part: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of settings from values as TOML has them; a value of another type is an error."""
+    hints = get_type_hints(part)
+    return part(**{key: _fitting(key, value, hints[key]) for key, value in values.items()})
+
+
+def _fitting(key: str, value: Any, hint: Any) -> Any:
+    """The value in the type of its setting; a list where that is a tuple."""
+    kinds = [getattr(kind, "__origin__", kind) for kind in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
+    for kind in kinds:
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if kind is tuple and isinstance(value, (list, tuple)):
+            return _elements(key, value, hint)
+        if kind is Mapping and isinstance(value, Mapping):
+            return value
+        if isinstance(kind, type) and type(value) is kind:
+            return value
+    wanted = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        tuple: 'a list, ["a", "b"] or [1, 2],',
+    }
+    raise InputError(f"{key} is {value!r}, but {wanted.get(kinds[0], 'another kind of value')} is expected")
+
+
+def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
+    """A tuple whose elements have the types that its hint names."""
+    inner = next(kind for kind in (hint, *get_args(hint)) if getattr(kind, "__origin__", None) is tuple)
+    kinds = get_args(inner)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise InputError(f"{key} is {list(value)!r}, but a list of {counted(len(kinds), 'value')} is expected")
+    return tuple(_fitting(f"Each value of {key}", one, kind) for one, kind in zip(value, kinds, strict=True))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are words of TOML, too
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,143 @@
+"""Encoder: a vision model with all that is needed to use it. `load_encoder("timm:vit_small_patch16_224.dino")`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from sightline.core import bfloat16, plugins
+from sightline.encoders.files.weights import hash_weights
+from sightline.encoders.sites import Anatomy, Tap, Tokens
+from sightline.images.preprocess import Preprocess
+
+__all__ = ["Encoder", "anatomy", "build_encoder", "name_apart"]
+
+
+@dataclass(eq=False)
+class Encoder:
+    """A vision model and how to use it; calling it takes images that `preprocess` has prepared."""
+
+    name: str
+    module: nn.Module
+    preprocess: Preprocess
+    tokens: Tokens | None
+    depth: int
+    heads: int | None
+    patch: int | None
+    weights: str  # sha256
+    reference: str
+    family: str
+    sites: Mapping[str, Tap]
+    architecture: str | None = None  # a reference that builds the module anew, without weights
+    classes: tuple[str, ...] | None = None  # what the outputs of its classifier mean, where that is known
+    notes: list[str] = field(default_factory=list)
+    forward: Callable[[Tensor], Any] | None = None  # where calling the module is not enough
+
+    def __call__(self, images: Tensor) -> Any:
+        """What the model says to preprocessed images (B, 3, h, w)."""
+        bfloat16.ensure_for(images)
+        return (self.forward or self.module)(images)
+
+    def has_places(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is known where an activation of this shape (of one image) lies on the image.
+
+        Of an unknown module only maps (C, h, w) in the proportions of its images are: (h, w, C), or tokens that may
+        begin with CLS, would give numbers that look right.
+        """
+        if self.tokens is not None or self.family != "module":
+            return True
+        height, width = self.preprocess.size
+        return len(shape) == 3 and abs(shape[1] * width - shape[2] * height) < 0.2 * shape[2] * height
+
+    def describe(self) -> dict[str, Any]:
+        """What results and reports say about the encoder; plain data."""
+        return {
+            "name": self.name,
+            "reference": self.reference,
+            "family": self.family,
+            "depth": self.depth,
+            "heads": self.heads,
+            "patch": self.patch,
+            "parameters": sum(p.numel() for p in self.module.parameters()),
+            "weights": self.weights,
+            "preprocess": asdict(self.preprocess),
+            "tokens": None if self.tokens is None else asdict(self.tokens),
+            "notes": self.notes,
+        }
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode for a while; every submodule gets its own mode back."""
+        modes = {module: module.training for module in self.module.modules()}
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def name_apart(encoders: Iterable[Encoder]) -> dict[str, Encoder]:
+    """Encoders by name; of those with the same name the second becomes `name (2)`."""
+    named: dict[str, Encoder] = {}
+    for encoder in encoders:
+        name, number = encoder.name, 2
+        while encoder.name in named:
+            encoder.name, number = f"{name} ({number})", number + 1
+        named[encoder.name] = encoder
+    return named
+
+
+def build_encoder(
+    module: nn.Module,
+    *,
+    reference: str,
+    name: str | None = None,
+    preprocess: Preprocess | None = None,
+    tokens: Tokens | None = None,
+    architecture: str | None = None,
+    notes: Sequence[str] = (),
+    forward: Callable[[Tensor], Any] | None = None,
+) -> Encoder:
+    """Put an encoder together around a module; what its family knows fills in the rest."""
+    known = anatomy(module, (preprocess or Preprocess()).size)
+    return Encoder(
+        name=name or type(module).__name__,
+        module=module,
+        preprocess=preprocess or _whole_image(known.size or (224, 224)),
+        tokens=tokens or known.tokens,
+        depth=known.depth,
+        heads=known.heads,
+        patch=known.patch,
+        weights=hash_weights(module),
+        reference=reference,
+        family=known.family,
+        sites=known.taps,
+        architecture=architecture,
+        notes=list(notes),
+        forward=forward or known.forward,
+    )
+
+
+def _whole_image(size: tuple[int, int]) -> Preprocess:
+    """Where a module says nothing about its preprocessing: see as much of the image as its shape allows."""
+    return Preprocess(size, resize=size[0] if size[0] == size[1] else size)
+
+
+def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
+    """Where a module's sites are: asked of the families in turn; an unknown module shows its own module names."""
+    for family in plugins.names("families"):
+        plugin = plugins.find("families", family)
+        if plugin.matches(module):
+            found: Anatomy = plugin.anatomy(module, size)
+            return found
+    return Anatomy("module", 0, {name: Tap(part) for name, part in module.named_modules() if name and _computes(part)})
+
+
+def _computes(module: nn.Module) -> bool:
+    """Containers such as ModuleList are never called, so they have no output to see."""
+    return not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict))

@@ -1,0 +1,43 @@
+"""timm's ConvNeXt and ConvNeXt-V2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.models.convnext import ConvNeXt
+from torch import nn
+
+from sightline.encoders.sites import Anatomy, Tap
+
+
+def matches(module: nn.Module) -> bool:
+    """Whether the module is one of this family."""
+    return isinstance(module, ConvNeXt)
+
+
+def anatomy(module: Any, size: tuple[int, int]) -> Anatomy:
+    """Sites of a ConvNeXt; blocks are counted over all stages."""
+    blocks = [block for stage in module.stages for block in stage.blocks]
+    taps = {"embed": Tap(blocks[0], "input")}
+    for number, block in enumerate(blocks):
+        taps |= _block_taps(f"block.{number}", block)
+    norm_first = not isinstance(module.norm_pre, nn.Identity)  # before the pooling, elsewhere after it
+    taps["norm"] = Tap(module.norm_pre if norm_first else module.head.norm)
+    layers = (getattr(getattr(module.head, "pre_logits", None), "fc", None), module.head.fc)
+    taps |= {
+        f"head.{number}": Tap(layer)
+        for number, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear))
+    }
+    return Anatomy("convnext", len(blocks), taps)
+
+
+def _block_taps(prefix: str, block: Any) -> dict[str, Tap]:
+    """x + γ·mlp(norm(conv(x))); norm and MLP work on (B, h, w, C) unless the MLP is made of convolutions."""
+    last = not block.use_conv_mlp
+    return {
+        f"{prefix}.norm1": Tap(block.norm, channels_last=last),
+        f"{prefix}.fc1": Tap(block.mlp.fc1, channels_last=last),
+        f"{prefix}.mlp": Tap(block.mlp, channels_last=last),
+        f"{prefix}.residual": Tap(block.drop_path, "input"),
+        prefix: Tap(block),
+    }

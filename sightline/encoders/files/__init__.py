@@ -1,0 +1,1 @@
+"""Checkpoint files of any kind: read safely, inspected, converted."""

@@ -1,0 +1,251 @@
+"""What is in a checkpoint file, without building a model: format, architecture, parts, training arguments, hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import reprlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sightline.core.errors import InputError, counted
+from sightline.core.references import Reference, parse_reference
+from sightline.core.run_folder import latest
+from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
+from sightline.encoders.layouts.layout import Layout, find_layout
+from sightline.encoders.sources.checkpoint import (
+    OPTIMIZER,
+    Recognized,
+    described_beside,
+    other_kind,
+    read_json,
+    recognize,
+)
+
+__all__ = ["Inspection", "as_json", "describe", "inspect"]
+
+
+# timm's and Hugging Face's words for the measures of an architecture, and ours.
+MEASURES = {"embed_dim": "width", "hidden_size": "width", "dims": "widths", "depth": "depth", "depths": "depths",
+            "num_hidden_layers": "depth", "layers": "layers", "num_heads": "heads", "num_attention_heads": "heads",
+            "patch_size": "patch", "size": "image size", "img_size": "image size", "image_size": "image size",
+            "num_classes": "classes", "reg_tokens": "registers", "num_register_tokens": "registers"}  # fmt: skip
+WEIGHTS = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")  # in a folder
+MOST = 60  # lines of parts
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `sightline inspect` says about a file."""
+
+    path: str
+    container: str
+    size: int  # bytes
+    sha256: str  # of the file
+    format: str = ""  # "MAE, training checkpoint", empty if it is not recognised
+    why: str = ""  # by what it was recognised
+    problem: str = ""  # why it cannot be loaded as it is
+    architecture: Mapping[str, str] = field(default_factory=dict)  # width, depth, …
+    part: str = ""  # where the encoder is
+    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # tensors and numbers of each part of the file
+    encoder: int = 0  # numbers in the encoder
+    total: int = 0  # numbers outside of the optimiser
+    types: Mapping[str, int] = field(default_factory=dict)  # numbers of each dtype
+    left_over: tuple[str, ...] = ()  # weights that are not the encoder's
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the training
+    notes: tuple[str, ...] = ()
+
+
+def inspect(path: str | Path) -> Inspection:
+    """Look into a checkpoint; a file that cannot be read safely is an InputError, one of no known format is not."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        folder = latest(path) or path
+        path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), path)
+    checkpoint = read_checkpoint(path)
+    outside = [value for key, value in checkpoint.content.items() if key not in OPTIMIZER]
+    numbers = [value for part in outside for value in _tensors_in(part)]
+    types: Counter[str] = Counter()
+    for value in numbers:
+        types[str(value.dtype).removeprefix("torch.")] += value.numel()
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Inspection(
+        path=str(path),
+        container=checkpoint.container,
+        size=path.stat().st_size,
+        sha256=sha256,
+        parts=_parts(checkpoint.content),
+        total=sum(types.values()),
+        types=dict(types),
+        arguments=checkpoint.arguments,
+        **_recognition(checkpoint),
+    )
+
+
+def _recognition(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What is known of the format: as much as there is, and what stands in the way of loading it."""
+    try:
+        if (described := described_beside(checkpoint.path)) is not None:
+            return _described(checkpoint, *described)
+        found = recognize(checkpoint)
+    except InputError as error:
+        return {"problem": str(error)}
+    known = {"format": found.title, "why": found.why}
+    try:
+        layout, heads = _layout(found, checkpoint)
+    except InputError as error:
+        return known | {"problem": str(error)}
+    architecture = _measures(parse_reference(layout.architecture).options)
+    if "heads" in architecture:
+        architecture["heads"] = heads.format(architecture["heads"])
+    return known | {
+        "format": layout.format,
+        "architecture": architecture,
+        "part": layout.part,
+        "encoder": sum(value.numel() for value in layout.state.values()),
+        "left_over": layout.left_over,
+        "notes": layout.notes,
+    }
+
+
+def _layout(found: Recognized, checkpoint: Checkpoint) -> tuple[Layout, str]:
+    """The layout, and what is to be said of the number of heads: if no tensor tells it, any number will do."""
+    try:
+        layout = find_layout(found.layout, found.title, checkpoint, {})
+    except InputError:
+        if "heads" not in found.options:
+            raise
+        return find_layout(found.layout, found.title, checkpoint, {"heads": "1"}), "not in the file, give ?heads=NUMBER"
+    if "heads" not in found.options:
+        return layout, "{}"
+    try:
+        find_layout(found.layout, found.title, checkpoint, {"heads": "1"})
+    except InputError:
+        return layout, "{}"
+    return layout, "{} (not in the file; usual for this width, else give ?heads=NUMBER)"
+
+
+def _described(checkpoint: Checkpoint, reference: Reference, why: str) -> dict[str, Any]:
+    """Files whose architecture is in a JSON file beside them."""
+    if kind := other_kind(checkpoint):
+        return {"problem": kind}
+    name = "encoder.json" if reference.source == "run" else "config.json"
+    about = read_json(checkpoint.path.parent / name)
+    measures = parse_reference(str(about.get("architecture"))).options if reference.source == "run" else about
+    return {
+        "format": {"run": "Sightline", "huggingface": "Hugging Face", "timm": "timm"}[reference.source],
+        "why": why,
+        "architecture": {"name": str(about.get("architecture") or about.get("model_type"))} | _measures(measures),
+    }
+
+
+def _measures(options: Mapping[str, Any]) -> dict[str, str]:
+    found = {word: str(options[key]) for key, word in MEASURES.items() if options.get(key) is not None}
+    if "image size" in found:
+        found["image size"] = found["image size"].strip("()").replace(",", " × ")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def _parts(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Tensors and numbers of every entry of the file; of a state dict, by the first word of their names."""
+    groups: dict[str, list[Tensor]] = {}
+    for name, value in tensors(content).items():
+        groups.setdefault(_first_word(name), []).append(value)
+    for key, value in content.items():
+        for name, weight in tensors(content, key).items():
+            groups.setdefault(f"{key}: {_first_word(name)}", []).append(weight)
+        if not tensors(content, key) and not isinstance(value, Tensor) and (inside := list(_tensors_in(value))):
+            groups[key] = inside
+    return {name: (len(group), sum(value.numel() for value in group)) for name, group in groups.items()}
+
+
+def _first_word(name: str) -> str:
+    return name.removeprefix("module.").partition(".")[0]
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors at any depth; a file may repeat or contain itself."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += one.values() if isinstance(one, dict) else one
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# In words
+
+
+def describe(found: Inspection) -> str:
+    """The inspection as lines of text."""
+    sections = {
+        "file": [f"{found.path}, {found.size:,} bytes, {found.container}"],
+        "sha256": [found.sha256],
+        "format": [f"{found.format}, since {found.why}" if found.format else "not recognised"],
+        "problem": [found.problem],
+        "architecture": [f"{word} {value}" for word, value in found.architecture.items()],
+        "encoder in": [found.part],
+        "parameters": _counts(found),
+        "types": [f"{name} {count:,}" for name, count in found.types.items()],
+        "parts": _aligned(found.parts),
+        "left over": [_some(found.left_over)],
+        "notes": list(found.notes),
+        "arguments": [f"{name} = {_short(value)}" for name, value in found.arguments.items()],
+    }
+    lines = ((label if first else "", text) for label, texts in sections.items() for first, text in _marked(texts))
+    # Names and values are the file's: none of them may command the terminal.
+    return "\n".join(f"{label:<14}{printable(text, 500)}" for label, text in lines)
+
+
+def as_json(found: Inspection) -> str:
+    """The inspection for programs."""
+    return json.dumps(asdict(found), indent=2, default=str)
+
+
+def _marked(texts: list[str]) -> Iterator[tuple[bool, str]]:
+    """The texts that say something, the first of them marked."""
+    yield from ((i == 0, text) for i, text in enumerate(text for text in texts if text))
+
+
+def _counts(found: Inspection) -> list[str]:
+    if not found.encoder:
+        return [f"total {found.total:,}"]
+    return [f"encoder {found.encoder:,}, rest {found.total - found.encoder:,}, total {found.total:,}"]
+
+
+def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
+    shown = [(printable(name, 40), *counts) for name, counts in islice(parts.items(), MOST)]
+    rows = [
+        f"{name:<32} {count:>6,} {'tensor' if count == 1 else 'tensors':<7} {numbers:>16,}"
+        for name, count, numbers in shown
+    ]
+    return rows + ([f"… and {len(parts) - MOST} more"] if len(parts) > MOST else [])
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    are = "is" if len(names) == 1 else "are"
+    return f"{counted(len(names), 'weight')} {are} not the encoder's: {shown}" if names else ""
+
+
+def _short(value: Any) -> str:
+    return SHORT.repr(value)
+
+
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = 100
+SHORT.maxlist = SHORT.maxtuple = 12

@@ -1,0 +1,87 @@
+"""Checkpoints of the official MoCo-v3: `moco_v3:FILE`, with the options which (base, momentum), heads, size and head.
+
+{'epoch', 'arch', 'state_dict', 'optimizer', 'scaler'}      training: module.base_encoder. and .momentum_encoder.
+{'epoch', 'arch', 'state_dict', 'best_acc1', 'optimizer'}   linear probe, the classifier as module.head
+{'model'}                                                   made with convert_to_deit.py: the encoder alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from sightline.core.references import Reference
+from sightline.encoders.encoder import Encoder
+from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
+from sightline.encoders.layouts.layout import Layout, open_layout, with_head
+from sightline.encoders.layouts.resnet import holds_resnet, vit_or_resnet_layout
+from sightline.encoders.layouts.vit import Official, Part, bare, choose, holds_vit, is_sincos, unwrapped
+from sightline.encoders.modules.positions import by_size
+from sightline.encoders.modules.projection import Trained, mlp_layers
+from sightline.encoders.modules.vit import sincos
+
+TITLE = "MoCo-v3"
+EXAMPLE = "moco_v3:vit-b-300ep.pth.tar"
+OPTIONS = ("which", "heads", "size", "head")
+
+
+def names() -> list[str]:
+    """Any file that the official code wrote."""
+    return ["FILE"]
+
+
+def load(reference: Reference) -> Encoder:
+    """The encoder in a file, of a training the base encoder."""
+    return open_layout(reference, layout, OPTIONS)
+
+
+def recognizes(checkpoint: Checkpoint) -> str:
+    """By what a file is surely MoCo-v3's."""
+    state = unwrapped(tensors(checkpoint.content, "state_dict"))
+    if all(any(name.startswith(f"{prefix}.") for name in state) for prefix in ("base_encoder", "momentum_encoder")):
+        return "it has base_encoder and momentum_encoder"
+    one = bare(checkpoint).state
+    if holds_vit(one) and is_sincos(one["pos_embed"][:, 1:], column_first=False):
+        return "its positions are MoCo-v3's sine-cosine, row first"
+    return ""
+
+
+def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
+    """The encoder in a checkpoint, and its projector and predictor with `head=true`."""
+    part = _part(checkpoint, options)
+    found = vit_or_resnet_layout(checkpoint, part, OFFICIAL, options)
+    return with_head(found, options, lambda: _head(checkpoint, part))
+
+
+def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+    state = unwrapped(tensors(checkpoint.content, "state_dict"))
+    encoders = {which: without_prefix(state, f"{which}_encoder.") for which in ("base", "momentum")}
+    which, notes = choose(options, encoders)
+    if which is None:
+        return bare(checkpoint)
+    predictor = tuple(name for name in state if name.startswith("predictor."))
+    return Part(encoders[which], f"state_dict, {which}_encoder.", True, predictor, notes)
+
+
+def _head(checkpoint: Checkpoint, part: Part) -> dict[str, tuple[Trained, ...]]:
+    """The projector is the classifier of a ViT, or of a ResNet; the predictor sees the base encoder's alone."""
+    prefix = "fc." if holds_resnet(part.state) else "head."
+    projector = without_prefix(part.state, prefix)
+    if "0.weight" not in projector:  # the file ends with the encoder, or with a classifier
+        return {prefix: ()}
+    layers = {prefix: mlp_layers(projector, "projector", "relu")}
+    if part.where.endswith("base_encoder."):
+        predictor = without_prefix(unwrapped(tensors(checkpoint.content, "state_dict")), "predictor.")
+        layers["predictor."] = mlp_layers(predictor, "predictor", "relu")
+    return layers
+
+
+def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
+    """Positions are not learned: they are computed for the new grid. Fine-tuned ones are resized as in DeiT."""
+    if not is_sincos(patches.flatten(2).mT, column_first=False):
+        return by_size(patches, grid)
+    return sincos(grid, patches.shape[1], column_first=False).mT.reshape(1, -1, *grid)
+
+
+OFFICIAL = Official(TITLE, {384: 12, 768: 12, 1024: 16, 1280: 16}, "bilinear", _resize)

@@ -1,0 +1,50 @@
+"""The ResNets that DINO and MoCo-v3 have trained beside their ViTs: timm's ResNet, which has torchvision's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from sightline.core.errors import InputError
+from sightline.encoders.files.reading import Checkpoint
+from sightline.encoders.layouts.layout import Layout, size_option
+from sightline.encoders.layouts.vit import Official, Part, evaluation, kind, vit_layout
+
+__all__ = ["holds_resnet", "resnet_layout", "vit_or_resnet_layout"]
+
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+WEIGHTS = re.compile(r"(conv1|bn1|layer[1-4]\.\d+\..+|fc)\.[a-z_]+")
+
+
+def holds_resnet(state: Mapping[str, Tensor]) -> bool:
+    """Whether the weights are those of a ResNet."""
+    return "conv1.weight" in state and all(f"{stage}.0.conv1.weight" in state for stage in STAGES)
+
+
+def resnet_layout(part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+    """The layout of a ResNet: blocks of each stage and classes, off the tensors."""
+    if "heads" in options:
+        raise InputError(f"heads={options['heads']} is for a ViT, but the file has a ResNet; leave it out")
+    state = {name: value for name, value in part.state.items() if WEIGHTS.fullmatch(name)}
+    classes = state["fc.weight"].shape[0] if "fc.weight" in state else 0
+    blocks = [len({name.split(".")[1] for name in state if name.startswith(f"{stage}.")}) for stage in STAGES]
+    name = "resnet50" if "layer1.0.conv3.weight" in state else "resnet18"  # bottleneck or basic blocks
+    return Layout(
+        format=f"{official.title}, {kind(part, classes)}",
+        architecture=f"timm:{name}@random?layers=({','.join(map(str, blocks))})&num_classes={classes}",
+        state=state,
+        preprocess=evaluation(size_option(options) or (224, 224), official.interpolation),
+        part=part.where,
+        left_over=(*(name for name in part.state if name not in state), *part.beside),
+        notes=part.notes,
+    )
+
+
+def vit_or_resnet_layout(checkpoint: Checkpoint, part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+    """The layout of whichever of the two it is."""
+    if holds_resnet(part.state):
+        return resnet_layout(part, official, options)
+    return vit_layout(checkpoint, part, official, options)

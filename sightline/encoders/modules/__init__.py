@@ -1,0 +1,1 @@
+"""Modules that are both loaded and trained."""

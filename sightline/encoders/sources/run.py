@@ -1,0 +1,46 @@
+"""Encoders that Sightline has trained or written: `run:FOLDER`, of a training the latest checkpoint.
+
+`run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites;
+`run:FOLDER?head=true` the projection head of a joint-embedding objective;
+`run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`);
+`run:FOLDER?window=none` lets all patches attend to all where the training restricted them (`attention_window`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sightline.core.errors import InputError
+from sightline.core.references import Reference
+from sightline.core.run_folder import kept_epochs, latest
+from sightline.encoders.encoder import Encoder
+from sightline.encoders.saved import load_folder
+
+EXAMPLE = "run:runs/mine"
+
+
+def names() -> list[str]:
+    """Any folder that `sightline pretrain` or `save_encoder` wrote."""
+    return ["FOLDER"]
+
+
+def load(reference: Reference) -> Encoder:
+    """Build the architecture that the folder names and load its weights."""
+    folder = Path(reference.id).expanduser()
+    options = dict(reference.options)
+    epoch = options.pop("epoch", None)
+    if epoch is None:
+        return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
+    kept = _epoch(folder, epoch, reference)
+    plain = replace(reference, options=options)
+    encoder = load_folder(kept, f"{folder.name}, epoch {int(epoch)}", plain, folder / "recipe.toml")
+    encoder.reference = str(reference)
+    return encoder
+
+
+def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
+    kept = kept_epochs(folder)
+    if not epoch.isdecimal() or int(epoch) not in kept:
+        raise InputError(f"{reference}: there is no epoch {epoch}; those kept are {', '.join(map(str, kept))}")
+    return kept[int(epoch)]

@@ -1,0 +1,19 @@
+"""Labelled images and their way to the model.
+
+sets         a labelled set: ids, labels, classes, splits
+loading      a set by its reference, `load_images("folder:/data/val")`
+pipeline     batches for a pass
+workers      processes that read ahead
+decoding     bytes to pixels
+preprocess   resize, crop, normalise
+views        transformations of an image within a pass
+noise        noise of one frequency band
+augment/     the views of a training
+encoders/sources/     one file or folder per source of images
+"""
+
+from sightline.images.loading import load_images
+from sightline.images.pipeline import Batch
+from sightline.images.sets import Images
+
+__all__ = ["Batch", "Images", "load_images"]

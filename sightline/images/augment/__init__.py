@@ -1,0 +1,1 @@
+"""Views of images: policies, crops, colours, RandAugment, erasing and mixing."""

@@ -1,0 +1,124 @@
+"""The way of a set of images to the model, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.core.errors import InputError
+from sightline.images.sets import FEWEST, Images, Source
+from sightline.images.workers import parallel
+
+if TYPE_CHECKING:
+    from sightline.images.preprocess import Preprocess
+
+__all__ = ["Batch", "batch_count", "batches"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one split on their way to the encoders."""
+
+    split: str
+    number: int  # within the pass over all splits, the same whatever the number of processes
+    rows: Tensor  # int64 (B,), row of each image within images.indices(split)
+    ids: tuple[str, ...]
+    labels: Tensor  # int64 (B,)
+    extras: Mapping[str, Tensor]
+    pixels: Mapping[Preprocess, Tensor]  # uint8 (B, 3, h, w); encoders of the same geometry share the memory
+    skipped: tuple[tuple[str, str], ...]  # id and reason of each image that could not be decoded
+
+
+def batch_count(n: int, batch: int) -> int:
+    """Number of batches of a split of n images: ⌈n/batch⌉, fewer where that would make one of less than 4 images.
+
+    >>> batch_count(100, 32), batch_count(32, 32), batch_count(5, 4)
+    (4, 1, 1)
+    """
+    if batch < FEWEST:
+        return -(-n // batch)
+    return min(-(-n // batch), max(1, n // FEWEST))
+
+
+def batches(
+    images: Images,
+    preprocesses: Collection[Preprocess],
+    *,
+    splits: Sequence[str],
+    batch: int,
+    seed: int = 0,
+    workers: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+    start: int = 0,
+) -> Generator[Batch, None, None]:
+    """Batches of the splits, one split after the other; rank r sees the batches r, r + world, … from `start` on.
+
+    The sizes of the batches of a split differ by one at most, so that the last one is not short. Decoding, resizing and
+    cropping happen in worker processes, which end with the iterator, also when it is left early.
+    """
+    if batch < 1:
+        raise InputError(f"The batch size is {batch}, but at least 1 is needed")
+    cuts = [
+        (split, part)
+        for split in splits
+        for part in np.array_split(images.order(split, seed), max(1, batch_count(len(images.indices(split)), batch)))
+        if len(part)
+    ]
+    mine = [number for number in range(start, len(cuts)) if number % world == rank]
+    bare = {p: replace(p, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)) for p in preprocesses}
+    geometries = list(dict.fromkeys(bare.values()))
+    jobs = [cuts[number][1] for number in mine]
+    largest = max((len(job) for job in jobs), default=0) * sum(3 * g.size[0] * g.size[1] for g in geometries)
+    reader = _Reader(images.source, jobs, geometries)
+    for number, read in zip(mine, parallel(reader, range(len(jobs)), images, workers, largest), strict=True):
+        split, where = cuts[number]
+        skipped = tuple((str(images.ids[where[i]]), reason) for i, reason in read.errors)
+        if skipped and images.strict:
+            raise InputError(f"{images.name}: {skipped[0][0]} cannot be read: {skipped[0][1]}")
+        pixels = dict(zip(geometries, map(torch.as_tensor, read.pixels), strict=True))
+        kept = where[read.kept]
+        yield Batch(
+            split=split,
+            number=number,
+            rows=torch.from_numpy(np.searchsorted(images.indices(split), kept)),
+            ids=tuple(images.ids[kept].tolist()),
+            labels=torch.from_numpy(images.labels[kept]),
+            extras={name: torch.from_numpy(values[kept]) for name, values in images.extras.items()},
+            pixels={preprocess: pixels[geometry] for preprocess, geometry in bare.items()},
+            skipped=skipped,
+        )
+
+
+class _Read(NamedTuple):
+    kept: list[int]
+    errors: list[tuple[int, str]]
+    pixels: list[Any]  # one (B, 3, h, w) per geometry
+
+
+class _Reader:
+    """Decodes whole batches; what a worker process runs."""
+
+    def __init__(self, source: Source, jobs: list[np.ndarray], geometries: list[Preprocess]) -> None:
+        self.source, self.jobs, self.geometries = source, jobs, geometries
+        self.shared_memory = False
+
+    def __getitem__(self, number: int) -> _Read:
+        job = self.jobs[number]
+        ascending = np.argsort(job)  # neighbours in a file are read together
+        items = dict(zip(ascending.tolist(), self.source.read(job[ascending].tolist()), strict=True))
+        found = {i: image for i in range(len(job)) if (image := items[i].image) is not None}
+        errors = [(i, items[i].error or "unknown reason") for i in range(len(job)) if i not in found]
+        pixels = [self._crop(geometry, found.values()) for geometry in self.geometries]
+        return _Read(list(found), errors, [torch.from_numpy(p) for p in pixels] if self.shared_memory else pixels)
+
+    def _crop(self, geometry: Preprocess, found: Collection[np.ndarray]) -> np.ndarray:
+        result = np.empty((len(found), 3, *geometry.size), np.uint8)
+        for row, image in zip(result, found, strict=True):
+            row[...] = geometry.crop(image)
+        return result

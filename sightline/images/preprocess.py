@@ -1,0 +1,82 @@
+"""Evaluation preprocessing: resize, crop, normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.core.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
+
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")  # as PIL has them
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Evaluation preprocessing: resize (shorter side, or exact height and width), centre crop, normalise.
+
+    >>> Preprocess(size=(2, 2)).normalize(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))[0, :, 0, 0]
+    tensor([2.2489, 2.4286, 2.6400])
+    """
+
+    size: tuple[int, int] = (224, 224)
+    resize: int | tuple[int, int] | None = None
+    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in INTERPOLATIONS:
+            raise InputError(
+                f"There is no interpolation {self.interpolation!r}{nearest(self.interpolation, INTERPOLATIONS)}"
+            )
+        resized = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        if resized is not None and (resized[0] < self.size[0] or resized[1] < self.size[1]):
+            raise InputError(
+                f"Images resized to {self.resize} cannot be cropped to {self.size}; resize to at least that"
+            )
+
+    def crop(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """uint8 (H, W, 3) → uint8 (3, h, w), with PIL's antialiased resize as the official evaluations do."""
+        from PIL import Image
+
+        height, width = image.shape[:2]
+        wanted = self._resized(height, width)
+        if wanted != (height, width):
+            how = Image.Resampling[self.interpolation.upper()]
+            image = np.asarray(Image.fromarray(image).resize(wanted[::-1], how))
+        top, left = (round((have - want) / 2) for have, want in zip(image.shape[:2], self.size, strict=True))
+        return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if isinstance(self.resize, tuple):
+            return self.resize
+        # An image that is smaller than the crop is enlarged even where the model asks for no resize.
+        short = self.resize if self.resize is not None else max(self.size)
+        if self.resize is None and height >= self.size[0] and width >= self.size[1]:
+            return height, width
+        if height <= width:
+            return short, int(short * width / height)
+        return int(short * height / width), short
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """uint8, or floats in [0, 1], (B, 3, h, w) → normalised float32."""
+        mean, std = (torch.tensor(v, device=pixels.device).view(1, 3, 1, 1) for v in (self.mean, self.std))
+        values = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+        return (values - mean) / std
+
+    def __call__(self, images: Sequence[Image.Image | np.ndarray[Any, Any]]) -> Tensor:
+        """PIL images or uint8 arrays (H, W, 3) → (B, 3, h, w), ready for the encoder."""
+        arrays = [np.asarray(i.convert("RGB") if hasattr(i, "convert") else i) for i in images]
+        return self.normalize(torch.from_numpy(np.stack([self.crop(array) for array in arrays])))

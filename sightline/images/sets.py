@@ -1,0 +1,211 @@
+"""Labelled images with stable ids and splits, and the batches in which a pass sees them.
+
+B images of a batch, h × w pixels that an encoder wants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sightline.core.errors import InputError, nearest
+from sightline.core.keyed_random import id_keys, mix
+
+__all__ = ["FEWEST", "Images", "Item", "Source", "by_name", "halves", "join", "split_name"]
+
+
+FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
+SPLIT_NAMES = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}
+
+
+class Item(NamedTuple):
+    """One decoded image, or the reason why there is none."""
+
+    image: np.ndarray | None  # uint8 (H, W, 3)
+    error: str | None
+
+
+class Source(Protocol):
+    """What a file of `images/sources/` hands over: pixels on demand; worker processes receive a pickled copy."""
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Decode the images at these positions; never raises for a bad image."""
+        ...
+
+
+@dataclass(frozen=True)
+class Images:
+    """A set of images: `ids` and `labels` of all of them, `splits` say which positions belong to which split.
+
+    >>> images = load_images("shapes?train=64&val=0&test=32")
+    >>> {split: len(positions) for split, positions in images.splits.items()}
+    {'train': 64, 'test': 32}
+    >>> [int(n) for n in np.bincount(images.sample(24, seed=0).labels_of("test"), minlength=16)]
+    [1, 1, 2, 1, 1, 2, 1, 1, 1, 2, 2, 2, 2, 1, 2, 2]
+    """
+
+    name: str  # the reference it was loaded from
+    source: Source
+    ids: np.ndarray  # str (n,)
+    labels: np.ndarray  # int64 (n,), index into classes, -1 without a label
+    classes: tuple[str, ...]
+    splits: Mapping[str, np.ndarray]  # name -> sorted positions into ids
+    own_splits: bool = True  # False: the source had none, and `halves` made train and test
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels, {"texture": int64 (n,)}
+    fingerprint: str = ""  # whatever else decides the pixels, so that `digest` notices when it changes
+    beside: Mapping[str, str] = field(default_factory=dict)  # splits that `join` added, and their own fingerprint
+    in_memory: bool = False  # reading costs nothing, worker processes would only copy
+    strict: bool = False  # a corrupt image is an error instead of being skipped
+
+    @property
+    def common_splits(self) -> tuple[str, ...]:
+        """The splits without those that were joined for a purpose of their own."""
+        return tuple(name for name in self.splits if name not in self.beside)
+
+    def indices(self, split: str) -> np.ndarray:
+        """Sorted positions of a split; `test` falls back to `val` where there is no test split."""
+        name = "val" if split == "test" and "test" not in self.splits else split
+        if name not in self.splits:
+            raise InputError(f"{self.name} has no split {split!r}{nearest(split, self.splits)}")
+        return self.splits[name]
+
+    def labels_of(self, split: str) -> np.ndarray:
+        """Labels of a split, in the order of `indices`."""
+        labels: np.ndarray = self.labels[self.indices(split)]
+        return labels
+
+    def sample(self, limit: int | None, seed: int) -> Images:
+        """At most `limit` images of every split, as balanced over the classes as they allow, without replacement.
+
+        A class gives min(its size, t) images, or one more where `limit` is not met exactly; a larger limit keeps
+        the images of a smaller one.
+        """
+        if limit is None:
+            return self
+        if limit < FEWEST:
+            raise InputError(f"The limit of images per split is {limit}, but at least {FEWEST} are needed")
+        return replace(self, splits={name: self._balanced(where, limit, seed) for name, where in self.splits.items()})
+
+    def _balanced(self, where: np.ndarray, limit: int, seed: int) -> np.ndarray:
+        keys = mix(id_keys(self.ids[where]), seed)
+        labels = self.labels[where]
+        by_class = np.lexsort((keys, labels))
+        ordered = labels[by_class]
+        starts = np.searchsorted(ordered, ordered)  # where each image's class begins
+        turn = np.empty(len(where), np.int64)
+        turn[by_class] = np.arange(len(where)) - starts
+        # Classes take turns; who comes first in the last, incomplete turn is drawn, or low class numbers would gain.
+        first = np.lexsort((mix(labels.astype(np.uint64), seed), turn))[:limit]
+        return np.sort(where[first])
+
+    def digest(self, split: str | None = None) -> str:
+        """sha256 over fingerprint, ids and labels of one split, or of all but those that were joined."""
+        result = hashlib.sha256(self.beside.get(split or "", self.fingerprint).encode())
+        for name in sorted(self.common_splits) if split is None else [split]:
+            where = self.indices(name)
+            result.update(f"\n{name if split is None else ''} {len(where)}\n".encode())
+            result.update("\n".join(self.ids[where].tolist()).encode("utf-8", "surrogateescape"))
+            result.update(self.labels[where].astype("<i8").tobytes())
+            for extra, values in sorted(self.extras.items()) if name in self.beside else ():
+                result.update(extra.encode() + values[where].astype("<i8").tobytes())
+        return result.hexdigest()
+
+    def describe(self) -> dict[str, object]:
+        """What a run records about its images; JSON-able."""
+        return {
+            "name": self.name,
+            "splits": {name: len(self.splits[name]) for name in self.common_splits},
+            "own_splits": self.own_splits,
+            "classes": list(self.classes),
+            "digest": self.digest(),
+        }
+
+    def order(self, split: str, seed: int) -> np.ndarray:
+        """Positions of a split in the shuffled order of the pass: class folders must not make one-class batches."""
+        where = self.indices(split)
+        return where[np.argsort(mix(id_keys(self.ids[where]), seed, 1), kind="stable")]
+
+
+def join(images: Images, split: str, others: Images) -> Images:
+    """The same images with one more split: the test images of another set, whose classes must be among theirs.
+
+    Their textures, which are classes as well, are translated; extra labels are −1 where there are none.
+
+    >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
+    >>> {name: len(positions) for name, positions in both.splits.items()}
+    {'train': 4, 'test': 4, 'conflict': 32}
+    """
+    if missing := [name for name in others.classes if name not in images.classes]:
+        raise InputError(
+            f"The class {missing[0]!r} of {others.name} is not among those of {images.name}"
+            f"{nearest(missing[0], images.classes)}; both need the same class names"
+        )
+    where = others.indices("test")
+    translate = np.array([*(images.classes.index(name) for name in others.classes), -1])  # [-1]: without a label
+    n, m = len(images.ids), len(where)
+    theirs = {name: translate[v[where]] if name == "texture" else v[where] for name, v in others.extras.items()}
+    extras = {
+        name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
+        for name, values in theirs.items()
+    }
+    kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
+    return replace(
+        images,
+        source=Joined((images.source, others.source), n, where),
+        ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
+        labels=np.concatenate([images.labels, translate[others.labels[where]]]),
+        splits={**images.splits, split: np.arange(n, n + m)},
+        extras=kept | extras,
+        beside={**images.beside, split: f"{others.name}\n{others.fingerprint}"},
+        in_memory=images.in_memory and others.in_memory,
+        strict=images.strict or others.strict,
+    )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Two sources behind one another; of the second one those images that were chosen."""
+
+    sources: tuple[Source, Source]
+    first: int  # images of the first source
+    where: np.ndarray  # positions in the second one
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Each source reads its own images; the order is that of the indices."""
+        own = [i for i in indices if i < self.first]
+        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
+        parts = [iter(s.read(p)) if p else iter(()) for s, p in zip(self.sources, (own, others), strict=True)]
+        return [next(parts[i >= self.first]) for i in indices]
+
+
+def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Train and test for a source without splits: every class is cut in half by the hash of its ids.
+
+    Classes with an odd number of images take turns in who gets the odd one, so that the halves differ by one at most.
+    """
+    ordered = np.lexsort((id_keys(ids), labels))
+    return {"train": np.sort(ordered[0::2]), "test": np.sort(ordered[1::2])}
+
+
+def split_name(name: str) -> str | None:
+    """Our name of a split folder or file, None for other names.
+
+    >>> split_name("Validation"), split_name("test"), split_name("cats")
+    ('val', 'test', None)
+    """
+    name = SPLIT_NAMES.get(name.lower(), name.lower())
+    return name if name in ("train", "val", "test") else None
+
+
+def by_name(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Splits from the split name of each image; a single name is no split, since nothing would be left to test on.
+
+    >>> {name: where.tolist() for name, where in by_name(["test", "train", "train"]).items()}
+    {'train': [1, 2], 'test': [0]}
+    """
+    known = sorted(set(names) - {""}, key=lambda name: (["train", "val", "test", name].index(name), name))
+    return {name: np.flatnonzero(np.array(names) == name) for name in known} if len(known) > 1 else {}

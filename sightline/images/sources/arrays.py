@@ -1,0 +1,132 @@
+"""Arrays of pixels from Python: `load_images(pixels, labels=labels, classes=…, ids=…, splits=…)`.
+
+pixels: (n, H, W, 3), (n, 3, H, W) or (n, H, W), numpy or torch, uint8 or floats in [0, 1]; or a list of (H, W, 3)
+arrays of different sizes. labels: numbers or names, one per image. splits: {"train": positions, …} or one name per
+image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sightline.core.errors import InputError, counted
+from sightline.images.sets import Images, Item, halves, split_name
+
+__all__ = ["Arrays", "encode_labels", "from_arrays", "load"]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Images in memory."""
+
+    pixels: Sequence[np.ndarray]  # uint8 (H, W, 3) each
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Images at these positions."""
+        return [Item(self.pixels[index], None) for index in indices]
+
+
+def load(where: str, options: Mapping[str, str]) -> Images:
+    """Arrays have no reference."""
+    raise InputError("arrays can only be given from Python: sightline.load_images(pixels, labels=labels)")
+
+
+def from_arrays(
+    pixels: Any,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    ids: Sequence[str] | None = None,
+    splits: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+) -> Images:
+    """Images from pixels and labels."""
+    images = [_rgb(image) for image in pixels]
+    n = len(images)
+    names = np.array([f"{i:06d}" for i in range(n)]) if ids is None else np.array([str(i) for i in ids])
+    if len(names) != n or len(set(names.tolist())) != n:
+        raise InputError(f"{n} images need {n} different ids, but {len(set(names.tolist()))} were given")
+    numbers, known = _labels(labels, classes, n)
+    parts = _splits(splits, n)
+    digest = hashlib.sha256()
+    for image in images:
+        digest.update(f"{image.shape}".encode())
+        digest.update(image.tobytes())
+    return Images(
+        name="arrays",
+        source=Arrays(images),
+        ids=names,
+        labels=numbers,
+        classes=known,
+        splits=parts or halves(names, numbers),
+        own_splits=bool(parts),
+        fingerprint=digest.hexdigest(),
+        in_memory=True,
+    )
+
+
+def _rgb(image: Any) -> np.ndarray:
+    """One image of any of the layouts as uint8 (H, W, 3)."""
+    array = np.asarray(image.cpu() if hasattr(image, "cpu") else image)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or not array.size:
+        raise InputError(f"An image has the shape {array.shape}, but (H, W, 3), (3, H, W) or (H, W) is expected")
+    if array.dtype.kind == "f":
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            raise InputError("Images of floats must lie in [0, 1], without any normalisation; or give uint8")
+        array = np.floor(array.astype(np.float64) * 255 + 0.5).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise InputError(f"Images are {array.dtype}, but uint8 or floats in [0, 1] are expected")
+    return np.ascontiguousarray(np.repeat(array, 3, 2) if array.shape[2] == 1 else array[:, :, :3])
+
+
+def _labels(labels: Any, classes: Sequence[str] | None, n: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers (n,) and class names; label values that are not 0 … C − 1 become the names."""
+    if labels is None:
+        return np.full(n, -1, np.int64), tuple(classes or ())
+    values = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    if values.shape != (n,):
+        raise InputError(f"There are {n} images, but labels of shape {values.shape}; one label per image is expected")
+    if values.dtype.kind not in "iuUO":
+        raise InputError(f"Labels are {values.dtype}, but whole numbers or names are expected")
+    return encode_labels(values.tolist(), classes)
+
+
+def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as numbers of classes; without classes, these are the sorted values. None and −1 have no class.
+
+    >>> encode_labels([30, 7, None, 30], None)
+    (array([ 1,  0, -1,  1]), ('7', '30'))
+    >>> encode_labels([2, -1, "cat"], ["ant", "bee", "cat"])
+    (array([ 2, -1,  2]), ('ant', 'bee', 'cat'))
+    """
+    found = sorted({v for v in values if v is not None and v != -1}, key=lambda v: (isinstance(v, str), v))
+    known = [str(name) for name in (found if classes is None else classes)]
+    place: dict[Any, int] = {value: i for i, value in enumerate(found)}
+    if classes is not None:
+        place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
+    if strange := [value for value in found if value not in place]:
+        names = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+        raise InputError(f"The label {strange[0]!r} is none of {counted(len(known), 'class')}: {names}")
+    return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
+
+
+def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) -> dict[str, np.ndarray]:
+    if splits is None:
+        return {}
+    if isinstance(splits, Mapping):
+        parts = {split_name(name) or name: np.sort(np.asarray(where, np.int64)) for name, where in splits.items()}
+    else:
+        names = [split_name(str(name)) or str(name) for name in splits]
+        parts = {name: np.flatnonzero(np.array(names) == name) for name in dict.fromkeys(names)}
+    every = np.concatenate([*parts.values(), np.empty(0, np.int64)])
+    wrong = not isinstance(splits, Mapping) and len(splits) != n
+    if wrong or (len(every) and (every.min() < 0 or every.max() >= n)) or len(np.unique(every)) != len(every):
+        raise InputError(f"Splits must name every one of the {n} images at most once")
+    return parts

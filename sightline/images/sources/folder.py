@@ -1,0 +1,134 @@
+"""`folder:PATH`: image files in a folder, classes by sub-folder.
+
+    PATH/cat/1.jpg, PATH/dog/2.jpg              classes; train and test are made by cutting every class in half
+    PATH/train/cat/1.jpg, PATH/val/cat/2.jpg    classes and splits (train, val, test)
+    PATH/1.jpg, PATH/2.jpg                      no classes: labels are −1
+
+`folder:PATH?names=shape-texture` reads a cue-conflict set, whose files are named by the class of the shape and that of
+the texture, each with a number: `cat/cat4-truck3.png`, or `cat4-truck3.png` without the folder. The label is the shape,
+the extra label `texture` the other; all images are test images.
+
+Files may lie deeper within a class; hidden ones are ignored. The id of an image is its path below PATH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sightline.core.errors import InputError
+from sightline.images.decoding import ENDINGS, decode
+from sightline.images.loading import read_options
+from sightline.images.sets import Images, Item, by_name, halves, split_name
+
+__all__ = ["Files", "load"]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Decodes files below a folder."""
+
+    root: Path
+    names: np.ndarray  # str (n,), relative
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Images at these positions."""
+        return [decode(self.root / str(self.names[index])) for index in indices]
+
+
+def load(where: str, options: Mapping[str, str]) -> Images:
+    """All images below a folder."""
+    names = read_options("folder", options, {"names": "any"})["names"]
+    if names not in ("any", "shape-texture"):
+        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' has a meaning")
+    root = Path(where).expanduser()
+    if not where or not root.is_dir():
+        raise InputError(f"There is no folder {where!r}; give an existing one, such as folder:/data/val")
+    try:
+        found = sorted(_files(root, root, set()))
+    except OSError as error:
+        raise InputError(f"The folder {error.filename} cannot be read: {(error.strerror or '').lower()}") from error
+    if not found:
+        endings = " ".join(sorted(ENDINGS))
+        raise InputError(f"There are no images in the folder {where!r}; files with these endings are taken: {endings}")
+    ids = np.array([name for name, _ in found])
+    of_split, of_class = _split_and_class([name.split("/")[:-1] for name, _ in found])
+    splits, of_texture = by_name(of_split), [""] * len(ids)
+    if names == "shape-texture":
+        splits = {"test": np.arange(len(ids))}
+        of_class, of_texture = _cues(ids.tolist())
+    classes = sorted({*of_class, *of_texture} - {""})
+    number = {name: i for i, name in enumerate(classes)}
+    labels, texture = (np.array([number.get(name, -1) for name in of], np.int64) for of in (of_class, of_texture))
+    return Images(
+        name=f"folder:{where}",
+        source=Files(root.absolute(), ids),
+        ids=ids,
+        labels=labels,
+        classes=tuple(classes),
+        splits=splits or halves(ids, labels),
+        own_splits=bool(splits),
+        extras={"texture": texture} if names == "shape-texture" else {},
+        fingerprint=hashlib.sha256("\n".join(str(size) for _, size in found).encode()).hexdigest(),
+    )
+
+
+def _files(folder: Path, root: Path, above: set[str]) -> Iterator[tuple[str, int]]:
+    """Relative path and size of every image; a link that leads back to a folder above it is not followed."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _files(Path(entry.path), root, above | {real})
+            elif Path(entry.name).suffix.lower() in ENDINGS:
+                # A broken link is listed, so that reading it reports its name.
+                size = entry.stat().st_size if entry.is_file() else 0
+                yield Path(entry.path).relative_to(root).as_posix(), size
+
+
+def _split_and_class(folders: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Split and class of each image from the folders above it; "" where there is none.
+
+    The first level is splits only if every image lies in a folder that is named as one.
+
+    >>> _split_and_class([["train", "cat"], ["val", "dog", "small"]])
+    (['train', 'val'], ['cat', 'dog'])
+    >>> _split_and_class([["train"], ["bus"]])
+    (['', ''], ['train', 'bus'])
+    """
+    splits = [split_name(parts[0]) if parts else None for parts in folders]
+    if None in splits:
+        return [""] * len(folders), [parts[0] if parts else "" for parts in folders]
+    return [s or "" for s in splits], [parts[1] if len(parts) > 1 else "" for parts in folders]
+
+
+def _cues(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Shape and texture class of each image from its file name; a folder named as a class must be that of the shape.
+
+    >>> _cues(["cat/cat4-truck3.png", "truck1-cat12.png"])
+    (['cat', 'truck'], ['truck', 'cat'])
+    """
+    found = [re.fullmatch(r"([^\d-][^-]*?)\d*-([^\d-][^-]*?)\d*", Path(name).stem) for name in names]
+    for name, match in zip(names, found, strict=True):
+        if match is None:
+            raise InputError(
+                f"The file {name!r} is not named by shape and texture, each a word and a number, such as "
+                "cat4-truck3.png; rename it, or leave out names=shape-texture"
+            )
+    shapes, textures = ([match[cue] for match in found if match] for cue in (1, 2))
+    for name, shape in zip(names, shapes, strict=True):
+        if (folder := Path(name).parent.name) != shape and folder in {*shapes, *textures}:
+            raise InputError(
+                f"The file {name!r} lies in the folder of {folder!r}, but its name says the shape {shape!r}"
+            )
+    return shapes, textures

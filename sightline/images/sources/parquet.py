@@ -1,0 +1,203 @@
+"""`parquet:PATH[?image=column&label=column]`: a Parquet file, or a folder of them, as Hugging Face writes images.
+
+The image column holds encoded bytes (binary, or a struct of bytes and path), the label column numbers or names. In a
+folder, files such as `train.parquet`, `test-00000-of-00002.parquet` or `validation/0.parquet` give the splits.
+
+Images are read on demand: a row group's image column is read once and kept, at most 256 MB of them per process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sightline.core.errors import InputError, first_line, nearest
+from sightline.images.decoding import decode
+from sightline.images.loading import read_options
+from sightline.images.sets import Images, Item, by_name, halves, split_name
+from sightline.images.sources.arrays import encode_labels
+
+__all__ = ["LABEL_NAMES", "Rows", "load"]
+
+
+KEEP = 256 * 2**20  # bytes of row groups that a process keeps
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "category")
+
+
+class Rows:
+    """Decodes images from the row groups of Parquet files."""
+
+    def __init__(self, files: Sequence[Path], column: str, groups: Sequence[tuple[int, int, int]]) -> None:
+        self.files, self.column = list(files), column
+        self.groups = list(groups)  # file, row group in it, number of rows
+        self.starts = np.cumsum([0, *(rows for _, _, rows in groups)])
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": OrderedDict()}
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        """Images at these positions; neighbours share the reading of their row group."""
+        items: dict[int, Item] = {}
+        groups = np.searchsorted(self.starts, indices, side="right") - 1
+        for index, group in sorted(zip(indices, groups.tolist(), strict=True)):
+            try:
+                items[index] = self._decode(group, self._group(group)[index - int(self.starts[group])].as_py())
+            except (OSError, pa.ArrowException) as error:
+                items[index] = Item(None, f"{self._file(group).name} cannot be read: {first_line(error)}")
+        return [items[index] for index in indices]
+
+    def _file(self, group: int) -> Path:
+        return self.files[self.groups[group][0]]
+
+    def _decode(self, group: int, cell: Any) -> Item:
+        if isinstance(cell, dict):
+            beside = self._file(group).parent / (cell.get("path") or "")
+            cell = cell.get("bytes") or (beside if beside.is_file() else None)
+        return Item(None, "the row has no image") if cell is None else decode(cell)
+
+    def _group(self, group: int) -> Any:
+        if group not in self._kept:
+            # Without threads: a worker process is a fork, and its parent's threads do not live in it.
+            with pq.ParquetFile(self._file(group), memory_map=True) as file:
+                table = file.read_row_group(self.groups[group][1], columns=[self.column], use_threads=False)
+            self._kept[group] = table.column(0)
+            while len(self._kept) > 1 and sum(column.nbytes for column in self._kept.values()) > KEEP:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(group)
+        return self._kept[group]
+
+
+def load(where: str, options: Mapping[str, str]) -> Images:
+    """A Parquet file or a folder of them."""
+    chosen = read_options("parquet", options, {"image": "", "label": ""})
+    files, root = _files(where)
+    opened = [_open(file) for file in files]
+    schema = opened[0].schema_arrow
+    features = _features(schema)
+    image = _image_column(schema, features, chosen["image"], where)
+    label = _label_column(schema, features, chosen["label"], where)
+    groups = [
+        (f, g, file.metadata.row_group(g).num_rows)
+        for f, file in enumerate(opened)
+        for g in range(file.metadata.num_row_groups)
+    ]
+    for path, file in zip(files, opened, strict=True):
+        if image not in file.schema_arrow.names:
+            raise InputError(f"{path} has no column {image!r}, which other files have")
+    counts = [file.metadata.num_rows for file in opened]
+    stems = [file.relative_to(root).with_suffix("").as_posix() for file in files]
+    ids = np.array([f"{stem}/{row:06d}" for stem, n in zip(stems, counts, strict=True) for row in range(n)], str)
+    names = [name for stem, n in zip(stems, counts, strict=True) for name in [_split(stem)] * n]
+    values: list[Any] = []
+    for path, file in zip(files, opened, strict=True):
+        values += _labels(path, file, label) if label else [-1] * file.metadata.num_rows
+    labels, classes = encode_labels(values, features.get(label or "", {}).get("names"))
+    splits = by_name(names)
+    return Images(
+        name=f"parquet:{where}",
+        source=Rows([file.absolute() for file in files], image, groups),
+        ids=ids,
+        labels=labels,
+        classes=classes,
+        splits=splits or halves(ids, labels),
+        own_splits=bool(splits),
+        fingerprint=hashlib.sha256(b"".join(map(_footer, files))).hexdigest(),
+    )
+
+
+def _files(where: str) -> tuple[list[Path], Path]:
+    path = Path(where).expanduser()
+    if where and path.is_file():
+        return [path], path.parent
+    if not where or not path.is_dir():
+        raise InputError(f"There is no file or folder {where!r}; give one, such as parquet:/data/cifar10")
+    files = sorted(file for file in path.rglob("*.parquet") if not file.name.startswith("."))
+    if not files:
+        raise InputError(f"There are no .parquet files in the folder {where!r}")
+    return files, path
+
+
+def _open(file: Path) -> Any:
+    try:
+        return pq.ParquetFile(file, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{file} is no readable Parquet file: {first_line(error)}") from error
+
+
+def _footer(file: Path) -> bytes:
+    """The file's metadata, which hold sizes and statistics of all its columns."""
+    with file.open("rb") as stream:
+        stream.seek(-8, 2)
+        length = int.from_bytes(stream.read(4), "little")
+        stream.seek(-8 - length, 2)
+        return stream.read(length)
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """What Hugging Face notes about the columns: {"label": {"_type": "ClassLabel", "names": […]}}."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    except (TypeError, KeyError, ValueError):
+        return {}
+    return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+
+
+def _image_column(schema: Any, features: Mapping[str, Any], wanted: str, where: str) -> str:
+    fit = [field.name for field in schema if _holds_bytes(field.type)]
+    if wanted:
+        if wanted not in fit:
+            raise InputError(f"{where} has no column {wanted!r} of image bytes{nearest(wanted, fit or schema.names)}")
+        return wanted
+    noted = [name for name in fit if features.get(name, {}).get("_type") == "Image"]
+    likely = [name for name in fit if name in ("image", "img")]
+    if not fit:
+        raise InputError(f"{where} has no column of image bytes; its columns are {', '.join(schema.names)}")
+    return str((noted or likely or fit)[0])
+
+
+def _holds_bytes(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _label_column(schema: Any, features: Mapping[str, Any], wanted: str, where: str) -> str | None:
+    if wanted:
+        if wanted not in schema.names:
+            raise InputError(f"{where} has no column {wanted!r}{nearest(wanted, schema.names)}")
+        return wanted
+    noted = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    likely = [name for name in LABEL_NAMES if name in schema.names]
+    return next(iter([*noted, *likely]), None)
+
+
+def _labels(path: Path, file: Any, label: str) -> list[Any]:
+    if label not in file.schema_arrow.names:
+        raise InputError(f"{path} has no column {label!r}, which other files have")
+    try:
+        values: list[Any] = file.read(columns=[label], use_threads=False).column(0).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} is no readable Parquet file: {first_line(error)}") from error
+    if not all(isinstance(value, int | str | None) for value in values):
+        raise InputError(f"The column {label!r} of {path} must hold whole numbers or names to serve as labels")
+    return values
+
+
+def _split(stem: str) -> str:
+    """Split of a file from its name or its folder.
+
+    >>> _split("train-00000-of-00002"), _split("data/validation/0"), _split("images"), _split("test")
+    ('train', 'val', '', 'test')
+    """
+    parts = [re.split(r"[-_.]", part)[0] for part in reversed(stem.split("/"))]
+    return next((name for part in parts if (name := split_name(part))), "")

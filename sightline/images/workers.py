@@ -1,0 +1,94 @@
+"""Worker processes that read ahead, and end with their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Generator
+from multiprocessing import get_all_start_methods
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sightline.images.sets import Images
+
+__all__ = ["Reader", "parallel"]
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Reader(Protocol[T_co]):
+    """Makes whole batches, in worker processes or in this one."""
+
+    shared_memory: bool  # hand over tensors, which go through shared memory, instead of arrays, which are copied
+
+    def __getitem__(self, number: int) -> T_co:
+        """Batch of this number."""
+        ...
+
+
+def parallel(
+    reader: Reader[T], numbers: range, images: Images, workers: int | None, largest: int
+) -> Generator[T, None, None]:
+    """The batches of these numbers in order, made in worker processes; `largest` is the size of one in bytes."""
+    count = min(_default_workers(images) if workers is None else workers, len(numbers))
+    if count <= 0:
+        yield from (reader[number] for number in numbers)
+        return
+    reader.shared_memory = _shared_memory() > 8 * count * largest
+    loader: DataLoader[T] = DataLoader(
+        cast("Dataset[T]", reader),
+        batch_size=None,
+        sampler=numbers,
+        num_workers=count,
+        collate_fn=_as_it_is,
+        worker_init_fn=_leave_signals_to_the_parent,
+        generator=torch.Generator(),  # or it would draw from the global one, and a pass would change later numbers
+        # A fresh interpreter per worker would need an `if __name__ == "__main__"` in every user's script.
+        multiprocessing_context="fork" if "fork" in get_all_start_methods() else None,
+    )
+    with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; workers use none of the parent's
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        del iterator  # ends the worker processes
+
+
+def _default_workers(images: Images) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 0 if images.in_memory else max(0, min(8, cores // neighbours - 1))
+
+
+def _shared_memory() -> int:
+    """Free bytes for tensors between processes; small in containers, where running out kills the worker."""
+    if not Path("/dev/shm").is_dir():
+        return 0
+    space = os.statvfs("/dev/shm")
+    return space.f_bavail * space.f_frsize
+
+
+def _as_it_is(read: Any) -> Any:
+    return read
+
+
+def _leave_signals_to_the_parent(_: int) -> None:
+    """A job's signals reach all of its processes, but the parent needs its workers to finish a step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,0 +1,326 @@
+"""The one streaming pass: all encoders, all analyses, every image decoded once and forwarded once per encoder.
+
+batch → every encoder's own preprocessing → forward, sites watched → each analysis reduces an activation inside the
+hook (the activation is gone when the layer is) → analyses add the small reductions of all encoders to their sums
+
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sightline.core import bfloat16, ownership, progress
+from sightline.core.errors import InputError, counted, first_line
+from sightline.core.processes import Process, by_first
+from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.watching import watch
+from sightline.images.loading import load_images
+from sightline.images.pipeline import Batch, batch_count, batches
+from sightline.images.sets import Images
+from sightline.images.views import make_view
+from sightline.measure.plan import Key, Plan, announce, make_plans, question
+from sightline.measure.request import (
+    check_settings,
+    choose_analyses,
+    describe_request,
+    lacking_splits,
+    left_out_of,
+    make_metrics,
+    members_of,
+    with_conflict,
+)
+from sightline.measure.resume import Sums, sums_file
+from sightline.measure.streaming import result_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from sightline.encoders.encoder import Encoder
+
+__all__ = ["analyze", "sums_file"]
+
+
+Choice = TypeVar("Choice")
+
+
+def analyze(
+    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
+    images: Images | str = "shapes",
+    analyses: Sequence[str] | Mapping[str, Any] | None = None,
+    *,
+    also: Sequence[str] | Mapping[str, Any] = (),
+    conflict: Images | str | None = None,
+    out: str | Path | None = None,
+    sites: Sequence[str] | str | None = None,
+    batch: int = 32,
+    device: str = "auto",
+    precision: str = "float32",
+    seed: int = 0,
+    workers: int | None = None,
+    overwrite: bool = False,
+    show_progress: bool = True,
+) -> Run:
+    """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
+
+    `analyses` are names, or names with their `Config`; by default those that need one forward pass of each image,
+    with "all" all; `also` adds to them. What was not named is left out where it makes no sense, and `run.request`
+    says why. `conflict` are cue-conflict images for `shape_bias`; the embedded images have their own. With `out`
+    the run is a folder that can be resumed: what is finished there is not computed again. `sites` replaces the
+    sites of those analyses that can take any. Started by torchrun, the processes share the images, and the results
+    are those of one process.
+    """
+    process = _join_processes(device)
+    target = _device(device, process)
+    out = _agreed(out, process)
+    configs, named = choose_analyses(analyses, also)
+    # For the encoders, and for what analyses compute on the CPU wherever these are; before anything is computed.
+    precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
+    for where, which in precisions:
+        bfloat16.ensure(where, which)
+    members = members_of(encoders)
+    images = with_conflict(load_images(images), conflict, configs)
+    sites = [sites] if isinstance(sites, str) else sites
+    settings = {"batch": batch, "seed": seed, "precision": precision}
+    check_settings(batch, precision, seed)
+    with contextlib.ExitStack() as stack:
+        for encoder in members.values():
+            stack.enter_context(encoder.evaluating())
+            if (home := next(encoder.module.parameters(), torch.empty(0)).device) != target:
+                encoder.module.to(target)
+                stack.callback(encoder.module.to, home)
+        cache = _agreed(_cache_folder(out, stack), process)
+        lacking = lacking_splits(configs, images, named)
+        configs = {name: config for name, config in configs.items() if name not in lacking}
+        plans = make_plans(members, images, configs, sites, settings, cache, target)
+        metrics, declined = make_metrics(configs, plans, target, named)
+        plans = {name: plans[name] for name in metrics}
+        keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
+        request = describe_request(members, images, plans, configs, settings) | {
+            "left_out": left_out_of(plans, lacking | declined)
+        }
+        run = plan_run(None if out is None else Path(out), request, overwrite)
+        todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
+        if process.world > 1:
+            torch.distributed.barrier()  # all have looked at the folder before one of them writes to it
+        if todo:
+            shown = show_progress and process.rank == 0
+            announce(todo, configs, shown)
+            for where, which in precisions if shown else []:
+                bfloat16.tell_if_slower(where, which)
+            by_first(lambda: _begin(run, todo, process))
+            _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
+    return run
+
+
+# Where it runs
+
+
+def _join_processes(device: str) -> Process:
+    """Join the others if torchrun started several of us; one process needs nothing of the kind."""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return Process(0, 1)
+    if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        on_gpu = torch.cuda.is_available() and device in ("auto", "cuda")
+        distributed.init_process_group("nccl" if on_gpu else "gloo")
+    if not distributed.is_initialized():
+        return Process(0, 1)
+    return Process(distributed.get_rank(), distributed.get_world_size())
+
+
+def _device(name: str, process: Process) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and process.world > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', process.rank)}"
+    try:
+        device = torch.empty(0, device=name, dtype=torch.float64).device  # sums need float64, which MPS has not
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"Device {name!r} cannot be used here: {first_line(error)}") from error
+    if device.type == "cuda" and process.world > 1:
+        torch.cuda.set_device(device)  # NCCL talks through the current device
+    return device
+
+
+def _own_precision(configs: Mapping[str, Any]) -> str:
+    """Of what analyses train (probes)."""
+    return "bf16" if any(getattr(config, "precision", "") == "bf16" for config in configs.values()) else "float32"
+
+
+def _agreed(choice: Choice, process: Process) -> Choice:
+    """What the first process chose: a folder named by the time, or a temporary one, would differ between them."""
+    choices = [choice]
+    if process.world > 1:
+        torch.distributed.broadcast_object_list(choices, src=0)
+    return choices[0]
+
+
+def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
+    if shared := os.environ.get("SIGHTLINE_CACHE"):
+        return Path(shared)
+    if out is not None:
+        return Path(out) / "cache"
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sightline-")))
+
+
+# The pass
+
+
+def _begin(run: Run, names: Iterable[str], process: Process) -> None:
+    """Before any process writes, the first one lists what all will write: a list has one writer."""
+    run.begin()
+    if run.path is not None:
+        sums = (sums_file(run.path, rank, process.world) for rank in range(process.world))
+        ownership.claim(run.path, *sums, *(run.file(name) for name in names))
+
+
+def _pass(
+    metrics: Mapping[str, Any],
+    plans: Mapping[str, Plan],
+    keys: Mapping[str, str],
+    run: Run,
+    process: Process,
+    device: torch.device,
+    workers: int | None,
+    shown: bool,
+) -> None:
+    plan = plans[next(iter(metrics))]
+    # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
+    splits = sorted({split for name in metrics for split in plans[name].splits})
+    sums = Sums(run.path, fingerprint([keys[name] for name in metrics]), process, metrics)
+    start, skipped = sums.restore()
+    began = time.monotonic()
+    loader = batches(
+        plan.images,
+        {encoder.preprocess for name in metrics for encoder in plans[name].encoders.values()},
+        splits=splits,
+        batch=plan.batch,
+        seed=plan.seed,
+        workers=workers,
+        rank=process.rank,
+        world=process.world,
+        start=start,
+    )
+    total = sum(len(plan.images.indices(split)) for split in splits)
+    count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in splits)
+    done = total * start // count
+    with progress.bar("Comparing", total, done, shown) as move, contextlib.closing(loader), torch.inference_mode():
+        for batch in loader:
+            skipped += batch.skipped
+            if batch.ids:
+                asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
+                _step(batch, asking, plans, device)
+            # Other processes have the batches between this one and the last one of this process.
+            before, done = done, total * (batch.number + 1) // count
+            move(done - before)
+            sums.save(batch.number + 1, skipped)
+        move(total - done)
+    skipped = _of_all_processes(skipped, process)
+    _report_skipped(skipped, shown)
+    if len(skipped) == total:
+        raise InputError(
+            f"None of {counted(total, 'image')} of {plan.images.name} could be read: {': '.join(skipped[0])}"
+        )
+    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
+    for name, metric in metrics.items():
+        with progress.showing(shown):
+            result = result_of(metric)
+        if process.rank == 0:
+            run.save(name, _signed(result, name, keys[name], plans[name], run))
+        elif run.path is None:
+            run.save(name, result)
+    if process.rank == 0:
+        run.request["timing"] = timing
+        known = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
+        run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*known, *skipped])]
+        run.save_request()
+    sums.forget()
+    if process.world > 1:
+        torch.distributed.barrier()
+
+
+def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device) -> None:
+    """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
+    plan = plans[next(iter(metrics))]
+    encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
+    reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
+    views = dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split])
+    for metric in metrics.values():
+        if hasattr(metric, "begin"):
+            metric.begin(batch)
+    for key, encoder in encoders.items():
+        pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
+        for view in views:
+            asking = {
+                name: set(plans[name].sites.get(key, ())) for name in metrics if view in plans[name].views[batch.split]
+            }
+            see = _see(Key(key, "", view), asking, metrics, reductions, device)
+            wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
+            if not wanted:
+                continue
+            inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
+            with (
+                watch(encoder.sites, wanted, see),
+                torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
+            ):
+                encoder(inputs)
+    for name, metric in metrics.items():
+        metric.update(batch, reductions[name])
+
+
+def _see(
+    whose: Key,
+    asking: Mapping[str, set[str]],
+    metrics: Mapping[str, Any],
+    reductions: Mapping[str, dict[Key, Any]],
+    device: torch.device,
+) -> Callable[[str, Any], None]:
+    """Hands an activation to the analyses that ask for it; they keep what they make of it."""
+
+    def see(site: str, activation: Tensor | AttentionProduct) -> None:
+        key = whose._replace(site=site)
+        whole: Tensor | None = None if isinstance(activation, AttentionProduct) else activation
+        with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
+            for name, sites in asking.items():
+                if site not in sites:
+                    continue
+                product = isinstance(activation, AttentionProduct) and getattr(metrics[name], "products", False)
+                if not product and whole is None:
+                    whole = activation.map() if isinstance(activation, AttentionProduct) else activation
+                reductions[name][key] = metrics[name].reduce(key, activation if product else whole)
+
+    return see
+
+
+def _of_all_processes(skipped: list[tuple[str, str]], process: Process) -> list[tuple[str, str]]:
+    if process.world == 1:
+        return skipped
+    parts: list[list[tuple[str, str]]] = [[]] * process.world
+    torch.distributed.all_gather_object(parts, skipped)
+    return [pair for part in parts for pair in part]
+
+
+def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:
+    if skipped and shown:
+        images, were = counted(len(skipped), "image"), "was" if len(skipped) == 1 else "were"
+        progress.console().print(f"[yellow]{images} could not be read and {were} skipped:[/yellow]")
+        for name, reason in skipped[:10]:
+            progress.console().print(f"  {name}: {reason}", markup=False)
+
+
+def _signed(result: xr.Dataset, name: str, key: str, plan: Plan, run: Run) -> xr.Dataset:
+    """A result with what it takes to reproduce it."""
+    about = {k: run.request[k] for k in ("encoders", "images", "settings")}
+    about |= {k: v for k, v in provenance().items() if k in ("versions", "date")}  # the folder may be older
+    return result.assign_attrs(analysis=name, fingerprint=key, provenance=json.dumps(about))

@@ -1,0 +1,1 @@
+"""Measures on arrays alone."""

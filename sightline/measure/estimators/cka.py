@@ -1,0 +1,208 @@
+"""Centred kernel alignment (CKA) of whole arrays, and its parts for those who sum over batches.
+
+    HSIC₁(K, L) = ⟨K̃, L̃⟩ / (n (n − 3)),   K̃ the U-centred Gram matrix K = X Xᵀ of n images, zero diagonal
+    CKA = Σ_b HSIC₁(K_b, L_b) / √(Σ_b HSIC₁(K_b, K_b) · Σ_b HSIC₁(L_b, L_b))     over minibatches b
+
+⟨K̃, L̃⟩ with U-centred matrices (Székely & Rizzo 2014) equals the textbook tr(K̃L̃) + 1ᵀK̃1·1ᵀL̃1/((n−1)(n−2)) −
+2/(n−2)·1ᵀK̃L̃1 (Song et al. 2012) term by term, but does not cancel, and ⟨K̃, K̃⟩ ≥ 0 by construction. With all Gram
+matrices of a batch as rows of one matrix, all pairs of layers of all encoders are one matrix product.
+
+Source: Nguyen, Raghu & Kornblith 2021 (minibatch CKA), as used by Shekhar et al. 2023, Appendix B.1.
+
+Shapes: n images of a batch, p features, S layers, G groups of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from sightline.core.errors import InputError
+from sightline.images.pipeline import batch_count
+from sightline.images.sets import FEWEST
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["GROUPS", "TOKENS", "bootstrap", "centre", "cka", "gram", "products", "ratio", "study"]
+
+
+TOKENS = ("all", "cls", "mean", "patches")
+GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
+CHUNK = 16384  # columns of the activations that are multiplied at a time; 32 rows of them stay in the cache
+
+
+# Whole arrays
+
+
+def cka(
+    x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, batch: int | None = 32, *, unbiased: bool = True
+) -> float:
+    """CKA of two whole arrays of activations (images first), in float64.
+
+    Unbiased: minibatches of `batch` images (all at once with `batch=None`), the last ones shared out evenly.
+    `unbiased=False` is the biased full-batch form ‖YᵀX‖²_F / (‖XᵀX‖_F ‖YᵀY‖_F) on centred columns.
+
+    >>> x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    >>> round(cka(x, 3 * x.flip(1) + 100), 6)
+    1.0
+    >>> noise = torch.randn(256, 500, generator=torch.Generator().manual_seed(1))
+    >>> abs(cka(x, noise, unbiased=True)) < 0.1 < cka(x, noise, unbiased=False)
+    True
+    """
+    a, b = (torch.as_tensor(v if isinstance(v, Tensor) else np.asarray(v)) for v in (x, y))
+    if a.ndim < 2 or b.ndim < 2 or len(a) != len(b) or len(a) < FEWEST:
+        raise InputError(
+            f"CKA needs features (images, …) of the same images twice, at least {FEWEST} of them; "
+            f"got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if batch is not None and batch < FEWEST:
+        raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
+    a, b = a.flatten(1).double(), b.flatten(1).double()
+    parts = 1 if batch is None or not unbiased else batch_count(len(a), batch)
+    hsic = torch.zeros(2, 2, dtype=torch.float64)
+    for rows in torch.arange(len(a)).tensor_split(parts):
+        centred = centre(torch.stack([gram(a[rows]), gram(b[rows])]), unbiased)
+        hsic += len(rows) * products(centred, unbiased)
+    return float(ratio(hsic.numpy(force=True))[0, 1])
+
+
+def study(
+    x: Tensor | npt.ArrayLike,
+    y: Tensor | npt.ArrayLike,
+    batches: Sequence[int] = (32, 64, 128, 256, 512, 1024),
+    counts: Sequence[int] = (),
+    draws: int = 10,
+    seed: int = 0,
+) -> xr.Dataset:
+    """How far minibatch CKA depends on the batch size and on the number of images: mean and deviation over draws.
+
+    A draw takes `count` of the images (`counts` empty: all of them) and puts them into random batches; the same images
+    in the same order for every batch size. A batch size beyond `count` means all at once.
+
+    >>> x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    >>> found = study(x, x + torch.randn(256, 8, generator=torch.Generator().manual_seed(1)), [8, 32], [64, 256])
+    >>> found["mean"].round(1).values.tolist(), bool((found["std"][0] > found["std"][1]).all())
+    ([[0.5, 0.5], [0.5, 0.5]], True)
+    """
+    a, b = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
+    counts = list(counts) or [len(a)]
+    if not batches or draws < 1 or max(counts) > len(a):
+        raise InputError(
+            f"A study of CKA needs a batch size, a draw, and counts of at most the {len(a)} images that there are; "
+            f"got {len(batches)} batch sizes, {draws} draws and counts up to {max(counts)}"
+        )
+    random = np.random.Generator(np.random.Philox(seed))
+    orders = [torch.from_numpy(random.permutation(len(a))) for _ in range(draws)]
+    values = np.array(
+        [[[cka(a[o[:count]], b[o[:count]], batch) for o in orders] for batch in batches] for count in counts]
+    )
+    dims = ("count", "batch")
+    return xr.Dataset(
+        {"mean": (dims, values.mean(-1)), "std": (dims, values.std(-1))},
+        coords={"count": counts, "batch": list(batches)},
+        attrs={"draws": draws, "seed": seed},
+    )
+
+
+# Gram matrices
+
+
+def gram(x: Tensor) -> Tensor:
+    """Gram matrix for CKA, (n, p) → float64 (n, n); exactly zero if all rows are the same.
+
+    CKA does not see the mean of the features, but float32 does: its error grows with mean² / variance. So where the
+    mean dominates, in a sample or in the end, it is taken off all rows, chunk by chunk while in the cache.
+    """
+    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    # The look at the sample waits for the device, which is worth it only where products are slower than that.
+    if x.device.type == "cpu" and not _mean_dominates(_products(x[:, :CHUNK])):
+        total = _products(x)
+        if not _mean_dominates(total):
+            return total
+    total = _products(x, shift=True)
+    # What is left of constant features is rounding: about eps of each feature.
+    rounding = len(x) * x[0].double().square().sum() * (8 * torch.finfo(x.dtype).eps) ** 2
+    return torch.where(total.trace() <= rounding, 0.0, total)
+
+
+def _products(x: Tensor, shift: bool = False) -> Tensor:
+    """X Xᵀ, or that of the rows minus the mean of (at most 32 of) them; summed over chunks of columns in float64."""
+    total = x.new_zeros((len(x), len(x)), dtype=torch.float64)
+    few = x[:: -(-len(x) // 32)]  # a longer sum would round constant features to something else
+    share = few.new_full((len(few),), 1 / len(few))
+    for start in range(0, x.shape[1], CHUNK):
+        part = x[:, start : start + CHUNK]
+        if shift:  # not by one of the rows, which might be an outlier; a product is faster than a mean over rows
+            part = part - few[:, start : start + CHUNK].T @ share
+        total += part @ part.T
+    return total
+
+
+def _mean_dominates(gram: Tensor) -> bool:
+    """Whether less than a quarter of the squares is variance, or they are not finite: Σ‖x − x̄‖² < ¼ Σ‖x‖²."""
+    return not gram.trace() - gram.mean() * len(gram) >= 0.25 * gram.trace()
+
+
+# From Gram matrices to CKA
+
+
+def centre(grams: Tensor, unbiased: bool = True) -> Tensor:
+    """U-centre (unbiased) or double-centre (biased) Gram matrices: (…, n, n) → (…, n, n)."""
+    n = grams.shape[-1]
+    if not unbiased:
+        rows = grams.mean(-1, keepdim=True)
+        return grams - rows - rows.mT + rows.mean(-2, keepdim=True)
+    grams = grams - torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
+    rows = grams.sum(-1, keepdim=True) / (n - 2)
+    centred = grams - rows - rows.mT + rows.sum(-2, keepdim=True) / (n - 1)
+    centred = centred - torch.diag_embed(centred.diagonal(dim1=-2, dim2=-1))
+    # Where all images but one are the same, nothing but rounding is left, and its ratio would look like a value.
+    whole, left = (torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True) for part in (grams, centred))
+    return centred.mul_(left > 1e-12 * whole)
+
+
+def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False) -> Tensor:
+    """HSIC of all pairs: (…, S, n, n) → (…, S, S). `shuffled` pairs every image with the next one, not itself."""
+    n = centred.shape[-1]
+    other = centred.roll((1, 1), (-2, -1)) if shuffled else centred
+    scale = n * (n - 3) if unbiased else (n - 1) ** 2
+    return centred.flatten(-2) @ other.flatten(-2).mT / scale
+
+
+def ratio(hsic: npt.NDArray[np.float64], norm: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
+    """CKA from summed HSIC (…, S, S); NaN where a layer's own HSIC is zero. `norm`: take the diagonal from there."""
+    own = np.diagonal(hsic if norm is None else norm, axis1=-2, axis2=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = np.sqrt(own)
+        value = hsic / (root[..., :, None] * root[..., None, :])
+    return np.where(np.isfinite(value), value, np.nan)
+
+
+def bootstrap(
+    hsic: npt.NDArray[np.float64], replicates: int, seed: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """95 % percentile interval of CKA: resample the groups of (G, …, S, S), sum again, take the ratio again.
+
+    NaN where that is not known: of a single group, or where a replicate has no value.
+    """
+    low, high = (np.full(hsic.shape[1:], np.nan) for _ in range(2))
+    groups = len(hsic)
+    if groups < 2:
+        return low, high
+    random = np.random.Generator(np.random.Philox(seed))
+    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=replicates).astype(np.float64)
+    own = np.tensordot(draws, np.diagonal(hsic, axis1=-2, axis2=-1), 1)  # (R, …, S)
+    for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = np.tensordot(draws, hsic[..., row, :], 1) / np.sqrt(own * own[..., row, None])
+        known = np.isfinite(values).all(0)
+        if known.any():
+            ends = np.percentile(values[:, known], [2.5, 97.5], axis=0)
+            low[..., row, :][known], high[..., row, :][known] = ends
+    return low, high

@@ -1,0 +1,114 @@
+"""Layers: pairs of encoder and site, the sums that analyses keep for each, and where they lie in a labelled result.
+
+B images of a batch, S layers, K numbers per image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.encoders.sites import block_numbers, layer_type, union_of_sites
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.images.sets import Images
+
+__all__ = ["Layers", "add_images", "mean_of_images", "sample_rows"]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a plan in order.
+
+    >>> layers = Layers({"vit": ["block.0", "block.1"], "cnn": ["block.0"]})
+    >>> layers.spread(np.array([1.0, 2.0, 3.0]))
+    array([[ 1.,  2.],
+           [ 3., nan]])
+    """
+
+    of: Mapping[str, Sequence[str]]  # encoder → its sites
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((encoder, site) for encoder, sites in self.of.items() for site in sites)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.of.values()))
+
+    @property
+    def encoders(self) -> list[str]:
+        """Names of the encoders."""
+        return list(self.of)
+
+    @property
+    def sites(self) -> list[str]:
+        """Sites of all encoders, each once, in order of computation."""
+        return union_of_sites(self.of)
+
+    def index(self, encoder: str, site: str) -> int:
+        """Where a layer stands in the order."""
+        before = 0
+        for name, sites in self.of.items():
+            if name == encoder:
+                return before + list(sites).index(site)
+            before += len(sites)
+        raise KeyError((encoder, site))
+
+    def spread(self, values: npt.NDArray[Any] | Sequence[str], fill: Any = np.nan) -> npt.NDArray[Any]:
+        """(S, …) over layers → (encoders, sites, …), `fill` where an encoder has no such site."""
+        values = np.asarray(values)
+        sites = self.sites
+        full = np.full(
+            (len(self.of), len(sites), *values.shape[1:]), fill, object if values.dtype.kind in "UO" else None
+        )
+        rows = [self.encoders.index(encoder) for encoder, _ in self]
+        full[rows, [sites.index(site) for _, site in self]] = values
+        return full.astype(str) if full.dtype == object else full
+
+    def coords(self) -> dict[str, Any]:
+        """Coordinates of a result over encoder and site."""
+        sites = self.sites
+        return {
+            "encoder": self.encoders,
+            "site": sites,
+            "layer_type": ("site", [layer_type(site) for site in sites]),
+            "block": ("site", block_numbers(sites)),
+        }
+
+
+def add_images(sums: Tensor, layer: int, values: Tensor) -> None:
+    """Add the numbers (B, k) of a batch to `sums` (S, 3, K) of a layer: images, sum, sum of squares, in float64."""
+    k = values.shape[1]
+    values = values.double()
+    sums[layer, :, :k] += torch.stack([torch.full_like(values[0], len(values)), values.sum(0), values.square().sum(0)])
+
+
+def mean_of_images(
+    sums: Tensor,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean over images (S, K) and its 95 % interval, mean ± 1.96 · deviation / √images; NaN where there are none.
+
+    >>> sums = torch.zeros(1, 3, 2, dtype=torch.float64)
+    >>> add_images(sums, 0, torch.tensor([[1.0], [3.0]]))
+    >>> [part.round(2).tolist() for part in mean_of_images(sums)]
+    [[[2.0, nan]], [[0.04, nan]], [[3.96, nan]]]
+    """
+    n, total, squares = sums.numpy(force=True).swapaxes(0, 1)  # each (S, K)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = total / n
+        variance = np.maximum(squares - n * mean**2, 0.0) / (n - 1)
+        half = 1.959963984540054 * np.sqrt(variance / n)
+    return mean, mean - half, mean + half
+
+
+def sample_rows(images: Images, split: str, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Rows (`Batch.rows`) of at most `count` images of a split, balanced over classes, the same for every batching."""
+    chosen = images.sample(max(count, 4), seed).indices(split) if len(images.indices(split)) > count else None
+    rows = np.arange(len(images.indices(split))) if chosen is None else np.searchsorted(images.indices(split), chosen)
+    return rows[:count]

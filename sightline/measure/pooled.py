@@ -1,0 +1,298 @@
+"""Pooled features of the pass on disk, for analyses that look at the features of all images when the pass is over.
+
+    class Analysis(Pooled):
+        def __init__(self, config, plan):
+            super().__init__(plan, ("train", "test"), {("vit", "norm"): ("cls",)})  # which features of which sites
+
+        def compute(self):
+            self.finish()                                          # all processes have written their rows
+            train = self.features("vit", "norm", "cls", "plain", "train")     # read in blocks: train[start:stop]
+
+A view of the images other than `plain` enters the key of the files, so that plain features are found by all analyses
+and by later runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torchmetrics
+import xarray as xr
+from torch import Tensor
+
+from sightline.core.errors import InputError
+from sightline.core.processes import barrier, rank
+from sightline.core.results import ABSENT
+from sightline.encoders.sites import token_view
+from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.layers import Layers
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.encoders.encoder import Encoder
+    from sightline.images.pipeline import Batch
+    from sightline.measure.plan import Key, Plan
+
+__all__ = [
+    "FEATURES",
+    "POOLINGS",
+    "Matrix",
+    "Pooled",
+    "Wanted",
+    "Which",
+    "disk",
+    "every_site",
+    "flaw",
+    "matrices",
+    "poolings",
+    "widths",
+]
+
+
+POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
+JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read
+FEATURES = (*POOLINGS, *JOINED)
+BLOCK = 4096  # rows that are read at a time
+CONSTANT = 1e-6  # what differs by less of its size is rounding, in float32
+
+Wanted = Mapping[tuple[str, str], Collection[str]]  # encoder and site → features
+
+
+class Which(NamedTuple):
+    """Names of one matrix of features."""
+
+    encoder: str
+    site: str
+    feature: str
+    view: str
+    split: str
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """Matrices of the same rows as one; what is not asked for stays on disk."""
+
+    parts: tuple[npt.NDArray[Any], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and the widths of all together."""
+        return len(self), sum(part.shape[1] for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return np.concatenate([part[rows] for part in self.parts], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Some rows of a matrix on disk; what is not sliced stays there.
+
+    >>> matrix = Matrix(np.arange(8.0).reshape(4, 2), np.array([0, 2, 3]))
+    >>> matrix.shape, matrix[1:].tolist()
+    ((3, 2), [[4.0, 5.0], [6.0, 7.0]])
+    >>> matrix.some(np.array([2]))[:].tolist()
+    [[6.0, 7.0]]
+    """
+
+    values: npt.NDArray[Any] | SideBySide
+    rows: npt.NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        return len(self.rows), self.values.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> npt.NDArray[Any]:
+        chosen: npt.NDArray[Any] = self.values[self.rows[part]]
+        return chosen
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        # Indexing would copy the whole file into memory, so only where rows are missing.
+        whole = isinstance(self.values, np.ndarray) and len(self.rows) == len(self.values)
+        return np.array(self.values if whole else self[:], dtype=dtype, copy=copy)
+
+    def some(self, chosen: npt.NDArray[np.int64]) -> Matrix:
+        """These of its rows, still on disk."""
+        return Matrix(self.values, self.rows[chosen])
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """All rows, some at a time."""
+        return (self[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+
+
+class Pooled(torchmetrics.Metric):
+    """Writes the features that are wanted to disk; the analysis that derives from it computes with them at the end."""
+
+    full_state_update = False
+    seen: Tensor  # (splits,) images whose features were written
+
+    def __init__(self, plan: Plan, splits: Sequence[str], wanted: Wanted) -> None:
+        super().__init__()
+        self.plan, self.splits, self.wanted = plan, tuple(splits), wanted
+        self.files = matrices(plan, splits, wanted)
+        if not self.files:
+            raise InputError("None of these sites gives a feature of the kind that is asked for; choose others")
+        self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
+        self.reserved = False
+        self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
+        """Pooled vectors (B, D), copied: the activation itself does not outlive its layer."""
+        names = _kept(self.wanted.get((key.encoder, key.site), ()))
+        found = poolings(activation, self.plan.encoders[key.encoder], names) if names else {}
+        return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in found.items()}
+
+    def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
+        """Write the rows of this batch."""
+        if batch.split not in self.splits:
+            return
+        if not self.reserved:  # not before the pass has told its cost and checked the disk
+            reserve(self.files.values())
+            self.reserved = True
+        rows = batch.rows.numpy(force=True)
+        for key, found in reductions.items():
+            for feature, vector in found.items():
+                which = Which(key.encoder, key.site, feature, key.view, batch.split)
+                self.files[which].write(rows, vector.numpy(force=True))
+        self.seen[self.splits.index(batch.split)] += len(rows)
+
+    def finish(self) -> None:
+        """All processes have written their rows: one of them closes the files."""
+        barrier()
+        for which, entry in self.files.items():
+            expected = int(self.seen[self.splits.index(which.split)])
+            if expected == 0:
+                raise InputError(
+                    f"None of the {which.split} images of {self.plan.images.name} could be read; give some"
+                )
+            if not entry.complete and (not entry.exists or int(entry.written().sum()) != expected):
+                raise InputError(
+                    f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
+                    "delete the folder 'cache' of the run and give the same command again"
+                )
+        barrier()
+        if rank() == 0:
+            for entry in self.files.values():
+                entry.finish()
+        barrier()
+        for split in self.splits:  # the same images for all, or rows of two encoders would not be one image
+            valid = [entry.written() for which, entry in self.files.items() if which.split == split]
+            self.rows[split] = np.flatnonzero(np.logical_and.reduce(valid))
+
+    def labels(self, split: str) -> npt.NDArray[np.int64]:
+        """Labels of the images of a split that could be read and have one."""
+        labels: npt.NDArray[np.int64] = self.plan.images.labels_of(split)[self.labelled(split)]
+        return labels
+
+    def labelled(self, split: str) -> npt.NDArray[np.int64]:
+        """Rows of the images of a split that could be read and have a label."""
+        rows = self.rows[split]
+        rows = rows[self.plan.images.labels_of(split)[rows] >= 0]
+        if not len(rows):
+            raise InputError(f"None of the {split} images with a label could be read; give some")
+        return rows
+
+    def features(self, encoder: str, site: str, feature: str, view: str, split: str, labelled: bool = True) -> Matrix:
+        """Features of the images that could be read and, unless told otherwise, have a label."""
+        parts = tuple(self.files[Which(encoder, site, part, view, split)].read()[0] for part in _kept([feature]))
+        values = parts[0] if len(parts) == 1 else SideBySide(parts)
+        return Matrix(values, self.labelled(split) if labelled else self.rows[split])
+
+    def dataset(
+        self, names: Sequence[str], answers: Mapping[tuple[str, str, str], tuple[Sequence[float], str]]
+    ) -> xr.Dataset:
+        """Numbers `names` and the reason where there are none, over encoder, site and feature."""
+        layers, known = Layers(self.plan.sites), {feature for _, _, feature in answers}
+        encoders, sites, features = layers.encoders, layers.sites, [name for name in FEATURES if name in known]
+        values = np.full((len(names), len(encoders), len(sites), len(features)), np.nan)
+        reason = np.full(values.shape[1:], ABSENT, dtype=object)
+        for encoder, site in layers:
+            reason[encoders.index(encoder), sites.index(site)] = "this site has no such feature"
+        for (encoder, site, feature), (numbers, why) in answers.items():
+            at = encoders.index(encoder), sites.index(site), features.index(feature)
+            values[(slice(None), *at)], reason[at] = numbers, why
+        dims = ("encoder", "site", "feature")
+        data = {name: (dims, part) for name, part in zip(names, values, strict=True)}
+        return xr.Dataset({**data, "reason": (dims, reason.astype(str))}, {**layers.coords(), "feature": features})
+
+
+def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tuple(POOLINGS)) -> dict[str, Tensor]:
+    """The features that exist at a site, each (B, D); without prefix tokens there is only GAP."""
+    prefix = encoder.tokens.prefix if encoder.tokens is not None else 0
+    views = {name: POOLINGS[name] for name in names if name == "gap" or prefix}
+    found = {name: token_view(activation, view, encoder.tokens) for name, view in views.items()}
+    return {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+
+
+def widths(plan: Plan, encoder: str, site: str) -> dict[str, int]:
+    """The features that exist at a site, and how wide each is."""
+    blank = torch.empty(1, *plan.shapes[encoder][site])
+    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder]).items()}
+    joined = {name: sum(found[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(found)}
+    return found | joined
+
+
+def _kept(features: Iterable[str]) -> tuple[str, ...]:
+    """The poolings that are written for these features.
+
+    >>> _kept(["cls_gap", "gap"])
+    ('cls', 'gap')
+    """
+    return tuple(dict.fromkeys(part for name in features for part in JOINED.get(name, (name,))))
+
+
+def every_site(plan: Plan, names: Collection[str] = tuple(POOLINGS)) -> dict[tuple[str, str], tuple[str, ...]]:
+    """These features of all sites of all encoders, where they exist."""
+    return {
+        (encoder, site): tuple(name for name in widths(plan, encoder, site) if name in names)
+        for encoder, sites in plan.sites.items()
+        for site in sites
+    }
+
+
+def matrices(plan: Plan, splits: Sequence[str], wanted: Wanted) -> dict[Which, Features]:
+    """Every matrix that the pass will write."""
+    found = {}
+    about = {
+        (name, split): describe_features(encoder, plan.images, split, plan.precision)
+        for name, encoder in plan.encoders.items()
+        for split in splits
+    }
+    for (encoder, site), features in wanted.items():
+        width = widths(plan, encoder, site)
+        for feature in _kept(features):
+            for split in splits:
+                for view in plan.views[split]:
+                    what = {**about[encoder, split], "site": site, "feature": feature}
+                    if view != "plain":  # what is random in a view depends on the seed
+                        what |= {"view": view, "seed": plan.seed}
+                    entry = Features(plan.cache, what, len(plan.images.indices(split)), width[feature])
+                    found[Which(encoder, site, feature, view, split)] = entry
+    return found
+
+
+def disk(plan: Plan, splits: Sequence[str], wanted: Wanted) -> int:
+    """Bytes of those that are not there yet."""
+    return sum(entry.bytes for entry in matrices(plan, splits, wanted).values() if not entry.exists)
+
+
+def flaw(features: Matrix, split: str, constant: bool = True) -> str:
+    """Why nothing can be told from these features: they are not finite, or the same for all images; "" if neither."""
+    if bad := len(features) - sum(int(np.isfinite(block).all(1).sum()) for block in features.blocks()):
+        are = "is" if bad == 1 else "are"
+        return f"{bad} of {len(features)} {split} features {are} not finite (NaN or infinity)"
+    first = features[:1]
+    if constant and all((np.abs(block - first) <= CONSTANT * np.abs(first).max()).all() for block in features.blocks()):
+        return f"the features are the same for all {'training' if split == 'train' else split} images"
+    return ""

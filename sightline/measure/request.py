@@ -1,0 +1,193 @@
+"""What is asked of a pass: which encoders, which analyses on which images, and what of it cannot be done, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from sightline.core import plugins
+from sightline.core.errors import InputError, counted
+from sightline.core.run_folder import provenance
+from sightline.encoders.encoder import Encoder, name_apart
+from sightline.encoders.files.weights import hash_weights
+from sightline.encoders.loading import load_encoder
+from sightline.images.loading import load_images
+from sightline.images.sets import FEWEST, Images, join
+from sightline.measure.plan import Plan, module_of
+
+__all__ = [
+    "check_labels",
+    "check_settings",
+    "choose_analyses",
+    "default_analyses",
+    "describe_request",
+    "lacking_splits",
+    "left_out_of",
+    "make_metrics",
+    "members_of",
+    "with_conflict",
+]
+
+
+def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -> None:
+    """A classifier without classes would be a number without meaning: say so before the pass."""
+    found = {split: set(images.labels_of(split).tolist()) - {-1} for split in splits}
+    for split, classes in found.items():
+        if len(classes) < (2 if split == "train" else 1):
+            raise InputError(
+                f"{title} needs labels of at least two classes, but the {split} split of {images.name} has "
+                f"{counted(len(classes), 'labelled class') if classes else 'no labelled classes'}; "
+                f"give images with class folders or labels, or leave {name} out (--only cka)"
+            )
+    for split, classes in found.items():
+        if not classes & found["train"]:
+            raise InputError(
+                f"{title} cannot be right on {images.name}: no class of the {split} split is in the train split; "
+                f"give more images of each class, or leave {name} out (--only cka)"
+            )
+
+
+def members_of(
+    encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
+) -> dict[str, Encoder]:
+    """The encoders by name, each with the hash of the weights that it has now."""
+    if isinstance(encoders, Mapping):
+        loaded = [load_encoder(what, name=name) for name, what in encoders.items()]
+    else:
+        several = [encoders] if isinstance(encoders, (str, Encoder, nn.Module)) else encoders
+        loaded = [load_encoder(what) for what in several]
+    if not loaded:
+        raise InputError("There is nothing to compare; give at least one encoder")
+    # Again: a module may have been trained on since it was loaded, and a stale hash would find stale features.
+    return name_apart(replace(encoder, weights=hash_weights(encoder.module)) for encoder in loaded)
+
+
+def choose_analyses(
+    analyses: Sequence[str] | Mapping[str, Any] | None, also: Sequence[str] | Mapping[str, Any] = ()
+) -> tuple[dict[str, Any], set[str]]:
+    """Analyses with their settings, and those of them that were named, which may not be left out."""
+    if analyses is None or analyses == "all":
+        given: Mapping[str, Any] = {}
+        others = default_analyses() if analyses is None else plugins.names("analyses")
+    else:
+        given, others = _with_settings(analyses), []
+    given = {**given, **_with_settings(also)}
+    chosen = {**dict.fromkeys(others), **given}
+    if not chosen:
+        raise InputError("No analysis is chosen; name at least one (`sightline list analyses`)")
+    return {n: module_of(n).Config() if config is None else config for n, config in chosen.items()}, set(given)
+
+
+def _with_settings(analyses: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    names = [analyses] if isinstance(analyses, str) else analyses
+    return names if isinstance(names, Mapping) else dict.fromkeys(names)
+
+
+def default_analyses() -> list[str]:
+    """Those that need no more than one forward pass of each image; the others run when they are named."""
+    return [name for name in plugins.names("analyses") if module_of(name).BY_DEFAULT]
+
+
+def with_conflict(images: Images, conflict: Images | str | None, configs: Mapping[str, Any]) -> Images:
+    """The images with the cue-conflict images beside them, if an analysis asks for some and there are any."""
+    from sightline.images.sources.shapes import Shapes
+
+    if not any("conflict" in module_of(name).SPLITS for name in configs):
+        if conflict is not None:
+            raise InputError("Cue-conflict images are of use for shape_bias only; name it (--also shape_bias)")
+        return images
+    source = images.source
+    if conflict is None and isinstance(source, Shapes) and source.kind == "plain":
+        conflict = f"shapes:conflict?size={source.size}&seed={source.seed}"
+    if conflict is None:
+        return images
+    others = load_images(conflict)
+    if "texture" not in others.extras:
+        raise InputError(
+            f"{others.name} has no texture labels; cue-conflict images are shapes:conflict, or files named after shape "
+            "and texture, cat4-truck3.png, with folder:PATH?names=shape-texture"
+        )
+    count = len(images.indices("test")) if isinstance(conflict, str) else None  # as many as there are others
+    return join(images, "conflict", others.sample(count, seed=0))
+
+
+def lacking_splits(configs: Mapping[str, Any], images: Images, named: Collection[str]) -> dict[str, str]:
+    """Analyses that need a split which only `join` could have given."""
+    lacking = {
+        name: f"{name} needs cue-conflict images, the shape of one class with the texture of another; "
+        "give them with --conflict (conflict= in Python), or leave it out"
+        for name in configs
+        if "conflict" in module_of(name).SPLITS and "conflict" not in images.splits
+    }
+    for name in named:
+        if name in lacking:
+            raise InputError(lacking[name])
+    return lacking
+
+
+def make_metrics(
+    configs: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device, named: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The analyses that these encoders and images allow, and why not the others; of those `named` that is an error."""
+    metrics, declined = {}, {}
+    for name, plan in plans.items():
+        try:
+            if not plan.encoders:
+                reasons = "; ".join(f"{key}: {why}" for key, why in plan.left_out.items())
+                raise InputError(f"{name} cannot be measured on these encoders ({reasons}); leave it out")
+            metrics[name] = module_of(name).Analysis(configs[name], plan).to(device)
+        except InputError as error:
+            if name in named:
+                raise
+            declined[name] = str(error)
+    if not metrics:
+        raise InputError("; ".join(declined.values()))
+    return metrics, declined
+
+
+def left_out_of(plans: Mapping[str, Plan], declined: Mapping[str, str]) -> dict[str, Any]:
+    """Analysis → why it was left out, or encoder → why that one was."""
+    return {name: dict(plan.left_out) for name, plan in plans.items() if plan.left_out} | dict(declined)
+
+
+def check_settings(batch: int, precision: str, seed: int) -> None:
+    """Refuse settings that no pass can have."""
+    if batch < FEWEST:
+        raise InputError(f"The batch size is {batch}, but the unbiased CKA needs at least {FEWEST} images in a batch")
+    if precision not in ("float32", "bf16"):
+        raise InputError(f"There is no precision {precision!r}; choose float32 or bf16")
+    if seed < 0:
+        raise InputError(f"The seed is {seed}, but a whole number from 0 on is expected")
+
+
+def describe_request(
+    encoders: Mapping[str, Encoder],
+    images: Images,
+    plans: Mapping[str, Plan],
+    configs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What the run folder remembers of it."""
+    return {
+        "encoders": [encoder.describe() for encoder in encoders.values()],
+        "images": images.describe(),
+        "settings": dict(settings),
+        "analyses": {
+            name: {"config": asdict(configs[name]), "splits": list(plan.splits), "sites": plan.sites} | _beside(plan)
+            for name, plan in plans.items()
+        },
+        **provenance(),
+    }
+
+
+def _beside(plan: Plan) -> dict[str, Any]:
+    """Images that only this analysis sees."""
+    return {
+        split: {"images": about.partition("\n")[0], "count": len(plan.images.splits[split])}
+        for split, about in plan.images.beside.items()
+        if split in plan.splits
+    }

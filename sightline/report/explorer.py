@@ -1,0 +1,85 @@
+"""The explorer of layer pairs within the report: what is packed into the page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sightline.core.results import ABSENT
+from sightline.report.figures import linked_charts
+from sightline.report.html import asset, clean, escaped
+
+__all__ = ["explorer_html", "pack_explorer"]
+
+
+PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
+
+
+def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
+    """Whatever compares every layer of every encoder with every other gets the linked view; None for other results."""
+    names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and v.dims[:-4] in {(), ("tokens",)}]
+    main = next((n for n in names if not n.endswith(("_low", "_high", "_null"))), None)
+    if main is None:
+        return None
+    label = main.upper() if len(main) <= 4 else main
+    views = result if "tokens" in result[main].dims else result.expand_dims("tokens")
+    parts = {"value": main, "low": f"{main}_low", "high": f"{main}_high", "null": f"{main}_null"}
+    values = {part: views[n].transpose("tokens", *PAIR).values for part, n in parts.items() if n in names}
+    encoders, sites = ([clean(v) for v in result[axis].values] for axis in ("encoder_a", "site_a"))
+    shape = (values["value"].shape[0], len(encoders), len(sites))
+    reason = np.full(shape, "", dtype=object)
+    if "reason" in views:
+        reason = views.reason.transpose("tokens", "encoder", "site").values.astype(object)
+    kinds = result.layer_type.values.astype(str) if "layer_type" in result.coords else np.full(len(sites), "all")
+    blocks = result.block.values.astype(int) if "block" in result.coords else np.full(len(sites), -1)
+    has = ((reason != "") & (reason != ABSENT)).any(0) | np.isfinite(values["value"]).any((0, 2, 4))  # (encoder, site)
+    own = [np.flatnonzero(row) for row in has]
+    words, codes = np.unique(reason.astype(str), return_inverse=True)
+    codes = codes.reshape(shape)
+    found = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
+    return {
+        "variable": main, "label": label, "title": title, "encoders": encoders,
+        "tokens": [clean(t) for t in views.tokens.values] if "tokens" in views.coords else ["all"],
+        "types": [*sorted(set(found) - {"all"}, key=lambda k: (k != "block", found.index(k))), "all"],
+        "sites": [[sites[i] for i in mine] for mine in own],
+        "kinds": [[str(kinds[i]) for i in mine] for mine in own],
+        "blocks": [[int(blocks[i]) for i in mine] for mine in own],
+        "reasons": [clean(w) for w in words],
+        "reason": [[codes[t, e, mine].tolist() for e, mine in enumerate(own)] for t in range(shape[0])],
+        "values": {part: _packed(array, own) for part, array in values.items()},
+        "spec": linked_charts(label),
+    }  # fmt: skip
+
+
+def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """(tokens, A, B, site of A, site of B) as one float32 string, without absent sites and without a mirrored half."""
+    symmetric = np.allclose(array, array.transpose(0, 2, 1, 4, 3), rtol=0, atol=1e-9, equal_nan=True)
+    blocks = [
+        array[t, a, b][np.ix_(own[a], own[b])].astype("<f4").tobytes()
+        for t in range(len(array))
+        for a in range(len(own))
+        for b in range(a if symmetric else 0, len(own))
+    ]
+    return {"base64": base64.b64encode(b"".join(blocks)).decode(), "symmetric": symmetric}
+
+
+def explorer_html(name: str, data: Mapping[str, Any]) -> str:
+    """The controls of the linked view."""
+
+    def options(names: Sequence[str], chosen: int = 0) -> str:
+        pairs = ((" selected" if i == chosen else "", i, escaped(name)) for i, name in enumerate(names))
+        return "".join(f'<option value="{i}"{selected}>{text}</option>' for selected, i, text in pairs)
+
+    encoders = data["encoders"]
+    return Template(asset("explorer.html")).substitute(
+        name=escaped(name),
+        first=options(encoders),
+        second=options(encoders, min(1, len(encoders) - 1)),
+        types=options(data["types"]),
+        tokens=options(data["tokens"]),
+    )

@@ -1,0 +1,1 @@
+"""Experiments made of trainings and passes."""

@@ -1,0 +1,243 @@
+"""Which blocks does fine-tuning build on? Give some of them random weights first, and see what that costs.
+
+    drop(n) = accuracy fine-tuned from all blocks − accuracy with the first (or last) n of them re-initialised
+
+on the same test images, with the same settings of fine-tuning (transfer/finetune.py) for all.
+
+Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Appendix F, Fig. F.3.
+
+RUN/trainings/ENCODER/none, first-1, last-1, …   a fine-tuning each, `run:RUN/trainings/ENCODER/first-1`
+RUN/results/reinit.nc, RUN/report.html, …        see core/run_folder.py
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from sightline.core import ownership
+from sightline.core.errors import InputError, counted, nearest
+from sightline.core.processes import by_first
+from sightline.core.results import ABSENT, ENDS
+from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.version import __version__
+from sightline.encoders.encoder import Encoder
+from sightline.images.loading import load_images
+from sightline.images.sets import Images
+from sightline.measure.estimators.intervals import difference_of, wilson
+from sightline.measure.request import members_of
+from sightline.report.figures import Figure, curve_over_depth
+from sightline.training.folder import processes
+from sightline.training.loop import make_fabric
+from sightline.training.recipe import read_recipe
+from sightline.transfer.evaluate import _right
+from sightline.transfer.finetune import NAME, Recipe, finetune, make_recipe
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["figures", "headlines", "reinit"]
+
+
+TITLE = "Re-initialised blocks"
+QUESTION = (
+    "Which blocks does fine-tuning build on: what does it cost to give the first or the last ones random weights?"
+)
+FORMULA = """\
+drop(n) = accuracy after fine-tuning all blocks − accuracy after fine-tuning with n blocks re-initialised"""
+HOW_TO_READ = """\
+Every point is a fine-tuning of its own, with the same settings and tested on the same images. A large drop says that
+fine-tuning needs what pre-training has put into these blocks; a drop near 0, that they are learned again as well, or
+were never of use. A curve that rises at once for the first blocks points to an encoder whose early layers matter, as
+those of masked image modelling do; one that rises for the last blocks, to late layers that matter, as those of
+contrastive learning do. The interval is that of the test images, which all models share; it does not tell how much
+another seed of the fine-tuning would change."""
+SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Appendix F, Fig. F.3'
+
+WHICH = ("first", "last")
+NOT_YET = "it is not trained yet"
+
+
+def reinit(
+    encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
+    images: str | Images | None = None,
+    out: str | Path = "runs/reinit",
+    *,
+    counts: Sequence[int] | None = None,
+    ends: Sequence[str] = WHICH,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Run:
+    """Fine-tune each encoder with the first and with the last n blocks re-initialised; gives `run["reinit"]`.
+
+    `counts` are the numbers n, by default 1, 2, 4, … below the depth; n = 0 belongs to it always. `recipe` and
+    `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
+    trained.
+    """
+    members, out = members_of(encoders), Path(out)
+    base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
+    fabric = make_fabric(device, base.training.precision, *processes(None, 1))
+    data = load_images(base.training.images if images is None else images)
+    if base.training.limit:
+        data = data.sample(base.training.limit, base.training.seed)
+    if not (data.labels_of("test") >= 0).any():
+        raise InputError(f"The test images of {data.name} have no labels, so that there is no accuracy; give others")
+    variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
+    request, key = _question(members, data, base, variants)
+    run = plan_run(out, request, overwrite)
+    if run.finished("reinit", key):
+        return run
+    fabric.barrier()  # all have looked at the folder before one of them writes to it
+    by_first(lambda: _begin(run, overwrite))
+    right: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
+    for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
+        folder = _folder(out, name, variant)
+        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
+        tuned = finetune(
+            members[name],
+            data,
+            folder,
+            recipe=recipe,
+            settings={**(settings or {}), "reinit": variant},
+            resume=True,
+            device=device,
+            workers=workers,
+            show_progress=show_progress,
+        )
+        found = by_first(functools.partial(_right, tuned, data, base.optimization.batch, fabric.device, workers))
+        if found is not None:  # the first process
+            right[name, variant] = found
+            done = len(right) == sum(map(len, variants.values()))
+            run.save("reinit", _result(right, members, variants).assign_attrs({"fingerprint": key} if done else {}))
+    return run
+
+
+def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str]) -> list[str]:
+    """What is re-initialised in each fine-tuning, as its setting has it; nothing comes first."""
+    for end in ends:
+        if end not in WHICH:
+            raise InputError(f"There is no end {end!r} of an encoder{nearest(end, WHICH)}")
+    powers = [2**k for k in range(encoder.depth.bit_length()) if 2**k < encoder.depth]
+    numbers = sorted({*(powers if counts is None else counts)} - {0})
+    if not numbers or not ends or numbers[0] < 0 or numbers[-1] > encoder.depth:
+        raise InputError(
+            f"Of the {counted(encoder.depth, 'block')} of {encoder.name}, {', '.join(map(str, numbers)) or 'none'} "
+            f"shall be re-initialised; choose one or more numbers from 1 to {encoder.depth}, and first or last"
+        )
+    return ["", *(f"{end}:{n}" for n in numbers for end in ends)]
+
+
+def _question(
+    members: Mapping[str, Encoder], data: Images, base: Recipe, variants: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Any], str]:
+    """What the run folder remembers, and the hash of all that the result depends on."""
+    about = {
+        "encoders": [encoder.describe() for encoder in members.values()],
+        "images": data.describe(),
+        "settings": {k: v for k, v in base.values().items() if k not in ("encoder", "images", "reinit")},
+    }
+    key = fingerprint([__version__, about, variants])
+    return {"kind": "reinit", **about, "analyses": {"reinit": {"splits": ["test"]}}, **provenance()}, key
+
+
+def _begin(run: Run, anew: bool) -> None:
+    assert run.path is not None
+    if anew:
+        ownership.replaceable(run.path)
+    run.begin()
+    if anew:
+        ownership.remove(run.path, run.path / "trainings")
+
+
+def _folder(out: Path, encoder: str, variant: str) -> Path:
+    return out / "trainings" / re.sub(r"[^\w.-]+", "-", encoder) / (variant.replace(":", "-") or "none")
+
+
+def _result(
+    right: Mapping[tuple[str, str], npt.NDArray[np.bool_]],
+    members: Mapping[str, Encoder],
+    variants: Mapping[str, Sequence[str]],
+) -> xr.Dataset:
+    """Accuracy and drop with their intervals by encoder, end and number of blocks, as far as they are known."""
+    every = [variant.split(":") for found in variants.values() for variant in found if variant]
+    ends, counts = list(dict.fromkeys(end for end, _ in every)), sorted({0, *(int(n) for _, n in every)})
+    shape = (len(members), len(ends), len(counts))
+    accuracy, drop = np.full((2, *shape, 3), np.nan)
+    reason = np.full(shape, ABSENT, object)
+    for (i, name), (j, end), (k, n) in itertools.product(enumerate(members), enumerate(ends), enumerate(counts)):
+        variant = f"{end}:{n}" if n else ""
+        if variant in variants[name]:
+            reason[i, j, k] = NOT_YET
+        if (name, variant) in right:
+            mine = right[name, variant]
+            accuracy[i, j, k] = mine.mean(), *wilson(mine.sum(), len(mine))
+            drop[i, j, k] = difference_of(right[name, ""], mine)
+            reason[i, j, k] = ""
+    dims, values = ("encoder", "end", "n"), {"accuracy": accuracy, "accuracy_drop": drop}
+    return xr.Dataset(
+        {
+            **{f"{name}{end}": (dims, value[..., k]) for name, value in values.items() for k, end in enumerate(ENDS)},
+            "reason": (dims, reason.astype(str)),
+        },
+        coords={"encoder": list(members), "end": ends, "n": counts},
+        attrs={
+            "test_images": len(next(iter(right.values()))),
+            "interval": "95 %: Wilson for accuracies, paired over test images for drops",
+        },
+    )
+
+
+# The page
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Drop and accuracy against the number of blocks, a panel for each end."""
+    text = (
+        "Accuracy after fine-tuning all blocks minus that with n of them re-initialised before, counted from the first "
+        "or from the last block: the higher, the more fine-tuning needs what these blocks had learned."
+    )
+    return [
+        _figure(result, "accuracy_drop", "What re-initialised blocks cost", text, (0.0, "no loss")),
+        _figure(result, "accuracy", "Accuracy with re-initialised blocks", "The accuracies behind the drops.", None),
+    ]
+
+
+def _figure(result: xr.Dataset, name: str, title: str, text: str, reference: tuple[float, str] | None) -> Figure:
+    columns = {f"{name}{end}": column for end, column in zip(ENDS, ("value", "low", "high"), strict=True)}
+    table = result[list(columns)].to_dataframe().reset_index().dropna(subset=name)
+    table = table.rename(columns={**columns, "encoder": "series"})
+    table = table.assign(depth=table.n, blocks="the " + table.end + " n blocks")
+    chart = curve_over_depth(
+        table, value_title=name.replace("_", " "), depth_title="blocks re-initialised",
+        series_title="encoder", series=list(map(str, result.encoder.values)), facet="blocks", reference=reference,
+        domain=None, percent=True, details={"n": "blocks"},
+    )  # fmt: skip
+    return Figure(name, title, text, chart, table.drop(columns=["depth", "blocks"]))
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """Of each encoder and end the drop with the most blocks."""
+    found = []
+    for name, end in itertools.product(result.encoder.values, result.end.values):
+        known = result.sel(encoder=name, end=end).dropna("n", subset=["accuracy_drop"])
+        if known.sizes["n"] > 1:  # else there is nothing to tell yet
+            last = known.isel(n=-1)
+            n, drop, low, high, left = (
+                last[key].item()
+                for key in ("n", "accuracy_drop", "accuracy_drop_low", "accuracy_drop_high", "accuracy")
+            )
+            blocks = "block" if n == 1 else f"{n} blocks"
+            detail = f"drop of accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
+            found.append((str(name), f"{drop:+.1%}", f"{detail}; {left:.1%} is left"))
+    return found

@@ -1,0 +1,311 @@
+"""The training loop, on Lightning Fabric: one or many processes, stop and go, bit-exact resume on the CPU.
+
+Nothing in a step depends on when it is made: images, views and masks follow from the number of the step (feed.py),
+learning rate and weight decay from the progress, and a checkpoint holds everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from sightline.core import bfloat16
+from sightline.core.errors import InputError
+from sightline.core.processes import by_first, rank, world
+from sightline.core.progress import bar, console
+from sightline.core.run_folder import latest
+from sightline.core.schedules import Progress
+from sightline.training.checkpoints import load, save_checkpoint
+from sightline.training.collectives import gather, mean, sync_batch_norm
+from sightline.training.feed import Feed
+from sightline.training.monitor import Monitor
+from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
+
+__all__ = ["Loop", "Stopped", "make_fabric"]
+
+
+PRECISION = {"float32": "32-true", "bf16": "bf16-mixed"}
+
+
+class Stopped(Exception):  # noqa: N818 — not an error
+    """The training was asked to stop and has saved itself; `signal` says by which signal."""
+
+    def __init__(self, signal: int, step: int, steps: int, folder: Path) -> None:
+        super().__init__(f"Stopped and saved after step {step} of {steps}; go on with --resume -o {folder}")
+        self.signal = signal
+
+
+def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric:
+    """Devices, processes and precision, launched: several processes under torchrun or SLURM, or started here."""
+    if device not in ("auto", "cpu", "cuda", "gpu"):
+        raise InputError(f"There is no device {device!r} to train on; choose auto, cpu or cuda")
+    if device in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here; use --device cpu")
+    accelerator = {"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(device, device)
+    bfloat16.ensure(accelerator, precision)  # processes that are started here inherit what it sets
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision=PRECISION[precision],  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    return fabric
+
+
+@dataclass
+class Loop:
+    """Trains one objective to its end, or until it is told to stop.
+
+    `objective` follows the contract of objective.py; `export(folder)` writes what else belongs into a checkpoint,
+    `evaluate(progress)` gives numbers for metrics.csv and is called in all processes, `keep(epoch)` is called in the
+    first one before the first step and after every epoch.
+    """
+
+    objective: nn.Module
+    feed: Feed
+    settings: Optimization
+    folder: Path
+    fabric: Fabric
+    title: str
+    evaluate: Callable[[Progress], Mapping[str, float]] | None = None
+    evaluate_every: float = 5
+    export: Callable[[Path], None] | None = None
+    keep: Callable[[int], None] | None = None
+    log_every: int = 20
+    save_minutes: float = 2.0
+    show_progress: bool = True
+    asked: list[int] = field(default_factory=list)  # signals to stop
+
+    def run(self) -> dict[str, float]:
+        """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
+        objective = sync_batch_norm(self.objective.to(self.fabric.device))
+        self.objective = objective
+        scales: Any = getattr(objective, "lr_scales", None)
+        optimizer = make_optimizer(objective, self.settings, scales and scales())
+        wrapped, optimizer = self.fabric.setup(objective, optimizer)
+        self.optimizer: Any = optimizer
+        step, kept = self._restore()
+        if step >= self.feed.steps:
+            return {}
+        if self.keep is not None and step == 0:
+            self._keep(0)
+        self.monitor = by_first(lambda: Monitor(self.folder, step))
+        earlier = self.monitor.rows[-1:] if self.monitor else []
+        self.begun = time.monotonic() - (float(earlier[0].get("seconds") or 0) if earlier else 0)
+        try:
+            with _signals(self.asked):
+                return self._train(wrapped, step, _Watch(self.fabric.device, kept))
+        finally:
+            if self.monitor is not None:
+                self.monitor.close()
+
+    def _train(self, wrapped: Any, start: int, watch: _Watch) -> dict[str, float]:
+        objective: Any = self.objective
+        objective.train()
+        row: dict[str, float] = {}
+        shown = self.show_progress and rank() == 0
+        total = self.feed.steps * self.feed.batch
+        with (
+            bar(self.title, total, start * self.feed.batch, shown) as move,
+            contextlib.closing(self.feed.views(start)) as feed,  # ends the worker processes, however this ends
+        ):
+            for step, forwards in enumerate(feed, start):
+                before = self.feed.progress(step)
+                lr, decay = schedule(self.settings, before)
+                set_schedule(self.optimizer.param_groups, lr, decay)
+                for number, views in enumerate(forwards, 1):
+                    with self.fabric.no_backward_sync(wrapped, enabled=number < len(forwards)):
+                        loss, scalars = wrapped(views)
+                        self.fabric.backward(loss / len(forwards))
+                    watch.add(loss.detach(), scalars, 1 / len(forwards))
+                norm = None
+                if self.settings.clip:
+                    norm = self.fabric.clip_gradients(
+                        wrapped, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
+                    )
+                if hasattr(objective, "before_step"):
+                    objective.before_step(before)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                done = self.feed.progress(step + 1)
+                objective.after_step(done)
+                watch.steps += 1
+                last = done.step == done.steps
+                if last or self._evaluation_due(done) or done.step % self.log_every == 0:
+                    row = self._row(watch, done, lr, decay, norm)
+                    self._tell(row, self._evaluated(done))
+                    watch.begun = time.monotonic()  # evaluation is not training
+                move(self.feed.batch, f"loss {row['loss']:.4f}" if row else "")
+                self._save_when_due(watch, done)
+        return row
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _row(self, watch: _Watch, done: Progress, lr: float, decay: float, norm: Tensor | None) -> dict[str, float]:
+        """Means since the last row; a loss that is not a number ends the training here, before it can be saved."""
+        means, speed = watch.take(self.feed.batch)
+        if not math.isfinite(means["loss"]):
+            self._fail(f"The loss became {means['loss']} between steps {done.step - watch.taken} and {done.step}")
+        row = {"step": done.step, "epoch": done.step / done.per_epoch, "lr": lr, "weight_decay": decay, **means}
+        if norm is not None:
+            row["gradient_norm"] = float(norm)
+        return row | {"images_per_second": speed, "seconds": round(time.monotonic() - self.begun, 1)}
+
+    def _evaluation_due(self, done: Progress) -> bool:
+        every = max(1, round(self.evaluate_every * done.per_epoch)) if self.evaluate_every else done.steps
+        return self.evaluate is not None and (done.step % every == 0 or done.step == done.steps)
+
+    def _evaluated(self, done: Progress) -> dict[str, float]:
+        if self.evaluate is None or not self._evaluation_due(done):
+            return {}
+        return dict(self.evaluate(done))
+
+    def _tell(self, row: dict[str, float], evaluated: Mapping[str, float]) -> None:
+        row.update(evaluated)
+        monitor = self.monitor
+        by_first(lambda: monitor.write(row) if monitor is not None else None)
+        if monitor is None:
+            return
+        note = monitor.collapse(row)
+        if note:
+            console().print(f"[yellow]{note}[/yellow]")
+        if self.show_progress and evaluated:
+            numbers = ", ".join(f"{key.replace('_', ' ')} {value:.1%}" for key, value in evaluated.items())
+            console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")
+
+    def _save_when_due(self, watch: _Watch, done: Progress) -> None:
+        last = done.step == done.steps
+        stop, due = self._largest(self._told_to_stop(), watch.since_save() > 60 * self.save_minutes)
+        whole = self.keep is not None and done.step % done.per_epoch == 0  # an epoch to be kept
+        if not last and not stop and not due and not whole:
+            return
+        sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
+        if self._largest(not sound)[0]:
+            self._fail(f"The loss or the weights are no longer finite after step {done.step}")
+        before = time.monotonic()
+        if whole:  # before the checkpoint: a training that is resumed from it would not come back here
+            self._keep(done.epoch)
+        if last or stop or due:
+            self._save(done.step, watch)
+            watch.last_save = time.monotonic()
+        watch.begun += time.monotonic() - before  # saving is not training
+        if stop and not last:
+            raise Stopped(stop, done.step, done.steps, self.folder)
+
+    def _fail(self, what: str) -> None:
+        """End the training in all processes, before anything can be saved over the last good checkpoint."""
+        kept = latest(self.folder)
+        where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
+        raise InputError(
+            f"{what}; {where}; train anew with a lower lr, a longer warm-up (warmup_epochs) or gradients cut by clip=1"
+        )
+
+    def _told_to_stop(self) -> int:
+        return self.asked[-1] if self.asked else 0
+
+    def _largest(self, *numbers: int) -> list[int]:
+        """Over all processes: what one of them is told, all do, after the same step."""
+        if world() == 1:
+            return list(numbers)
+        shared = torch.tensor(numbers, device=self.fabric.device)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        return [int(number) for number in shared]
+
+    def _save(self, step: int, watch: _Watch) -> None:
+        generators = {"cpu": self._gathered(torch.get_rng_state())}
+        if self.fabric.device.type == "cuda":
+            generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
+        optimizer, sums = getattr(self.optimizer, "optimizer", self.optimizer), watch.kept()
+        by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self.export))
+
+    def _keep(self, epoch: int) -> None:
+        keep = self.keep
+        by_first(lambda: keep(epoch) if keep is not None else None)
+
+    def _gathered(self, state: Tensor) -> Tensor:
+        """A generator's state of every process, (world, bytes)."""
+        return gather(state.to(self.fabric.device).unsqueeze(0)).cpu()
+
+    def _restore(self) -> tuple[int, dict[str, float]]:
+        """Number of finished steps, and the sums of the running row of the metrics."""
+        folder = latest(self.folder)
+        if folder is None:
+            return 0, {}
+        step, generators, sums = load(folder, self.objective, getattr(self.optimizer, "optimizer", self.optimizer))
+        mine = {name: states[rank()] for name, states in generators.items() if rank() < len(states)}
+        if "cpu" in mine:
+            torch.set_rng_state(mine["cpu"])
+        if "cuda" in mine and torch.cuda.is_available():
+            torch.cuda.set_rng_state(mine["cuda"])
+        return step, sums
+
+
+class _Watch:
+    """Sums of what a step gives, added up where they are, and the time."""
+
+    def __init__(self, device: torch.device, kept: Mapping[str, float]) -> None:
+        """Go on with the sums that a checkpoint has kept."""
+        self.sums = {name: torch.tensor(value, device=device) for name, value in kept.items() if name != "steps"}
+        self.steps, self.taken = int(kept.get("steps", 0)), 0
+        self.earlier = self.steps  # made before `begun`
+        self.begun = self.last_save = time.monotonic()
+
+    def add(self, loss: Tensor, scalars: Mapping[str, Tensor], share: float) -> None:
+        for name, value in {"loss": loss, **scalars}.items():
+            self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value.detach().float() * share
+
+    def kept(self) -> dict[str, float]:
+        return {"steps": self.steps, **self._means()}
+
+    def finite(self) -> bool:
+        return not self.sums or math.isfinite(float(self.sums["loss"]))
+
+    def take(self, batch: int) -> tuple[dict[str, float], float]:
+        """Means over the steps since the last time (and over processes), and images per second."""
+        means = {name: value / max(1, self.steps) for name, value in self._means().items()}
+        speed = (self.steps - self.earlier) * batch / (time.monotonic() - self.begun)
+        self.taken, self.steps, self.earlier, self.sums = self.steps, 0, 0, {}
+        return means, speed
+
+    def _means(self) -> dict[str, float]:
+        """The sums, as means over processes."""
+        values = mean(torch.stack(list(self.sums.values()))) if self.sums else torch.zeros(0)
+        return dict(zip(self.sums, values.tolist(), strict=True))
+
+    def since_save(self) -> float:
+        return time.monotonic() - self.last_save
+
+
+@contextlib.contextmanager
+def _signals(asked: list[int]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the training after the running step; a second one stops it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,101 @@
+"""What a training tells while it runs: `metrics.csv`, TensorBoard, a line per epoch, and a word when it collapses."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sightline.core import ownership
+from sightline.core.errors import InputError
+from sightline.core.files import explain, write_atomically
+
+__all__ = ["Monitor", "read_metrics"]
+
+
+COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have
+
+
+class Monitor:
+    """Rows of numbers by step, in a CSV file that opens in pandas in one line and in TensorBoard."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Go on after `step`: later rows, of a training that was killed, are taken back."""
+        self.path = folder / "metrics.csv"
+        self.rows = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
+        self.columns = list(self.rows[0]) if self.rows else []
+        self.warned = False
+        ownership.claim(folder, self.path)
+        self._rewrite()
+        self.board: Any = _board(folder, step)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Add a row; new columns are added to the file, absent ones stay empty."""
+        texts = {key: _text(value) for key, value in row.items()}
+        self.rows.append(texts)
+        try:
+            if set(row) <= set(self.columns):
+                with open(self.path, "a", newline="") as file:
+                    csv.DictWriter(file, self.columns, restval="").writerow(texts)
+            else:
+                self.columns += [key for key in row if key not in self.columns]
+                self._rewrite()
+            for key, value in row.items():
+                if key != "step" and math.isfinite(value):
+                    self.board.add_scalar(key, value, int(row["step"]))
+        except OSError as error:
+            raise InputError(explain(error, self.path)) from error
+
+    def collapse(self, row: Mapping[str, float]) -> str | None:
+        """A sentence, once, when the embeddings of different images have become nearly the same."""
+        spread = {key: value for key, value in row.items() if key.rpartition(".")[2] == "std"}
+        low = [f"{key} = {value:.3f}" for key, value in spread.items() if value < COLLAPSED]
+        if not low or self.warned:
+            return None
+        self.warned = True
+        return (
+            f"The embeddings have nearly collapsed at step {int(row['step'])}: {', '.join(low)}, where 1 is spread out "
+            "and 0 is the same for all images; a lower lr, a longer warm-up or a larger batch may help"
+        )
+
+    def close(self) -> None:
+        """Flush what TensorBoard has not written yet."""
+        with contextlib.suppress(OSError):
+            self.board.close()
+
+    def _rewrite(self) -> None:
+        if self.rows or self.path.exists():
+            text = io.StringIO()
+            writer = csv.DictWriter(text, self.columns, restval="")
+            writer.writeheader()
+            writer.writerows(self.rows)
+            write_atomically(self.path, text.getvalue().encode())
+
+
+def _board(run: Path, step: int) -> Any:
+    """TensorBoard makes the name of its file up from the time and the machine: only its ending can be told before."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder, ending = run / "tensorboard", f".{secrets.token_hex(8)}"
+    ownership.claim(run, folder / f"*{ending}")
+    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=ending)
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """Rows of an earlier part of the training; a line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    reader = csv.reader(line for line in lines if line.endswith("\n"))
+    columns = next(reader, [])
+    rows = [line for line in reader if len(line) == len(columns) and line[0].isdigit()]
+    return [dict(zip(columns, line, strict=True)) for line in rows]
+
+
+def _text(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -1,0 +1,199 @@
+"""Pre-training: an objective, a backbone and images become an encoder, `run:FOLDER`.
+
+The folder is described in folder.py; RUN/tokenizer/ is, of BEiT, the training that came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from sightline.core import plugins
+from sightline.core.errors import InputError
+from sightline.core.processes import by_first, rank
+from sightline.core.progress import console
+from sightline.core.run_folder import latest
+from sightline.core.schedules import Progress
+from sightline.encoders.encoder import Encoder
+from sightline.images.sets import Images
+from sightline.training.backbones import build
+from sightline.training.feed import Feed
+from sightline.training.folder import Prepared, compile_blocks, export, export_head, kept_recipe, train_in
+from sightline.training.knn_monitor import OnlineKnn
+from sightline.training.loop import Loop
+from sightline.training.objective import First
+from sightline.training.optimization import Optimization
+from sightline.training.recipe import Recipe, make_recipe, read_recipe, recipe_names
+
+__all__ = ["pretrain"]
+
+
+def pretrain(
+    objective: str | None = None,
+    images: str | Images | None = None,
+    out: str | Path = "runs/pretrain",
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    devices: int | None = None,
+    nodes: int = 1,
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Encoder:
+    """Train an encoder; the result is also `load_encoder(f"run:{out}")`.
+
+    `recipe` is the name of one of Sightline's or a file, by default the small one of the objective; `settings` override
+    it: `pretrain("moco_v3", "shapes?size=48", "runs/moco", settings={"epochs": 5, "depth": 4})`.
+    """
+    out = Path(out)
+    layers = [dict(settings or {})]
+    if images is not None:
+        layers.append({"images": images if isinstance(images, str) else images.name})
+    wanted = _resolve(out, objective, recipe, layers, resume, overwrite)
+
+    def prepare(data: Images, fabric: Fabric) -> Prepared:
+        parts = _prepare(wanted, data, fabric, workers)
+        return Prepared(parts.feed, lambda: _train(wanted, data, parts, out, fabric, show_progress))
+
+    return train_in(
+        out,
+        "pretrain",
+        wanted,
+        images,
+        prepare,
+        resume=resume,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        show_progress=show_progress,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _resolve(
+    out: Path, objective: str | None, recipe: str | Path | None, layers: list[dict[str, Any]], resume: bool, anew: bool
+) -> Recipe:
+    """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
+    before = kept_recipe(out, _remake, recipe, layers, resume, anew)
+    if before is not None:
+        if objective not in (None, before.objective):
+            raise InputError(f"{str(out)!r} holds a training of {before.objective}, not of {objective}; name that one")
+        return before
+    if recipe is not None:
+        base = read_recipe(recipe)
+        objective = objective or base.get("objective")
+    if objective is None:
+        raise InputError(f"Say what to train: {', '.join(plugins.names('objectives'))}")
+    if recipe is None:
+        base = read_recipe(objective) if objective in recipe_names() else {}
+    return make_recipe(objective, base, *layers)
+
+
+def _remake(*layers: Mapping[str, Any]) -> Recipe:
+    """A recipe of the objective that its first layer names."""
+    return make_recipe(str(layers[0].get("objective")), *layers)
+
+
+def _classes(wanted: Recipe, data: Images) -> int:
+    if not getattr(wanted.plugin, "LABELS", False):
+        return 0
+    if not (data.labels_of("train") >= 0).any():
+        raise InputError(f"{wanted.objective} learns from labels, but {data.name} has none; choose another objective")
+    return len(data.classes)
+
+
+class _Parts(NamedTuple):
+    encoder: Encoder
+    objective: nn.Module
+    first: First | None
+    feed: Feed
+
+
+def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
+    """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
+    encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
+    encoder.classes = data.classes if classes else None
+    torch.manual_seed(wanted.training.seed)
+    first: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
+    torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
+    objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
+    if wanted.training.compile:
+        compile_blocks(objective)
+    settings = wanted.optimization
+    feed = Feed(
+        data,
+        wanted.plugin.views(wanted.config, wanted.backbone),
+        batch=settings.batch,
+        epochs=settings.epochs,
+        seed=wanted.training.seed,
+        accumulate=settings.accumulate,
+        mean=encoder.preprocess.mean,
+        std=encoder.preprocess.std,
+        device=fabric.device,
+        workers=workers,
+        pairs=getattr(objective, "pairs", False),
+    )
+    return _Parts(encoder, objective, first, feed)
+
+
+def _train(
+    wanted: Recipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, show_progress: bool
+) -> dict[str, float]:
+    """Train what comes first, then the objective itself; gives the last row of the metrics."""
+    asked: list[int] = []  # signals to stop, for both
+    saving: dict[str, Any] = {
+        "save_minutes": wanted.training.save_minutes,
+        "show_progress": show_progress,
+        "asked": asked,
+    }
+    if parts.first is not None:
+        _train_first(parts.first, parts.feed, out, fabric, f"{parts.first.name} of {wanted.objective}", saving)
+    torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
+    last = Loop(
+        objective=parts.objective,
+        feed=parts.feed,
+        settings=wanted.optimization,
+        folder=out,
+        fabric=fabric,
+        title=f"{wanted.objective} on {data.name}",
+        evaluate=_evaluation(wanted, data, parts, fabric.device, show_progress),
+        evaluate_every=wanted.training.evaluate_every,
+        export=lambda folder: export(folder, parts.encoder, parts.objective, out.name),
+        log_every=wanted.training.log_every,
+        **saving,
+    ).run()
+    if not last:  # finished before, perhaps when heads were not saved
+        by_first(lambda: export_head(latest(out) or out, parts.objective))
+    return last
+
+
+def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str, saving: dict[str, Any]) -> None:
+    """What the objective needs trained before it, in a folder of its own, by the same loop."""
+    first.objective.requires_grad_(True)  # the objective that uses it has frozen it
+    settings = Optimization(batch=feed.batch, epochs=first.epochs, lr=first.lr, weight_decay=0.0, warmup_epochs=0.1)
+    views = feed.over(first.views, first.epochs)
+    Loop(first.objective, views, settings, out / first.name, fabric, title, **saving).run()
+    first.objective.requires_grad_(False)
+
+
+def _evaluation(
+    wanted: Recipe, data: Images, parts: _Parts, device: torch.device, told: bool
+) -> Callable[[Progress], Mapping[str, float]] | None:
+    """Online k-NN, if there are labels and a split that is held out; the work of the first process."""
+    if not OnlineKnn.possible(data):
+        if rank() == 0 and told:
+            console().print(f"{data.name} has no labels or no held-out split, so there is no k-NN accuracy on the way")
+        return None
+    knn = by_first(lambda: OnlineKnn(data, parts.encoder.preprocess, device, wanted.training.seed))
+    objective: Any = parts.objective
+    return lambda _: by_first(lambda: {} if knn is None else knn(objective.encoder)) or {}

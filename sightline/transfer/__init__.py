@@ -1,0 +1,1 @@
+"""What an encoder is good for: fine-tuning."""

@@ -1,0 +1,94 @@
+"""What fine-tuning minimises: the cross-entropy of a classifier with smoothed and mixed targets.
+
+The learning rate of layer l of 0 … L + 1 is that of the head times layer_decay^(L + 1 − l) (Bao et al. 2022).
+
+B images, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.core.schedules import Progress
+from sightline.training.objective import Views
+from sightline.training.soft_labels import Mixing, soft_cross_entropy
+
+__all__ = ["Objective", "logits_of", "update_average"]
+
+
+class Objective(nn.Module):
+    """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, int],
+        classes: int,
+        *,
+        layer_decay: float = 1.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        label_smoothing: float = 0.0,
+        ema: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.layers, self.layer_decay, self.classes = layers, layer_decay, classes
+        self.mixing, self.ema = Mixing(mixup, cutmix, label_smoothing), ema
+        for name, parameter in model.named_parameters():
+            if name.endswith("mask_token"):  # it gets no gradient, and several processes would wait for it
+                parameter.requires_grad_(False)
+        self.average = copy.deepcopy(model).requires_grad_(False) if ema else None
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The classifier, with averaged weights where there are any."""
+        return self.model if self.average is None else self.average
+
+    @property
+    def pairs(self) -> bool:
+        """Whether images are mixed two by two."""
+        return self.mixing.pairs
+
+    def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the mixed images with their targets."""
+        pixels, targets = self.mixing.of(views, self.classes)
+        return soft_cross_entropy(logits_of(self.model(pixels)).float(), targets)
+
+    def after_step(self, progress: Progress) -> None:
+        """The average follows."""
+        if self.average is not None:
+            update_average(self.average, self.model, self.ema)
+
+    def lr_scales(self) -> dict[str, float]:
+        """layer_decay^(L + 1 − layer) by the name of the parameter."""
+        top = max(self.layers.values(), default=0)
+        return {f"model.{name}": self.layer_decay ** (top - layer) for name, layer in self.layers.items()}
+
+
+def logits_of(output: Any) -> Tensor:
+    """Scores of classes (B, K) from what a model says; those of Hugging Face say more."""
+    scores: Tensor = getattr(output, "logits", output)
+    return scores
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
+    """average ← momentum · average + (1 − momentum) · model, for weights and for the statistics of norms.
+
+    >>> average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(average.weight, 1.0), nn.init.constant_(model.weight, 2.0)
+    >>> update_average(average, model, 0.75)
+    >>> average.weight.item()
+    1.25
+    """
+    pairs = list(zip(average.state_dict().values(), model.state_dict().values(), strict=True))
+    ours, theirs = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
+    torch._foreach_lerp_(ours, theirs, 1 - momentum)
+    for counter, theirs_ in ((a, b) for a, b in pairs if not a.is_floating_point()):
+        counter.copy_(theirs_)

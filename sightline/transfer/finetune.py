@@ -1,0 +1,283 @@
+"""Fine-tuning: an encoder and labelled images become a classifier, `run:FOLDER`, end to end.
+
+The folder is described in training/folder.py; with `save_epochs`, RUN/epochs/0000, 0001, … hold the weights at the
+start and after every epoch, `run:FOLDER?epoch=3`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+
+from sightline.core import ownership
+from sightline.core.errors import InputError, nearest
+from sightline.core.processes import by_first, rank, world
+from sightline.core.progress import console
+from sightline.core.schedules import Progress
+from sightline.core.settings import flatten
+from sightline.encoders.encoder import Encoder
+from sightline.encoders.loading import load_encoder
+from sightline.images.augment.policy import RADII, Policy
+from sightline.images.pipeline import batches
+from sightline.images.sets import Images
+from sightline.training.feed import Feed
+from sightline.training.folder import Prepared, compile_blocks, export, kept_recipe, train_in
+from sightline.training.loop import Loop
+from sightline.training.monitor import read_metrics
+from sightline.training.optimization import Optimization
+from sightline.training.recipe import Training, make_parts, read_recipe
+from sightline.training.soft_labels import Mixing
+from sightline.transfer.classification import Objective
+from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
+from sightline.transfer.evaluate import _accuracy
+
+__all__ = ["NAME", "Config", "Recipe", "finetune", "make_recipe"]
+
+
+NAME = "finetune"  # of the objective in recipes
+ACCURACIES = ("val_accuracy", "test_accuracy")
+BATCH = 256  # of evaluations
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is fine-tuned, and how the images are changed on the way."""
+
+    encoder: str = ""  # reference
+    pool: str = ""  # what the classifier sees: cls, gap (mean of the patches), or the model's own
+    keep_head: bool = False  # go on with the encoder's own classifier, whose classes must be those of the images
+    reinit: str = ""  # first:n or last:n blocks get random weights before the training
+    layer_decay: float = 0.75  # learning rate of a layer over that of the next
+    drop_path: float = 0.1  # largest rate of stochastic depth
+    crop: tuple[float, float] = (0.08, 1.0)  # share of the image that is seen
+    flip: float = 0.5  # probability of the mirror image
+    randaugment: tuple[float, float] = (9.0, 0.5)  # magnitude and its standard deviation; magnitude 0: without
+    mixup: float = 0.8  # α of the beta distribution; 0: without
+    cutmix: float = 1.0
+    label_smoothing: float = 0.1
+    erase: float = 0.0  # probability that a rectangle of an image becomes noise
+    ema: float = 0.0  # momentum of an average of the weights, which is then what is kept; 0: without
+    save_epochs: bool = False  # keep the weights at the start and after every epoch
+
+    def __post_init__(self) -> None:
+        if self.pool not in POOLS:
+            raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, filter(None, POOLS))}")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
+        for key in ("drop_path", "ema"):
+            if not 0 <= getattr(self, key) < 1:
+                raise InputError(f"{key} is {getattr(self, key)}; it must lie in [0, 1)")
+        Mixing(self.mixup, self.cutmix, self.label_smoothing).check()
+        Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a fine-tuning."""
+
+    optimization: Optimization
+    training: Training
+    config: Config
+    objective: str = NAME
+
+    def values(self) -> dict[str, Any]:
+        """All settings in one flat table."""
+        return flatten(NAME, self.config, self.training, self.optimization)
+
+
+def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
+    """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
+
+    >>> make_recipe({"layer_decay": 0.75}, {"layer_decay": 0.65, "lr": 1e-3}).config.layer_decay
+    0.65
+    """
+    if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
+        raise InputError(
+            f"This is a recipe of pre-training with {other.pop()}, not of fine-tuning; use it with `sightline pretrain`"
+        )
+    return Recipe(*make_parts(NAME, (Optimization, Training, Config), layers))
+
+
+def finetune(
+    what: str | Encoder | None = None,
+    images: str | Images | None = None,
+    out: str | Path = "runs/finetune",
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    devices: int | None = None,
+    nodes: int = 1,
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Encoder:
+    """Fine-tune an encoder, or a reference to one, to the classes of images; gives the classifier, `run:{out}`.
+
+    `recipe` is the name of one of Sightline's or a file, by default `finetune`, the small one; `settings` override it:
+    `finetune("zoo:moco_v3", "shapes?size=48", "runs/tuned", settings={"epochs": 2, "reinit": "last:2"})`.
+    Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
+    """
+    out = Path(out)
+    layers = [dict(settings or {})]
+    if images is not None:
+        layers.append({"images": images if isinstance(images, str) else images.name})
+    if what is not None:
+        layers.append({"encoder": what if isinstance(what, str) else what.reference})
+    wanted = kept_recipe(out, make_recipe, recipe, layers, resume, overwrite)
+    if wanted is None:
+        wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), *layers)
+    if not wanted.config.encoder:
+        raise InputError("Say what to fine-tune, such as `sightline finetune zoo:moco_v3`")
+    start = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
+
+    def prepare(data: Images, fabric: Fabric) -> Prepared:
+        return _prepare(wanted, start, data, out, fabric, workers, show_progress)
+
+    tuned = train_in(
+        out,
+        NAME,
+        wanted,
+        images,
+        prepare,
+        resume=resume,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        show_progress=show_progress,
+    )
+    results = json.loads((out / "run.json").read_text()).get("results", {})
+    tuned.notes += [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
+    return tuned
+
+
+def _prepare(
+    wanted: Recipe,
+    start: Encoder,
+    data: Images,
+    out: Path,
+    fabric: Fabric,
+    workers: int | None,
+    show_progress: bool,
+) -> Prepared:
+    """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
+    config, seed = wanted.config, wanted.training.seed
+    if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
+        raise InputError(f"Fine-tuning needs labels of two classes or more, which {data.name} has not; give others")
+    encoder = with_classifier(
+        start,
+        data.classes,
+        pool=config.pool,
+        drop_path=config.drop_path,
+        reinit=config.reinit,
+        keep_head=config.keep_head,
+        seed=seed,
+    )
+    if show_progress and rank() == 0:
+        for note in encoder.notes:
+            console().print(note)
+    objective = Objective(
+        encoder.module,
+        {} if config.layer_decay == 1 else layers_of(encoder),
+        len(data.classes),
+        layer_decay=config.layer_decay,
+        mixup=config.mixup,
+        cutmix=config.cutmix,
+        label_smoothing=config.label_smoothing,
+        ema=config.ema,
+    )
+    if wanted.training.compile:
+        compile_blocks(objective)
+    feed = Feed(
+        data,
+        (_view(config, encoder),),
+        batch=wanted.optimization.batch,
+        epochs=wanted.optimization.epochs,
+        seed=seed,
+        accumulate=wanted.optimization.accumulate,
+        mean=encoder.preprocess.mean,
+        std=encoder.preprocess.std,
+        device=fabric.device,
+        workers=workers,
+        pairs=objective.pairs,
+    )
+
+    def train() -> Mapping[str, float]:
+        torch.manual_seed(seed + 1 + rank())  # drop path differs between processes
+        last = Loop(
+            objective=objective,
+            feed=feed,
+            settings=wanted.optimization,
+            folder=out,
+            fabric=fabric,
+            title=f"{encoder.name} on {data.name}",
+            evaluate=_evaluation(objective, encoder, data, fabric.device, workers, show_progress),
+            evaluate_every=wanted.training.evaluate_every,
+            export=lambda folder: export(folder, encoder, objective, out.name),
+            keep=(lambda epoch: _keep(out, epoch, encoder, objective)) if config.save_epochs else None,
+            log_every=wanted.training.log_every,
+            save_minutes=wanted.training.save_minutes,
+            show_progress=show_progress,
+        ).run()
+        by_first(lambda: _note_results(out))
+        return last
+
+    return Prepared(feed, train, start)
+
+
+def _view(config: Config, encoder: Encoder) -> Policy:
+    """One crop of each image, in the size and with the interpolation that the encoder is used with."""
+    height, width = encoder.preprocess.size
+    if height != width:
+        raise InputError(f"{encoder.reference} sees images of {height} × {width}; only square ones can be trained on")
+    how = encoder.preprocess.interpolation
+    return Policy(
+        height,
+        config.crop,
+        flip=config.flip,
+        interpolation=how if how in RADII else "bicubic",
+        randaugment=config.randaugment,
+        erase=config.erase,
+    )
+
+
+def _evaluation(
+    objective: Objective, encoder: Encoder, data: Images, device: torch.device, workers: int | None, told: bool
+) -> Callable[[Progress], dict[str, float]]:
+    """Accuracy on val on the way, and on test when all is done; processes share the images."""
+    labelled = [split for split in ("val", "test") if split in data.splits and (data.labels_of(split) >= 0).any()]
+    if "val" not in labelled and rank() == 0 and told:
+        console().print(f"{data.name} has no labelled val split, so there is no accuracy on the way")
+
+    def evaluate(progress: Progress) -> dict[str, float]:
+        found = {}
+        for split in labelled:
+            if split == "val" or progress.step == progress.steps:
+                share = batches(
+                    data, [encoder.preprocess], splits=[split], batch=BATCH, workers=workers, rank=rank(), world=world()
+                )
+                found[f"{split}_accuracy"] = _accuracy(objective.encoder, encoder, share, device)
+        return found
+
+    return evaluate
+
+
+def _keep(out: Path, epoch: int, encoder: Encoder, objective: Objective) -> None:
+    """The weights after an epoch, a whole folder or none."""
+    with ownership.new_folder(out, out / "epochs" / f"{epoch:04d}") as temporary:
+        export(temporary, encoder, objective, out.name)
+
+
+def _note_results(out: Path) -> None:
+    """The accuracies of the finished training, from the last row of its metrics into run.json."""
+    rows = read_metrics(out / "metrics.csv")
+    about = json.loads((out / "run.json").read_text())
+    about["results"] = {key: float(rows[-1][key]) for key in ACCURACIES if rows and rows[-1].get(key)}
+    ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())

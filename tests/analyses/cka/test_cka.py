@@ -1,0 +1,441 @@
+"""CKA against the textbook formula in float64, closed forms, and its invariances."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sightline import analyze, capture, load_encoder, load_images
+from sightline.analyses import cka as plugin
+from sightline.analyses.cka import Config
+from sightline.core.errors import InputError
+from sightline.measure.estimators.cka import _products, centre, cka, gram, products
+
+SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+
+
+def textbook_hsic(k: np.ndarray, l: np.ndarray) -> float:  # noqa: E741
+    """HSIC₁ of Song et al. 2012, word for word, on float64 Gram matrices."""
+    n = len(k)
+    k, l = k - np.diag(np.diag(k)), l - np.diag(np.diag(l))  # noqa: E741
+    one = np.ones(n)
+    middle = (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+    return (np.trace(k @ l) + middle - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
+
+
+def textbook_cka(x: np.ndarray, y: np.ndarray, batch: int) -> float:
+    """Ratio of sums over minibatches; features centred first, or the textbook formula itself would cancel."""
+    sums = np.zeros(3)
+    for rows in np.array_split(np.arange(len(x)), -(-len(x) // batch)):
+        a, b = (v[rows].reshape(len(rows), -1).astype(np.float64) for v in (x, y))
+        a, b = a - a.mean(0), b - b.mean(0)
+        k, l = a @ a.T, b @ b.T  # noqa: E741
+        sums += len(rows) * np.array([textbook_hsic(k, l), textbook_hsic(k, k), textbook_hsic(l, l)])
+    return float(sums[0] / np.sqrt(sums[1] * sums[2]))
+
+
+def random(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@pytest.mark.parametrize("n", [4, 5, 32, 33, 100])
+@pytest.mark.parametrize("offset", [0.0, 10.0, 100.0, 1e4])
+def test_equals_the_textbook(n: int, offset: float) -> None:
+    shared = random((n, 6), 0)
+    x, y = shared @ random((6, 20), 1) + offset, shared @ random((6, 9), 2) + 0.5 * random((n, 9), 3) - offset
+    assert cka(x, y) == pytest.approx(textbook_cka(x, y, 32), abs=1e-10)
+    assert cka(x, y, batch=n) == pytest.approx(textbook_cka(x, y, n), abs=1e-10)
+    assert cka(x, y, batch=None) == cka(x, y, batch=n)
+
+
+def test_u_centring_equals_the_three_terms_of_hsic() -> None:
+    k, l = (g @ g.T for g in (random((11, 4), 0), random((11, 5), 1)))  # noqa: E741
+    ours = products(centre(torch.from_numpy(np.stack([k, l]))))[0, 1]
+    assert float(ours) == pytest.approx(textbook_hsic(k, l), rel=1e-12)
+
+
+def test_biased_is_the_full_batch_formula() -> None:
+    x, y = random((50, 7), 0) + 3, random((50, 5), 1)
+    a, b = x - x.mean(0), y - y.mean(0)
+    expected = np.linalg.norm(b.T @ a) ** 2 / (np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b))
+    assert cka(x, y, unbiased=False) == pytest.approx(expected, abs=1e-12)
+
+
+def test_few_samples_bias_is_gone() -> None:
+    """Independent Gaussians, d = 768, n = 32: the biased form says 0.96, the unbiased one about 0."""
+    x, y = random((32, 768), 0), random((32, 768), 1)
+    assert cka(x, y, unbiased=False) > 0.9
+    assert abs(cka(x, y)) < 0.2
+
+
+def test_unrelated_layers_may_come_out_negative() -> None:
+    values = [cka(random((64, 50), 2 * s), random((64, 50), 2 * s + 1)) for s in range(40)]
+    assert min(values) < 0  # reported as it is, never clamped
+    assert np.mean(values) == pytest.approx(0, abs=0.03)
+
+
+@given(st.integers(0, 10**6), st.floats(1e-6, 1e6), st.floats(-1e3, 1e3), st.integers(4, 40), st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+def test_invariances(seed: int, scale: float, shift: float, n: int, width: int) -> None:
+    """Rotation, isotropic scale, translation and the order of arguments do not matter."""
+    x, y = random((n, width), seed), random((n, 5), seed + 1)
+    rotation = np.linalg.qr(random((width, width), seed + 2))[0]
+    value = cka(x, y)
+    assert cka(x @ rotation, y) == pytest.approx(value, abs=1e-8)
+    assert cka(scale * x, y) == pytest.approx(value, abs=1e-8)
+    assert cka(x + shift, y) == pytest.approx(value, abs=1e-6)
+    assert cka(y, x) == pytest.approx(value, abs=1e-12)
+    assert cka(x, x) == pytest.approx(1, abs=1e-12)
+
+
+def test_stretching_one_direction_does_matter() -> None:
+    x, y = random((64, 8), 0), random((64, 8), 0) + 0.5 * random((64, 8), 1)
+    stretched = x * np.array([100, *[1] * 7])
+    assert abs(cka(stretched, y) - cka(x, y)) > 0.1
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e18, -7e-20])
+def test_constant_features_give_nan(value: float) -> None:
+    x = torch.full((16, 300), value)
+    assert np.isnan(cka(x, torch.randn(16, 4)))
+    assert not gram(x).any()
+
+
+def test_float32_gram_is_exact_enough_on_offset_features() -> None:
+    x, y = (torch.from_numpy(random((32, 40000), s) + 100).float() for s in (0, 1))
+    y = y + 0.5 * (x - 100)
+    centred = centre(torch.stack([gram(x), gram(y)]))
+    h = products(centred)
+    ours = float(h[0, 1] / (h[0, 0] * h[1, 1]).sqrt())
+    assert ours == pytest.approx(textbook_cka(x.numpy(), y.numpy(), 32), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 9, 11])
+def test_no_part_is_too_small(n: int) -> None:
+    """⌈n / 4⌉ parts of n images would have fewer than 4 of them, which HSIC₁ cannot take."""
+    x, y = random((n, 5), 0), random((n, 4), 1)
+    parts = [np.arange(n)] if n < 8 else np.array_split(np.arange(n), 2)
+    sums = np.zeros((2, 2))
+    for rows in parts:
+        centred = centre(torch.stack([gram(torch.from_numpy(v[rows])) for v in (x, y)]))
+        sums += len(rows) * products(centred).numpy()
+    assert cka(x, y, batch=4) == pytest.approx(sums[0, 1] / np.sqrt(sums[0, 0] * sums[1, 1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("different", [0, 5])
+@pytest.mark.parametrize("offset", [0.0, 3.0, -100.0])
+def test_all_images_but_one_the_same_give_nan(different: int, offset: float) -> None:
+    """Its unbiased HSIC is 0 in exact arithmetic; what rounding leaves of it must not be divided by itself."""
+    x = torch.full((32, 1000), offset)
+    x[different] += torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert np.isnan(cka(x, x))
+    assert np.isnan(cka(x, random((32, 10), 1)))
+    assert not centre(gram(x)[None]).any()  # as the pass does it, with float32 products
+
+
+@pytest.mark.parametrize("n", [4, 31, 32, 33, 399])
+def test_gram_of_constant_features_is_exactly_zero(n: int) -> None:
+    features = torch.from_numpy(random((1, 3000), 0)).float() * 3 + 5
+    assert not gram(features.expand(n, -1).contiguous()).any()
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0, 200.0])
+@pytest.mark.parametrize("outlier", [0, 7])
+def test_float32_gram_is_exact_enough_beside_an_outlier(offset: float, outlier: int) -> None:
+    """Whichever image is the odd one, also the first of the batch."""
+    x, y = (torch.from_numpy(random((32, 5000), seed)).float() for seed in (0, 1))
+    y = x + y
+    x[outlier] *= 20
+    x = x + offset
+    exact = cka(x.double(), y.double())
+    for shift in (False, True):  # as on a GPU, and as it is here where the mean dominates
+        if shift or offset == 0:
+            hsic = products(centre(torch.stack([_products(v, shift) for v in (x, y)]))).numpy()
+            assert hsic[0, 1] / np.sqrt(hsic[0, 0] * hsic[1, 1]) == pytest.approx(exact, abs=1e-5)
+    hsic = products(centre(torch.stack([gram(x), gram(y)]))).numpy()
+    assert hsic[0, 1] / np.sqrt(hsic[0, 0] * hsic[1, 1]) == pytest.approx(exact, abs=1e-5)
+
+
+def test_mismatched_or_too_few_images() -> None:
+    with pytest.raises(InputError, match=r"got \(8, 3\) and \(9, 3\)"):
+        cka(random((8, 3), 0), random((9, 3), 0))
+    with pytest.raises(InputError, match=r"features \(images, …\)"):
+        cka(random((8,), 0), random((8,), 0))
+    with pytest.raises(InputError, match="The batch size is 3"):
+        cka(random((8, 3), 0), random((8, 3), 0), batch=3)
+    with pytest.raises(InputError, match="at least 4"):
+        cka(random((3, 3), 0), random((3, 3), 0))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The pass
+
+
+def activations(encoder, images, sites, order):  # type: ignore[no-untyped-def]
+    """All activations of a site in the order of the pass: what the stream never holds."""
+    arrays = [item.image for item in images.source.read([int(i) for i in order])]
+    with torch.inference_mode(), capture(encoder, sites) as acts:
+        encoder(encoder.preprocess(arrays))
+    return {site: value.float().numpy() for site, value in acts.items()}
+
+
+def view(x: np.ndarray, tokens: str) -> np.ndarray:
+    if x.ndim == 4:
+        return {"all": x, "patches": x, "mean": x.mean((2, 3))}[tokens]
+    return {"all": x, "cls": x[:, 0], "patches": x[:, 1:], "mean": x[:, 1:].mean(1)}[tokens]
+
+
+@pytest.fixture(scope="module")
+def compared():  # type: ignore[no-untyped-def]
+    encoders = {
+        "a": load_encoder(SMALL),
+        "b": load_encoder(SMALL + "&seed=1"),
+        "r": load_encoder("timm:resnet18@random?size=32&zero_init_last=False"),
+    }
+    images = load_images("shapes?size=32", limit=72)
+    return encoders, images, analyze(encoders, images, ["cka"], batch=32, workers=0, show_progress=False)["cka"]
+
+
+def test_the_pass_equals_the_whole_array(compared) -> None:  # type: ignore[no-untyped-def]
+    encoders, images, result = compared
+    order = images.order("test", 0)
+    sites = {"a": ["block.1", "block.1.qkv"], "b": ["block.0", "block.1.fc1"], "r": ["block.3", "block.3.residual"]}
+    acts = {name: activations(encoders[name], images, sites[name], order) for name in encoders}
+    checked = 0
+    for one in encoders:
+        for other in encoders:
+            for tokens in ("all", "cls", "mean", "patches"):
+                if tokens == "cls" and "r" in (one, other):
+                    continue
+                for site_a in sites[one]:
+                    for site_b in sites[other]:
+                        x, y = view(acts[one][site_a], tokens), view(acts[other][site_b], tokens)
+                        at = {
+                            "encoder_a": one,
+                            "encoder_b": other,
+                            "site_a": site_a,
+                            "site_b": site_b,
+                            "tokens": tokens,
+                        }
+                        assert float(result.cka.sel(at)) == pytest.approx(textbook_cka(x, y, 32), abs=1e-5)
+                        checked += 1
+    assert checked > 100
+
+
+def test_symmetry_ones_and_reasons(compared) -> None:  # type: ignore[no-untyped-def]
+    _, _, result = compared
+    swapped = result.cka.transpose("tokens", "encoder_b", "encoder_a", "site_b", "site_a").values
+    np.testing.assert_allclose(result.cka.values, swapped, atol=1e-12, equal_nan=True)
+    own = result.cka.sel(encoder_a="a", encoder_b="a", tokens="all", site_a="block.1", site_b="block.1")
+    assert float(own) == pytest.approx(1, abs=1e-12)
+    assert (
+        str(result.reason.sel(encoder="r", tokens="cls", site="block.0").values) == "this site has no such token view"
+    )
+    assert (
+        str(result.reason.sel(encoder="r", tokens="all", site="block.0.qkv").values) == "this encoder has no such site"
+    )
+    unknown = result.reason.values == ""
+    diagonal = np.array(
+        [
+            [
+                [result.cka.sel(tokens=t, encoder_a=e, encoder_b=e, site_a=s, site_b=s) for s in result.site.values]
+                for e in result.encoder.values
+            ]
+            for t in result.tokens.values
+        ]
+    )
+    np.testing.assert_array_equal(np.isfinite(diagonal), unknown)  # NaN exactly where there is a reason
+
+
+def test_null_and_interval(compared) -> None:  # type: ignore[no-untyped-def]
+    _, _, result = compared
+    known = np.isfinite(result.cka.values)
+    assert np.nanmax(np.abs(result.cka_null.values)) < 0.6
+    assert abs(np.nanmean(result.cka_null.values)) < 0.1
+    low, value, high = (result[name].values[known] for name in ("cka_low", "cka", "cka_high"))
+    assert (low <= value + 1e-9).mean() > 0.95
+    assert (value <= high + 1e-9).mean() > 0.95
+
+
+def test_bootstrap_is_the_plain_one() -> None:
+    """The interval equals resampling the batches one by one with the same draws."""
+    encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
+    images = load_images("shapes?size=32", limit=64)
+    config = Config(tokens=("all",), bootstrap=200)
+    result = analyze(encoders, images, {"cka": config}, batch=8, sites=["block.1"], workers=0, show_progress=False)[
+        "cka"
+    ]
+    order = images.order("test", 0)
+    x, y = (activations(e, images, ["block.1"], order)["block.1"].reshape(64, -1) for e in encoders.values())
+    grams = [torch.stack([gram(torch.from_numpy(v[rows])) for v in (x, y)]) for rows in np.arange(64).reshape(8, 8)]
+    hsic = np.array([products(centre(g)).numpy() for g in grams])
+    draws = np.random.Generator(np.random.Philox(0)).multinomial(8, np.full(8, 1 / 8), size=200)
+    values = []
+    for draw in draws:
+        total = sum(times * h for times, h in zip(draw, hsic, strict=True))
+        values.append(total[0, 1] / np.sqrt(total[0, 0] * total[1, 1]))
+    at = {"encoder_a": "a", "encoder_b": "b", "tokens": "all", "site_a": "block.1", "site_b": "block.1"}
+    assert float(result.cka_low.sel(at)) == pytest.approx(np.percentile(values, 2.5), abs=1e-9)
+    assert float(result.cka_high.sel(at)) == pytest.approx(np.percentile(values, 97.5), abs=1e-9)
+
+
+@pytest.mark.bf16
+def test_bf16_rounds_the_model_not_the_measurement() -> None:
+    encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
+    images = load_images("shapes?size=32", limit=32)
+    options = {"batch": 32, "workers": 0, "sites": ["block.1.fc1"], "show_progress": False}
+    result = analyze(encoders, images, ["cka"], precision="bf16", **options)["cka"]
+    with torch.autocast("cpu", torch.bfloat16):
+        order = images.order("test", 0)
+        x, y = (activations(e, images, ["block.1.fc1"], order)["block.1.fc1"] for e in encoders.values())
+    at = {"encoder_a": "a", "encoder_b": "b", "tokens": "all", "site_a": "block.1.fc1", "site_b": "block.1.fc1"}
+    assert float(result.cka.sel(at)) == pytest.approx(textbook_cka(x, y, 32), abs=1e-7)
+
+
+class Odd(nn.Module):
+    """A module with a constant layer, a NaN layer, and an operation in place after a captured one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.constant, self.broken = nn.Conv2d(3, 4, 8, 8), nn.Identity(), nn.Identity()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        self.constant(torch.full_like(x, 0.3))
+        self.broken(x / 0)
+        return self.relu(x).mean((2, 3))
+
+
+def test_constant_and_nan_layers_have_their_reason() -> None:
+    torch.manual_seed(0)
+    encoder = load_encoder(Odd(), name="odd", preprocess=load_encoder(SMALL).preprocess)
+    images = load_images("shapes?size=32", limit=16)
+    result = analyze({"odd": encoder}, images, ["cka"], batch=8, workers=0, show_progress=False)["cka"]
+    reason = result.reason.sel(encoder="odd", tokens="all")
+    assert str(reason.sel(site="constant").values) == "the activations are the same for all images"
+    assert "not finite" in str(reason.sel(site="broken").values)
+    assert str(reason.sel(site="first").values) == ""
+    values = result.cka.sel(encoder_a="odd", encoder_b="odd", tokens="all")
+    assert np.isnan(values.sel(site_a="constant")).all()
+    assert np.isnan(values.sel(site_b="broken")).all()
+    # What ReLU writes in place afterwards is not what `first` gave.
+    assert float(values.sel(site_a="first", site_b="relu")) < 0.999
+    whole = activations(encoder, images, ["first", "relu"], images.order("test", 0))
+    expected = textbook_cka(whole["first"], whole["relu"], 8)
+    assert float(values.sel(site_a="first", site_b="relu")) == pytest.approx(expected, abs=1e-6)
+
+
+class OneResponds(torch.nn.Module):
+    """A layer that says something about one image of the batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(len(x), 1, 1, 1)
+        mask[0] = 1
+        return self.layer(x * mask)
+
+
+def test_every_nan_has_a_reason() -> None:
+    encoder = load_encoder(OneResponds(), name="one", preprocess=load_encoder(SMALL).preprocess)
+    images = load_images("shapes?size=32", limit=16)
+    result = analyze({"one": encoder}, images, ["cka"], batch=8, workers=0, show_progress=False)["cka"]
+    assert np.isnan(result.cka.sel(tokens="all")).all()
+    assert "equally alike" in str(result.reason.sel(tokens="all").values.item())
+
+
+def test_batches_count_by_their_images() -> None:
+    """17 images in batches of at most 8 are 6, 6 and 5: the ratio of sums is weighted by that."""
+    x, y = random((17, 5), 0), random((17, 4), 1) + random((17, 4), 2)
+    sums = np.zeros((2, 2))
+    for rows in ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16]):
+        centred = centre(torch.stack([gram(torch.from_numpy(v[rows])) for v in (x, y)]))
+        sums += len(rows) * products(centred).numpy()
+    assert cka(x, y, batch=8) == pytest.approx(sums[0, 1] / np.sqrt(sums[0, 0] * sums[1, 1]), abs=1e-12)
+
+
+def test_unknown_token_view() -> None:
+    with pytest.raises(InputError, match="did you mean 'patches'"):
+        plugin.Config(tokens=("patch",))
+    for nothing in ({"tokens": ()}, {"bootstrap": 0}):
+        with pytest.raises(InputError, match="at least"):
+            plugin.Config(**nothing)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Class CKA
+
+
+def relabelled(images, labels):  # type: ignore[no-untyped-def]
+    return dataclasses.replace(images, labels=np.asarray(labels, np.int64))
+
+
+def class_cka(encoder, images, **options):  # type: ignore[no-untyped-def]
+    settings = {"batch": 16, "workers": 0, "sites": ["block.1"], "show_progress": False, **options}
+    return analyze({"a": encoder}, images, {"cka": Config(bootstrap=50)}, **settings)["cka"]
+
+
+@pytest.mark.parametrize("unlabelled", [0.0, 0.4])
+def test_class_cka_is_cka_with_the_one_hot_labels(unlabelled: float) -> None:
+    """Of the labelled images of each batch, where a batch has at least four of them."""
+    encoder, images = load_encoder(SMALL), load_images("shapes?size=32", limit=72)
+    hidden = np.random.default_rng(0).random(len(images.labels)) < unlabelled
+    images = relabelled(images, np.where(hidden, -1, images.labels % 5))
+    order = images.order("test", 0)
+    images.labels[order[:12]] = -1 if unlabelled else images.labels[order[:12]]  # a batch with fewer than four
+    result = class_cka(encoder, images)
+    x, labels = activations(encoder, images, ["block.1"], order)["block.1"], images.labels[order]
+    sums, labelled = np.zeros(3), 0
+    for rows in np.array_split(np.arange(len(order)), 5):
+        rows = rows[labels[rows] >= 0]
+        if len(rows) >= 4:
+            a = x[rows, 1:].mean(1, dtype=np.float64)
+            a, y = a - a.mean(0), np.eye(5)[labels[rows]]
+            k, l = a @ a.T, y @ y.T  # noqa: E741
+            sums += len(rows) * np.array([textbook_hsic(k, l), textbook_hsic(k, k), textbook_hsic(l, l)])
+            labelled += len(rows)
+    at = {"tokens": "mean", "encoder": "a", "site": "block.1"}
+    assert float(result.class_cka.sel(at)) == pytest.approx(sums[0] / np.sqrt(sums[1] * sums[2]), abs=1e-6)
+    assert result.attrs["labelled_images"] == labelled
+    assert (labelled < 60) == bool(unlabelled)
+    assert str(result.class_reason.sel(at).values) == ""
+    assert (
+        float(result.class_cka_low.sel(at)) <= float(result.class_cka.sel(at)) <= float(result.class_cka_high.sel(at))
+    )
+    assert abs(float(result.class_cka_null.sel(at))) < 0.3
+
+
+def test_features_that_are_the_classes_have_class_cka_one() -> None:
+    labels = np.random.default_rng(0).integers(0, 6, 96)
+    assert cka(np.eye(6)[labels], 7 * np.eye(9)[labels + 2] + 1) == pytest.approx(1, abs=1e-12)
+    assert cka(np.eye(6)[labels], random((96, 6), 1)) == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"), [(-1, "no batch had 4 images with a label"), (3, "the images of each batch are of one class")]
+)
+def test_without_two_classes_there_is_no_class_cka_but_a_reason(label: int, reason: str) -> None:
+    images = load_images("shapes?size=32", limit=32)
+    images = relabelled(images, np.full(len(images.labels), label))
+    result = class_cka(load_encoder(SMALL), images)
+    assert result.class_cka.isnull().all()
+    assert all(str(why).startswith(reason) for why in result.class_reason.values.flat)
+    assert float(result.cka.isel(tokens=0).values.item()) == pytest.approx(1)  # the rest is not touched by it
+    assert "classes" not in [figure.name for figure in plugin.figures(result)]
+
+
+def test_a_layer_without_values_says_so_beside_its_classes() -> None:
+    encoder = load_encoder(Odd(), name="odd", preprocess=load_encoder(SMALL).preprocess)
+    result = class_cka(encoder, load_images("shapes?size=32", limit=32), sites=None).sel(encoder="a", tokens="all")
+    assert str(result.class_reason.sel(site="constant").values) == "the activations are the same for all images"
+    assert "not finite" in str(result.class_reason.sel(site="broken").values)
+    np.testing.assert_array_equal(result.class_cka.isnull(), result.class_reason != "")

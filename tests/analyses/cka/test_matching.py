@@ -1,0 +1,260 @@
+"""What the matrix of all pairs says in short, against plain loops; the study of batch sizes; figures and headlines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import vl_convert
+import xarray as xr
+
+from sightline import analyze, capture, load_encoder, load_images
+from sightline.analyses.cka import Config
+from sightline.analyses.cka.charts import figures, headlines, study_figure
+from sightline.analyses.cka.matching import summaries
+from sightline.core.errors import InputError
+from sightline.core.results import ABSENT
+from sightline.measure.estimators.cka import cka, study
+from sightline.measure.layers import Layers
+from sightline.report.tables import tables
+
+SITES = {
+    "vit": ["embed", *(site for i in range(4) for site in (f"block.{i}.qkv", f"block.{i}"))],
+    "mae": [*(f"block.{i}" for i in range(4)), *(f"decoder.block.{i}" for i in range(2))],
+    "resnet": [site for i in range(6) for site in (f"block.{i}.residual", f"block.{i}")],
+}
+TOKENS = ["all", "mean"]
+
+
+def matrix(sites: dict[str, list[str]], seed: int = 0) -> xr.Dataset:
+    """A symmetric matrix of random values between all layers, as the analysis gives it."""
+    layers = Layers(sites)
+    coords = layers.coords()
+    names, every = coords["encoder"], coords["site"]
+    values = np.random.default_rng(seed).random((2, len(layers), len(layers)))
+    values = (values + values.transpose(0, 2, 1)) / 2
+    values[:, range(len(layers)), range(len(layers))] = 1
+    full = np.full((2, len(names), len(names), len(every), len(every)), np.nan)
+    for i, (a, s) in enumerate(layers):
+        for j, (b, t) in enumerate(layers):
+            full[:, names.index(a), names.index(b), every.index(s), every.index(t)] = values[:, i, j]
+    reason = [[["" if s in sites[a] else ABSENT for s in every] for a in names]] * 2
+    pair = ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
+    return xr.Dataset(
+        {
+            "cka": (pair, full),
+            **{f"cka_{part}": (pair, full + step) for part, step in (("low", -0.1), ("high", 0.1), ("null", -0.5))},
+            "reason": (("tokens", "encoder", "site"), reason),
+        },
+        coords={
+            "tokens": TOKENS,
+            **coords,
+            **{f"encoder_{x}": names for x in "ab"},
+            **{f"site_{x}": every for x in "ab"},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def result() -> xr.Dataset:
+    return matrix(SITES)
+
+
+def kind(site: str) -> str:
+    return {"embed": "embed"}.get(site, site.split(".")[-1] if site.split(".")[-1].isalpha() else "block")
+
+
+def test_row_maximum(result: xr.Dataset) -> None:
+    found = summaries(result)
+    for a, b in ((a, b) for a in SITES for b in SITES):
+        for site in SITES[a]:
+            at = {"tokens": "mean", "encoder_a": a, "encoder_b": b, "site_a": site}
+            others = [other for other in SITES[b] if kind(other) == kind(site)]
+            if not others:
+                assert np.isnan(found.row_max.sel(at))
+                assert found.row_argmax.sel(at) == ""
+                continue
+            values = {other: float(result.cka.sel({**at, "site_b": other})) for other in others}
+            assert str(found.row_argmax.sel(at).values) == max(values, key=lambda other: values[other])
+            assert float(found.row_max.sel(at)) == max(values.values())
+    assert "decoder.block" in "".join(found.row_argmax.sel(encoder_a="vit", encoder_b="mae").values.flat)
+    absent = found.sel(encoder_a="mae", site_a="embed")
+    assert absent.row_max.isnull().all()
+    assert (absent.row_argmax == "").all()
+
+
+def test_the_diagonal_pairs_layers_of_one_kind_and_depth(result: xr.Dataset) -> None:
+    found = summaries(result)
+
+    def twin(a: str, b: str, site: str) -> str:
+        return str(found.diagonal_site.sel(tokens="all", encoder_a=a, encoder_b=b, site_a=site).values)
+
+    assert [twin("vit", "mae", f"block.{i}") for i in range(4)] == [f"block.{i}" for i in range(4)]
+    # 0, 1/3, 2/3, 1 among 0, 1/5, …, 1
+    assert [twin("vit", "resnet", f"block.{i}") for i in range(4)] == ["block.0", "block.2", "block.3", "block.5"]
+    assert twin("mae", "mae", "decoder.block.1") == "decoder.block.1"
+    for nothing in (("mae", "vit", "decoder.block.1"), ("vit", "mae", "block.1.qkv"), ("vit", "vit", "block.5")):
+        assert twin(*nothing) == ""
+    for a, b, site in (("vit", "resnet", "block.2"), ("resnet", "mae", "block.3")):
+        at = {"tokens": "mean", "encoder_a": a, "encoder_b": b, "site_a": site}
+        twin_site = str(found.diagonal_site.sel(at).values)
+        value = result.cka.sel({**at, "site_b": twin_site})
+        assert float(found.diagonal.sel(at)) == float(value)
+
+
+@pytest.mark.parametrize(("a", "b"), [("vit", "vit"), ("vit", "mae"), ("mae", "vit"), ("vit", "resnet")])
+def test_mean_over_distance(result: xr.Dataset, a: str, b: str) -> None:
+    n, m = ({"vit": 4, "mae": 4, "resnet": 6}[name] for name in (a, b))
+    near: dict[int, list[float]] = {}
+    for i in range(n):
+        for j in range(i if a == b else 0, m):
+            apart = abs(i / (n - 1) - j / (m - 1))
+            at = {"encoder_a": a, "encoder_b": b, "site_a": f"block.{i}", "site_b": f"block.{j}", "tokens": "all"}
+            near.setdefault(round(apart * (min(n, m) - 1)), []).append(float(result.cka.sel(at)))
+    found = summaries(result).sel(encoder_a=a, encoder_b=b, tokens="all")
+    for step, values in near.items():
+        assert float(found.distance_cka.sel(distance=step)) == pytest.approx(np.mean(values), abs=1e-12)
+        assert int(found.distance_pairs.sel(distance=step)) == len(values)
+        assert float(found.relative_distance.sel(distance=step)) == pytest.approx(step / 3)
+    assert np.isnan(found.distance_cka.sel(distance=slice(4, None))).all()
+    if (n, a) == (m, b):
+        own = result.cka.sel(encoder_a=a, encoder_b=a, tokens="all")
+        blocks = [f"block.{i}" for i in range(n)]
+        plain = np.diagonal(own.sel(site_a=blocks, site_b=blocks), 1).mean()
+        assert float(found.distance_cka.sel(distance=1)) == pytest.approx(plain)
+
+
+def test_a_layer_without_value_is_left_out_of_the_means() -> None:
+    result = matrix({"a": ["block.0", "block.1", "block.2"]})
+    expected = float(result.cka.isel(tokens=0).sel(site_a="block.0", site_b="block.1").item())
+    for side in ("site_a", "site_b"):
+        result.cka.loc[{side: "block.2"}] = np.nan
+    found = summaries(result).isel(tokens=0, encoder_a=0, encoder_b=0)
+    assert float(found.distance_cka.sel(distance=1)) == expected
+    assert int(found.distance_pairs.sel(distance=1)) == 1
+    assert np.isnan(found.distance_cka.sel(distance=2))
+
+
+@pytest.mark.parametrize("sites", [["block.3"], ["embed", "norm"]])
+def test_one_block_or_none(sites: list[str]) -> None:
+    found = summaries(matrix({"a": sites, "b": ["block.0", "block.1"]}))
+    assert found.distance_cka.sel(encoder_a="a", distance=1).isnull().all()
+
+
+def test_decoder_blocks_are_named_by_their_site(result: xr.Dataset) -> None:
+    at = {"encoder_a": "vit", "encoder_b": "mae", "site_a": "block.3", "site_b": "decoder.block.1"}
+    result = result.copy(deep=True)
+    result.cka.loc[at] = 2.0
+    label, number, detail = next(line for line in headlines(result) if line[0] == "vit × mae")
+    assert (label, number) == ("vit × mae", "2.00")
+    assert detail.startswith("closest: block.3 and decoder.block.1, 95 % ")
+
+
+def test_headlines_of_one_encoder_and_of_one_batch() -> None:
+    result = matrix({"a": ["block.0", "block.1", "block.2"]})
+    value = float(result.cka.isel(tokens=0).sel(site_a="block.0", site_b="block.2").item())
+    whole = f"block.0 with block.2, 95 % {value - 0.1:.2f} – {value + 0.1:.2f}"
+    assert headlines(result) == [("a", f"{value:.2f}", whole)]
+    unknown = result.assign(cka_low=result.cka * np.nan, cka_high=result.cka * np.nan)
+    assert headlines(unknown) == [("a", f"{value:.2f}", "block.0 with block.2")]
+    assert headlines(result.assign(cka=result.cka * np.nan)) == []
+
+
+def test_figures(result: xr.Dataset) -> None:
+    found = {figure.name: figure for figure in figures(result)}
+    assert list(found) == ["pairs", "depth", "distance", "closest", "distance-across", "residual"]
+    for figure in found.values():
+        assert vl_convert.vegalite_to_svg(figure.chart.to_dict()).startswith("<svg")
+    table = found["closest"].table.set_index(["encoder_a", "series", "site"])
+    short = summaries(result).isel(tokens=0)
+    row = table.loc[("resnet", "vit", "block.4")]
+    at = {"encoder_a": "resnet", "encoder_b": "vit", "site_a": "block.4"}
+    assert row.value == float(short.row_max.sel(at))
+    assert row.site_b == str(short.row_argmax.sel(at).values)
+    assert row.low == pytest.approx(row.value - 0.1)
+    across = found["distance-across"].table
+    assert set(across.series) == {"vit × mae", "vit × resnet", "mae × resnet"}
+    assert across[across.series == "vit × mae"].depth.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+
+
+def test_odd_layers_are_before_the_addition_and_even_ones_after(result: xr.Dataset) -> None:
+    table = {figure.name: figure for figure in figures(result)}["residual"].table
+    assert table.groupby("layers", sort=False).size().to_dict() == {
+        "resnet × resnet, all": 144,
+        "resnet × resnet, odd": 36,
+        "resnet × resnet, even": 36,
+    }
+    for row in table.itertuples():
+        block, residual = divmod(row.row - 1, 2)
+        assert row.site_a == f"block.{block}" + ("" if residual else ".residual")
+    odd = table[table.layers.str.endswith("odd")]
+    assert odd.site_b.str.endswith("residual").all()
+
+
+def test_exported_tables_name_layer_types_and_blocks_of_both_sides() -> None:
+    encoder = load_encoder("timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3")
+    images = load_images("shapes?size=32", limit=16)
+    config = {"cka": Config(tokens=("mean",))}
+    run = analyze({"a": encoder}, images, config, batch=16, workers=0, show_progress=False)
+    found = tables(run["cka"], "cka")
+    assert list(found) == ["cka", "cka-class_cka", "cka-row_max", "cka-distance_cka"]
+    row = found["cka"].query("site_a == 'block.1.qkv' and site_b == 'block.0'").iloc[0]
+    assert (row.layer_type_a, row.block_a, row.layer_type_b, row.block_b) == ("qkv", 1, "block", 0)
+    row = found["cka-row_max"].query("site_a == 'block.1.qkv'").iloc[0]
+    assert (row.row_argmax, row.diagonal_site, row.layer_type_a) == ("block.1.qkv", "block.1.qkv", "qkv")
+    # One batch: there is no interval, and no headline tells of one.
+    assert all("nan" not in detail for *_, detail in headlines(run["cka"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The study
+
+
+def test_study_is_cka_of_random_batches() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(90, 7))
+    y = x @ random.normal(size=(7, 5)) + random.normal(size=(90, 5))
+    found = study(x, torch.from_numpy(y), [8, 32, 64], [40, 90], draws=3, seed=5)
+    generator = np.random.Generator(np.random.Philox(5))
+    orders = [generator.permutation(90) for _ in range(3)]
+    for count in (40, 90):
+        for batch in (8, 32, 64):
+            values = [cka(x[order[:count]], y[order[:count]], batch) for order in orders]
+            at = {"count": count, "batch": batch}
+            assert float(found["mean"].sel(at)) == pytest.approx(np.mean(values), abs=1e-12)
+            assert float(found["std"].sel(at)) == pytest.approx(np.std(values), abs=1e-12)
+    # All at once: batches do not matter.
+    assert float(found["std"].sel(count=90, batch=64)) > 0
+    assert float(study(x, y, [128], draws=3)["std"].item()) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_estimate_does_not_depend_on_the_batch_size() -> None:
+    """Within the spread of its draws; the biased one of small batches would be far off."""
+    random = np.random.default_rng(1)
+    x = random.normal(size=(512, 64))
+    y = x[:, :32] + 2 * random.normal(size=(512, 32))
+    found = study(x, y, [8, 16, 64, 512], draws=6)["mean"].values[0]
+    assert np.ptp(found) < 0.02
+    assert cka(x[:8], y[:8], unbiased=False) > found.max() + 0.3
+
+
+def test_study_refuses_what_it_cannot_draw() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    for options in ({"counts": [21]}, {"batches": []}, {"draws": 0}):
+        with pytest.raises(InputError, match="A study of CKA needs"):
+            study(x, x, **options)
+
+
+def test_study_of_captured_features() -> None:
+    """The example of the documentation."""
+    encoder = load_encoder("timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3")
+    images = load_images("shapes?size=32", limit=64)
+    pictures = [item.image for item in images.source.read(images.indices("test").tolist())]
+    with torch.inference_mode(), capture(encoder, ["block.0", "block.1"]) as activations:
+        encoder(encoder.preprocess(pictures))
+    x, y = (activations[site][:, encoder.tokens.prefix :].mean(1) for site in ("block.0", "block.1"))
+    found = study(x, y, batches=[8, 16, 32], counts=[32, 64])
+    assert found["mean"].shape == (2, 3)
+    figure = study_figure(found)
+    assert len(figure.table) == 6
+    assert vl_convert.vegalite_to_svg(figure.chart.to_dict()).startswith("<svg")

@@ -1,0 +1,324 @@
+"""The command line as a user meets it: what it writes, what it says, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from PIL import Image
+
+import sightline as sl
+from sightline.cli import app as cli
+from sightline.measure.request import default_analyses
+
+SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+FAST = ["--limit", "32", "--batch", "8", "--workers", "0"]
+
+
+def sightline(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command in this process, as `main` does it."""
+    before = sys.argv
+    sys.argv = ["sightline", *map(str, words)]
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    finally:
+        sys.argv = before
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "x"
+    before = sys.argv
+    sys.argv = ["sightline", "compare", f"one={SMALL}", f"two={SMALL}&seed=1", "-o", str(path), *FAST]
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    sys.argv = before
+    return path
+
+
+def test_compare_leaves_a_run_and_a_report(run: Path) -> None:
+    assert sorted(p.name for p in run.iterdir()) == [
+        ".sightline.json", "cache", "figures", "report.html", "results", "run.json",
+    ]  # fmt: skip
+    found = sl.open_run(run)
+    assert list(found) == default_analyses()
+    assert [encoder["name"] for encoder in found.request["encoders"]] == ["one", "two"]
+    assert found.request["images"]["name"] == "shapes?size=32"
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_the_same_command_again_computes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "results" / "cka.nc").stat().st_mtime_ns
+    code, out, _ = sightline(
+        "compare", f"one={SMALL}", f"two={SMALL}&seed=1", "-o", run, *FAST, capsys=capsys
+    )  # fmt: skip
+    assert code == 0
+    assert (run / "results" / "cka.nc").stat().st_mtime_ns == before
+    assert "one × two" in out
+    assert "report.html" in out
+
+
+def test_only_and_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--sites", "block.*", "block.*.qkv", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST]
+    assert sightline(*words, capsys=capsys)[0] == 0
+    found = sl.open_run(tmp_path / "x")
+    assert list(found) == ["cka"]
+    assert list(found["cka"].site.values) == ["block.0.qkv", "block.0", "block.1.qkv", "block.1"]
+
+
+def test_names_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, _ = sightline("compare", SMALL, SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys)
+    assert code == 0
+    names = list(sl.open_run(tmp_path / "x")["cka"].encoder.values)
+    assert names == ["vit_tiny_patch16_224", "vit_tiny_patch16_224 (2)"]
+
+
+def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = sl.open_run(run)["cka"]
+    for kind, read in {"csv": pd.read_csv, "parquet": pd.read_parquet}.items():
+        code, out, _ = sightline("export", run, "--format", kind, "-o", tmp_path / kind, capsys=capsys)
+        assert code == 0
+        assert str(tmp_path / kind / f"cka.{kind}") in out.split()
+        table = read(tmp_path / kind / f"cka.{kind}")
+        at = {"encoder_a": "one", "encoder_b": "two", "site_a": "block.0", "site_b": "block.1", "tokens": "all"}
+        row = table.query(" and ".join(f"{key} == {value!r}" for key, value in at.items()))
+        assert len(row) == 1
+        assert float(row.cka.iloc[0]) == pytest.approx(float(result.cka.sel(at)), rel=1e-12)
+    sightline("export", run, "--format", "netcdf", "-o", tmp_path / "nc", capsys=capsys)
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "nc" / "cka.nc", engine="h5netcdf"), result)
+
+
+def test_report_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sightline("report", run, capsys=capsys)
+    assert code == 0
+    assert Path(out.strip()) == run / "report.html"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["encoders"], "timm"),
+        (["encoders", "vit_small*dino"], "timm:vit_small_patch16_224.dino"),
+        (["images"], "parquet"),
+        (["analyses"], "cka"),
+        (["sites", SMALL], "block.1.attn_map  (B, 3, 17, 17)"),
+    ],
+)
+def test_list(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sightline("list", *words, capsys=capsys)
+    assert code == 0
+    assert expected in out
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+def fails(words: list[object], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = sightline(*words, capsys=capsys)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([SMALL, "--images", "folder:/no/such/folder"], "/no/such/folder"),
+        ([SMALL, "--images", "foldr:x"], "did you mean 'folder'"),
+        ([SMALL, "--only", "ckaa"], "did you mean 'cka'"),
+        ([SMALL, "--sites", "blok.*"], "No site matches"),
+        ([SMALL, "--sites"], "--sites needs at least one pattern"),
+        ([SMALL, "--seed", "-1"], "The seed is -1"),
+        ([SMALL, "--batch", "3"], "The batch size is 3"),
+        ([SMALL, "--limit", "2"], "at least 4"),
+        ([SMALL, "--device", "warp"], "Device 'warp' cannot be used"),
+        ([SMALL, "--precision", "float16"], "choose float32 or bf16"),
+        (["timm:vit_smal_patch16_224@random"], "did you mean 'vit_small_patch16_224'"),
+        (["timn:resnet18"], "did you mean 'timm'"),
+        (["resnet18"], "is not an encoder reference"),
+        (["timm:resnet18@nowhere.safetensors"], "no weights file 'nowhere.safetensors'"),
+        ([f"a={SMALL}&flavour=7"], "flavour"),
+        (["run:nowhere"], "holds no encoder"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[object], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(["compare", *words, "-o", tmp_path / "x", "--workers", "0"], sentence, capsys)
+    assert not (tmp_path / "x").exists()
+
+
+def folder_of(path: Path, classes: int, each: int) -> Path:
+    for number in range(classes):
+        (path / f"class-{number}").mkdir(parents=True)
+        for i in range(each):
+            pixels = np.random.default_rng(100 * number + i).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / f"class-{number}" / f"{i}.png")
+    return path
+
+
+def test_one_class_cannot_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = f"folder:{folder_of(tmp_path / 'images', 1, 12)}"
+    words = ["compare", SMALL, "--images", images, "-o", tmp_path / "x", *FAST]
+    fails([*words, "--only", "knn"], "two classes", capsys)
+    assert not (tmp_path / "x").exists()
+    code, out, _ = sightline(*words, "--only", "cka", capsys=capsys)
+    assert code == 0  # CKA needs no labels
+    assert "Left out" not in out
+    code, out, _ = sightline(*words, capsys=capsys)
+    assert code == 0
+    assert "Left out: k-NN needs labels of at least two classes" in out
+
+
+def test_settings_of_analyses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", SMALL, "--only", "knn", "--set", "knn.k=3", "-o", tmp_path / "x", *FAST]
+    assert sightline(*words, capsys=capsys)[0] == 0
+    assert sl.open_run(tmp_path / "x")["knn"].attrs["k"] == 3
+    for setting, sentence in {
+        "knn.kk=3": "There is no setting 'kk' of knn; did you mean 'k'",
+        "knn=3": "write analysis.key=value",
+        "cka.tokens=all": "cka is not among the analyses of --only",
+        "kn.k=3": "There is no analysis 'kn'",
+        "knn.k=many": "a whole number is expected",
+    }.items():
+        fails([*words, "--set", setting], sentence, capsys)
+    fails(["compare", SMALL, "--only", "knn", "--also", "noise", *FAST], "give one of the two", capsys)
+
+
+def test_more_than_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", SMALL, "--also", "orientation", "--set", 'cka.tokens=["cls"]', "-o", tmp_path / "x", *FAST]
+    code, out, _ = sightline(*words, capsys=capsys)
+    assert code == 0
+    found = sl.open_run(tmp_path / "x")
+    assert {"cka", "knn", "attention", "orientation"} <= set(found)
+    assert "noise" not in found
+    assert list(found["cka"].tokens.values) == ["cls"]
+    assert "Left out: " in out  # agreement needs two encoders
+
+
+def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    fails(["compare", SMALL, "--images", f"folder:{tmp_path / 'images'}", "-o", tmp_path / "x"], "images", capsys)
+
+
+def test_corrupt_images_are_named_and_skipped_or_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = folder_of(tmp_path / "images", 2, 12)
+    (images / "class-1" / "broken.jpg").write_bytes(b"not a picture")
+    words = ["compare", SMALL, "--images", f"folder:{images}", "--only", "cka", *FAST, "--limit", "0"]
+    code, _, err = sightline(*words, "-o", tmp_path / "x", capsys=capsys)
+    assert code == 0
+    assert "class-1/broken.jpg" in err
+    assert sl.open_run(tmp_path / "x").request["skipped"][0][0] == "class-1/broken.jpg"
+    fails([*words, "--strict", "-o", tmp_path / "y"], "class-1/broken.jpg", capsys)
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "other.pth")
+    reference = SMALL.replace("@random", f"@{tmp_path / 'other.pth'}")
+    fails(["compare", reference, "-o", tmp_path / "x"], "another model", capsys)
+
+
+def test_nan_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = sl.load_encoder(SMALL)
+    with torch.no_grad():
+        encoder.module.norm.weight[0] = float("inf")
+    sl.save_encoder(encoder, tmp_path / "bad")
+    fails(["compare", f"run:{tmp_path / 'bad'}", "-o", tmp_path / "x"], "NaN or infinite weights", capsys)
+
+
+@pytest.mark.skipif(os.name != "posix" or not Path("/proc").exists(), reason="needs a folder nobody can write to")
+def test_no_write_permission(capsys: pytest.CaptureFixture[str]) -> None:
+    fails(["compare", SMALL, "--only", "cka", "-o", "/proc/runs/x", *FAST], "/proc/runs", capsys)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_full_disk_in_the_middle(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up when the result is to be written: one sentence, no half of a file, and the run can go on."""
+    replace = os.replace
+
+    def full(source: str, target: Path) -> None:
+        if str(target).endswith("cka.nc"):
+            raise OSError(number, os.strerror(number), str(target))
+        replace(source, target)
+
+    words = ["compare", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST]
+    monkeypatch.setattr(os, "replace", full)
+    fails(words, "disk is full" if number == errno.ENOSPC else "No permission", capsys)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob("*.nc"))
+    monkeypatch.setattr(os, "replace", replace)
+    assert sightline(*words, capsys=capsys)[0] == 0
+
+
+def test_interrupted_by_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("sightline.measure.analyze"), "_step", interrupt)
+    code, _, err = sightline("compare", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys)
+    assert code == 130
+    assert "give the same command again" in err
+    assert "Traceback" not in err
+
+
+def test_mistakes_about_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "run.json").write_text("{}")
+    for command in ("report", "export"):
+        fails([command, tmp_path / "nothing"], "is not a run folder", capsys)
+        fails([command, tmp_path / "unfinished"], "no finished analysis", capsys)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    """What `--help` and `import sightline` import stays light: no torch, no timm, no altair, no xarray."""
+    heavy = "('torch', 'timm', 'altair', 'xarray', 'pandas')"
+    script = f"import sys, sightline.cli; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [[], ["compare"], ["pretrain"], ["list"], ["report"], ["export"], ["demo"]])
+def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sightline(*command, "--help", capsys=capsys)
+    assert code == 0
+    assert len(out.splitlines()) > 8
+
+
+def test_the_public_names_are_there() -> None:
+    for name in sl.__all__:
+        assert getattr(sl, name).__doc__
+    assert set(sl.__all__) <= set(dir(sl))
+    with pytest.raises(AttributeError, match="no attribute 'analyse'"):
+        _ = sl.analyse
+
+    assert callable(sl.analyze)
+
+
+def test_a_module_runs_as_the_command() -> None:
+    found = subprocess.run([sys.executable, "-m", "sightline", "--help"], check=True, capture_output=True, text=True)
+    assert "compare" in found.stdout

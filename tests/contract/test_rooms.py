@@ -1,0 +1,59 @@
+"""Which room may import which: imports go down only, lazy ones too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sightline as sl
+
+PACKAGE = Path(sl.__file__).parent
+BELOW_ANALYSES = "core images encoders measure report.figures"
+BELOW_TRANSFER = "core images encoders measure.estimators training"
+ALLOWED = {
+    "core": "",
+    "images": "core",
+    "encoders": "core images",
+    "measure": "core images encoders",
+    "analyses": BELOW_ANALYSES,
+    "training": "core images encoders measure.estimators",
+    "transfer": BELOW_TRANSFER,
+    "generation": BELOW_TRANSFER,
+    "studies": f"{BELOW_ANALYSES} training transfer generation",
+    "report": "core",
+}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Modules of Sightline that a file imports anywhere, but not for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = PACKAGE.parent / node.module.replace(".", "/") / alias.name
+                is_module = inner.is_dir() or inner.with_suffix(".py").is_file()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def within(module: str, place: str) -> bool:
+    return module == place or module.startswith(f"{place}.")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_import_downwards_only(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room in ("__init__", "__main__", "cli"):  # they may know everyone
+        return
+    for imported in imports_of(path):
+        if imported.startswith("sightline."):
+            target = imported.removeprefix("sightline.")
+            allowed = [room, *ALLOWED[room].split()]
+            assert any(within(target, place) for place in allowed), f"{path.relative_to(PACKAGE)} imports {imported}"

@@ -1,0 +1,112 @@
+"""Encoders in half the bytes, and the reference encoders that come with Sightline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import sightline as sl
+from sightline.core.errors import InputError
+from sightline.encoders.saved import save_encoder
+from sightline.encoders.sources import zoo
+from sightline.training.recipe import make_recipe, read_recipe
+
+NAMES = zoo.names()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("reference", ["small", "timm:resnet18@random?size=32&stem=small"])
+def test_rounded_weights_survive_saving(reference: str, small: str, tmp_path: Path) -> None:
+    encoder = sl.load_encoder(small if reference == "small" else reference)
+    save_encoder(encoder, tmp_path / "whole")
+    save_encoder(encoder, tmp_path / "half", torch.bfloat16)
+    sizes = [(tmp_path / name / "encoder.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.52 * sizes[0]
+    assert sl.load_encoder(f"run:{tmp_path / 'whole'}").weights == encoder.weights
+    again = sl.load_encoder(f"run:{tmp_path / 'half'}")
+    assert again.weights != encoder.weights
+    before, after = encoder.module.state_dict(), again.module.state_dict()
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        rounded = value.bfloat16().to(value.dtype) if value.is_floating_point() else value
+        assert after[name].dtype == value.dtype
+        assert torch.equal(after[name], rounded), name
+    x = torch.randn(2, 3, 32, 32)
+    encoder.module.load_state_dict(after)
+    assert torch.equal(encoder.module.eval()(x), again.module.eval()(x))
+    assert again.preprocess == encoder.preprocess
+
+
+def test_weights_that_were_changed_are_noticed(small: str, tmp_path: Path) -> None:
+    for seed, name in ((0, "one"), (1, "other")):
+        save_encoder(sl.load_encoder(f"{small}&seed={seed}"), tmp_path / name, torch.bfloat16)
+    (tmp_path / "other" / "encoder.safetensors").replace(tmp_path / "one" / "encoder.safetensors")
+    with pytest.raises(InputError, match=r"not those that its encoder\.json describes"):
+        sl.load_encoder(f"run:{tmp_path / 'one'}")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_zoo_is_what_lies_in_its_folder() -> None:
+    assert NAMES
+    assert sorted(path.name for path in zoo.FOLDER.iterdir() if path.is_dir()) == NAMES
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoder_of_the_zoo_runs(name: str) -> None:
+    encoder = sl.load_encoder(f"zoo:{name}")
+    assert encoder.name == name
+    assert encoder.reference == f"zoo:{name}"
+    x = torch.randn(2, 3, *encoder.preprocess.size)
+    with encoder.evaluating(), sl.capture(encoder, ["block.*"]) as seen:
+        output = encoder(x)
+    assert isinstance(output, torch.Tensor)
+    assert output.isfinite().all()
+    assert not torch.allclose(output[0], output[1])
+    assert 8 <= encoder.depth <= 12
+    assert len(seen) >= encoder.depth
+    assert all(value.dtype == torch.float32 for value in encoder.module.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoder_of_the_zoo_is_small_and_says_how_it_was_made(name: str) -> None:
+    folder = zoo.FOLDER / name
+    assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) <= 3_000_000
+    values = read_recipe(folder / "recipe.toml")
+    recipe = make_recipe(values["objective"], values)
+    assert recipe == make_recipe(name, read_recipe(name))  # what `sightline pretrain NAME` would make again
+    encoder = sl.load_encoder(f"zoo:{name}")
+    assert encoder.architecture is not None
+    assert encoder.architecture.startswith(recipe.backbone.reference().partition("&num_classes")[0])
+    table = pd.read_csv(folder / "metrics.csv")
+    assert table.step.is_monotonic_increasing
+    assert table.loss.notna().all()
+    assert table.epoch.iloc[-1] == pytest.approx(recipe.optimization.epochs, rel=0.01)
+    accuracy = table.filter(like="knn").dropna()
+    assert accuracy.iloc[-1].max() > 0.22  # raw pixels by the same protocol (scripts/zoo --pixels); chance is 1/16
+
+
+def test_unknown_names_are_sentences() -> None:
+    with pytest.raises(InputError, match=f"no encoder '{NAMES[0]}x'; did you mean .*'{NAMES[0]}'"):
+        sl.load_encoder(f"zoo:{NAMES[0]}x")
+    with pytest.raises(InputError, match=f"comes with its own weights and settings; write zoo:{NAMES[0]}"):
+        sl.load_encoder(f"zoo:{NAMES[0]}@random")
+    with pytest.raises(InputError, match="own weights and settings"):
+        sl.load_encoder(f"zoo:{NAMES[0]}?size=32")
+
+
+def test_what_is_not_code_is_installed_too() -> None:
+    """Recipes and encoders are read at run time, so a wheel must hold them."""
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["sightline"]
+    package = Path(sl.__file__).parent
+    held = {path for pattern in patterns for path in package.glob(pattern)}
+    needed = {path for folder in ("recipes", "zoo") for path in (package / folder).rglob("*") if path.is_file()}
+    assert not sorted(str(path.relative_to(package)) for path in needed - held)

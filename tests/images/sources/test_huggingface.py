@@ -1,0 +1,83 @@
+"""Data sets saved by the datasets library; nothing is downloaded."""
+
+import builtins
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.core.errors import InputError
+from sightline.images.loading import load_images
+
+datasets = pytest.importorskip("datasets")
+
+
+def table(values, labels):
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
+    pictures = [Image.fromarray(np.full((4, 4, 3), v, np.uint8)) for v in values]
+    return datasets.Dataset.from_dict({"img": pictures, "label": labels}, features=features)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    splits = {"train": table([1, 2, 3, 4], [0, 1, 0, 1]), "validation": table([5, 6, 7, 8], [1, 1, 0, 0])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def test_a_saved_data_set(saved):
+    images = load_images(f"huggingface:{saved}")
+    assert (images.classes, images.labels.tolist()) == (("x", "y"), [0, 1, 0, 1, 1, 1, 0, 0])
+    assert {name: where.tolist() for name, where in images.splits.items()} == {
+        "train": [0, 1, 2, 3],
+        "val": [4, 5, 6, 7],
+    }
+    assert images.ids[5] == "validation/000001"
+    source = pickle.loads(pickle.dumps(images.source))
+    assert [int(item.image[0, 0, 0]) for item in source.read([6, 0, 3])] == [7, 1, 4]
+
+
+def test_one_split_is_cut_in_half(saved):
+    images = load_images(f"huggingface:{saved}?split=validation&image=img&label=label")
+    assert (len(images.indices("train")), len(images.indices("test")), images.own_splits) == (2, 2, False)
+
+
+def test_a_single_table(tmp_path):
+    table([1, 2, 3, 4], [0, 1, 1, 0]).select([3, 2, 1, 0]).save_to_disk(tmp_path / "one")
+    images = load_images(f"huggingface:{tmp_path / 'one'}")
+    assert [int(item.image[0, 0, 0]) for item in images.source.read(range(4))] == [4, 3, 2, 1]
+    assert images.labels.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("?split=tran", "no split 'tran'; did you mean 'train'"),
+        ("?image=imgs", "no column 'imgs' of images; did you mean 'img'"),
+        ("?label=lable", "no column 'lable'; did you mean 'label'"),
+    ],
+)
+def test_names_that_do_not_exist(saved, options, message):
+    with pytest.raises(InputError, match=message):
+        load_images(f"huggingface:{saved}{options}")
+
+
+def test_other_folders_and_names(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'folder:"):
+        load_images(f"huggingface:{tmp_path}")
+    with pytest.raises(InputError, match="no name of the hub"):
+        load_images("huggingface:/nowhere/at/all")
+
+
+def test_without_the_library_there_is_a_hint(saved, monkeypatch):
+    original = builtins.__import__
+
+    def no_datasets(name, *rest):
+        if name == "datasets":
+            raise ImportError(name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", no_datasets)
+    with pytest.raises(InputError, match=r"pip install 'sightline\[huggingface\]'"):
+        load_images(f"huggingface:{saved}")

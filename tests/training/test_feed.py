@@ -1,0 +1,349 @@
+"""Which images a step sees, and that their views depend on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.core.errors import InputError
+from sightline.core.keyed_random import id_keys
+from sightline.images.augment.policies import moco_v3
+from sightline.images.augment.policy import Policy
+from sightline.images.loading import load_images
+from sightline.images.sets import Images, Item
+from sightline.training import feed as feeding
+from sightline.training.feed import Feed, Order
+from sightline.training.objective import Views
+
+N, BATCH, EPOCHS = 44, 8, 2
+POLICIES = (*moco_v3(12, crop=(0.3, 1.0)), Policy(8, flip=0.0))
+PLAIN = (Policy(12, crop=None, flip=0.0),)  # the image itself
+STD = (0.25, 0.5, 0.2)
+
+
+def make_images(sizes: Sequence[tuple[int, int]] = ((12, 12),)) -> Images:
+    """Every image has a grey of its own, which is also its label."""
+    chance = np.random.default_rng(0)
+    pixels = [
+        np.clip(5 * i + chance.integers(0, 3, (*sizes[i % len(sizes)], 3)), 0, 255).astype(np.uint8) for i in range(N)
+    ]
+    images = load_images(pixels, labels=np.arange(N), splits={"train": range(N)})
+    return replace(images, in_memory=False)  # so that workers are used
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A source of which some images cannot be read."""
+
+    source: Any
+    bad: frozenset[int]
+
+    def read(self, indices: Sequence[int]) -> list[Item]:
+        return [
+            Item(None, f"damaged {i}") if i in self.bad else item
+            for i, item in zip(indices, self.source.read(indices), strict=True)
+        ]
+
+
+def broken(images: Images, *bad: int) -> Images:
+    return replace(images, source=Broken(images.source, frozenset(bad)))
+
+
+def make(images: Images, policies: Sequence[Policy] = POLICIES, **more: Any) -> Feed:
+    settings: dict[str, Any] = {"batch": BATCH, "epochs": EPOCHS, "workers": 0, "std": STD}
+    return Feed(images, policies, **settings | more)
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", 0)
+
+
+def as_process(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    monkeypatch.setattr(feeding, "rank", lambda: rank)
+    monkeypatch.setattr(feeding, "world", lambda: world)
+
+
+def assert_same(one: Views, other: Views, atol: float = 0.0) -> None:
+    assert len(one.pixels) == len(other.pixels)
+    for mine, theirs in zip(one.pixels, other.pixels, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=atol)
+    assert torch.equal(one.labels, other.labels)
+    assert np.array_equal(one.keys, other.keys)
+    assert one.progress == other.progress
+
+
+def joined(parts: Sequence[Views]) -> Views:
+    pixels = [torch.cat(views) for views in zip(*(part.pixels for part in parts), strict=True)]
+    labels = torch.cat([part.labels for part in parts])
+    return Views(pixels, labels, np.concatenate([part.keys for part in parts]), parts[0].progress)
+
+
+def grey(views: Views) -> list[int]:
+    """Which image each row shows, told by its grey."""
+    mean, std = torch.tensor(feeding.IMAGENET_MEAN), torch.tensor(STD)
+    shade = (views.pixels[0] * std.view(1, 3, 1, 1) + mean.view(1, 3, 1, 1)).mean((1, 2, 3)) * 255
+    return [round(value) for value in ((shade - 1) / 5).tolist()]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def order(seed: int = 0, n: int = N) -> Order:
+    return Order(id_keys(np.array([f"{i:06d}" for i in range(n)])), BATCH, seed)
+
+
+def epoch_of(made: Order, epoch: int) -> list[int]:
+    steps = range(epoch * made.per_epoch, (epoch + 1) * made.per_epoch)
+    return [int(i) for step in steps for i in made.at(step)[0]]
+
+
+def test_an_epoch_sees_every_image_once() -> None:
+    made = order(n=48)
+    assert made.per_epoch == 6
+    for epoch in range(3):
+        assert sorted(epoch_of(made, epoch)) == list(range(48))
+
+
+def test_the_last_incomplete_batch_is_dropped() -> None:
+    made = order()
+    assert made.per_epoch == 5
+    seen = [epoch_of(made, epoch) for epoch in range(12)]
+    assert all(len(set(epoch)) == len(epoch) == 40 for epoch in seen)
+    assert {i for epoch in seen for i in epoch} == set(range(N))  # others each time, so that all have their turn
+
+
+def test_orders_differ_between_epochs_and_seeds() -> None:
+    found = [epoch_of(order(seed), epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
+    assert len({tuple(epoch) for epoch in found}) == 6
+    assert found[0] != sorted(found[0])
+    assert [epoch_of(order(0), epoch) for epoch in (0, 1, 2)] == found[:3]
+
+
+def test_an_order_can_be_asked_anywhere() -> None:
+    forth = [order().at(step) for step in range(12)]
+    made = order()
+    for step in reversed(range(12)):
+        numbers, keys = made.at(step)
+        assert np.array_equal(numbers, forth[step][0])
+        assert np.array_equal(keys, forth[step][1])
+
+
+def test_keys_are_others_in_each_epoch_and_for_each_seed() -> None:
+    keys = [order(seed).at(step)[1] for seed in (0, 1) for step in range(10)]
+    assert len(np.unique(np.concatenate(keys))) == 2 * 10 * BATCH
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_and_shapes() -> None:
+    feed = make(make_images())
+    assert feed.resident is not None
+    steps = list(feed.views())
+    assert len(steps) == feed.steps == 10
+    for number, (views,) in enumerate(steps):
+        assert [tuple(view.shape) for view in views.pixels] == [(8, 3, 12, 12), (8, 3, 12, 12), (8, 3, 8, 8)]
+        assert all(view.dtype == torch.float32 for view in views.pixels)
+        assert (views.progress.step, views.progress.steps, views.progress.per_epoch) == (number, 10, 5)
+    assert make(make_images(), epochs=0.5).steps == 2
+    assert make(make_images(), epochs=0.01).steps == 1
+
+
+def test_pixels_are_normalised() -> None:
+    images = make_images()
+    feed = make(images, PLAIN)
+    (views,) = next(feed.views())
+    for row, number in enumerate(feed.order.at(0)[0]):
+        raw = images.source.read([int(number)])[0].image
+        assert raw is not None
+        expected = (raw / 255 - np.array(feeding.IMAGENET_MEAN)) / np.array(STD)
+        np.testing.assert_allclose(views.pixels[0][row].permute(1, 2, 0).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("resident", [10**9, 0])
+def test_labels_are_those_of_the_images(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", resident)
+    for (views,) in make(make_images(), PLAIN).views():
+        assert grey(views) == views.labels.tolist()
+
+
+def differences(low: int, high: int, interpolation: str, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Of streamed from resident views, in levels of 8 bits, on noise from low to high."""
+    pixels = np.random.default_rng(2).integers(low, high + 1, (N, 12, 12, 3), np.uint8)
+    images = load_images(pixels, splits={"train": range(N)})
+    made = []
+    for resident in (10**9, 0):
+        monkeypatch.setattr(feeding, "RESIDENT", resident)
+        feed = make(images, (Policy(12, crop=(0.3, 1.0), interpolation=interpolation),))
+        assert (feed.resident is None) == (resident == 0)
+        made.append([views for (views,) in feed.views()])
+    for one, other in zip(*made, strict=True):
+        assert np.array_equal(one.keys, other.keys)
+        assert torch.equal(one.labels, other.labels)
+        assert one.progress == other.progress
+    resident_views, streamed_views = (torch.cat([views.pixels[0] for views in steps]) for steps in made)
+    return ((streamed_views - resident_views) * torch.tensor(STD).view(1, 3, 1, 1) * 255).abs().numpy()
+
+
+def test_streamed_views_are_resident_ones_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crops in workers are rounded to 8 bits after each of two passes: ½ Σ|w| + ½ levels, cubic Σ|w| ≤ 1.25."""
+    assert differences(0, 255, "bilinear", monkeypatch).max() <= 1.01
+    assert differences(100, 155, "bicubic", monkeypatch).max() <= 1.14
+
+
+def test_cubic_overshoot_is_clipped_between_the_passes_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise from black to white is the worst case: one pixel in a hundred differs by more than the rounding."""
+    found = differences(0, 255, "bicubic", monkeypatch)
+    assert (found > 1.14).mean() < 0.03
+    assert found.max() < 32
+
+
+@pytest.mark.usefixtures("streamed")
+def test_workers_change_nothing() -> None:
+    alone = [views for (views,) in make(make_images()).views()]
+    with_workers = [views for (views,) in make(make_images(), workers=2).views()]
+    for one, other in zip(alone, with_workers, strict=True):
+        assert_same(one, other)
+
+
+def test_decoding_in_workers_changes_nothing() -> None:
+    for one, other in zip(make(make_images()).views(), make(make_images(), workers=2).views(), strict=True):
+        assert_same(one[0], other[0])
+
+
+@pytest.mark.parametrize("resident", [10**9, 0])
+@pytest.mark.parametrize("start", [1, 5, 9, 10])
+def test_a_later_start_gives_the_same_views(start: int, resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", resident)
+    whole = list(make(make_images()).views())[start:]
+    later = list(make(make_images()).views(start))
+    assert len(later) == 10 - start
+    for one, other in zip(whole, later, strict=True):
+        assert_same(one[0], other[0])
+
+
+@pytest.mark.parametrize("resident", [10**9, 0])
+@pytest.mark.parametrize(("world", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 2)])
+def test_processes_and_forwards_share_the_batch(
+    world: int, accumulate: int, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", resident)
+    whole = [views for (views,) in make(make_images()).views()]
+    shares = []
+    for rank in range(world):
+        as_process(monkeypatch, rank, world)
+        shares.append(list(make(make_images(), accumulate=accumulate).views()))
+    for step, views in enumerate(whole):
+        parts = [shares[rank][step][part] for part in range(accumulate) for rank in range(world)]
+        assert {len(part.labels) for part in parts} == {BATCH // world // accumulate}
+        assert_same(joined(parts), views, atol=1e-6)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_worker_processes_know_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_process(monkeypatch, 1, 2)
+    for one, other in zip(
+        make(make_images(), accumulate=2).views(), make(make_images(), accumulate=2, workers=2).views(), strict=True
+    ):
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+
+
+def test_views_differ_from_each_other_and_between_epochs() -> None:
+    policies = (Policy(12, crop=(0.2, 0.6)),) * 2
+    chance = np.random.default_rng(1)
+    images = load_images(chance.integers(0, 256, (N, 24, 24, 3), np.uint8), splits={"train": range(N)})
+    feed = make(images, policies, epochs=3)
+    seen: dict[int, list[torch.Tensor]] = {}
+    for step, (views,) in enumerate(feed.views()):
+        for row, number in enumerate(feed.order.at(step)[0].tolist()):
+            seen.setdefault(number, []).extend(view[row] for view in views.pixels)
+    assert max(map(len, seen.values())) == 6
+    for made in seen.values():
+        assert all(not torch.equal(a, b) for i, a in enumerate(made) for b in made[:i])
+    other = next(make(images, policies, seed=1).views())[0]
+    assert not torch.equal(other.pixels[0], next(feed.views())[0].pixels[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_left_out_when_resident(workers: int) -> None:
+    feed = make(broken(make_images(), 0, 17, 43), PLAIN, epochs=3, workers=workers)
+    assert feed.resident is not None
+    assert feed.skipped == {"000000": "damaged 0", "000017": "damaged 17", "000043": "damaged 43"}
+    assert feed.order.per_epoch == 5
+    assert len(feed.resident) == N - 3
+    shown = set()
+    for (views,) in feed.views():
+        assert grey(views) == views.labels.tolist()
+        shown |= set(grey(views))
+    assert not shown & {0, 17, 43}
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_replaced_when_streamed(workers: int) -> None:
+    feed = make(broken(make_images(), 3, 17, 30), PLAIN, epochs=4, workers=workers)
+    replaced = 0
+    for step, (views,) in enumerate(feed.views()):
+        wanted, shown = feed.order.at(step)[0].tolist(), grey(views)
+        good = [number not in (3, 17, 30) for number in wanted]
+        for row, number in enumerate(wanted):
+            following = next(i % BATCH for i in range(row, row + BATCH) if good[i % BATCH])
+            assert shown[row] == wanted[following]
+            replaced += shown[row] != number
+    assert replaced
+    assert feed.skipped == {"000003": "damaged 3", "000017": "damaged 17", "000030": "damaged 30"}
+
+
+@pytest.mark.usefixtures("streamed")
+def test_an_image_in_the_place_of_another_keeps_its_own_label() -> None:
+    for (views,) in make(broken(make_images(), 3, 17, 30), PLAIN).views():
+        assert grey(views) == views.labels.tolist()
+
+
+@pytest.mark.parametrize("resident", [10**9, 0])
+def test_strict_images_are_not_skipped(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", resident)
+    images = replace(broken(make_images(), 3), strict=True)
+    with pytest.raises(InputError, match=r"000003.*damaged 3"):
+        list(make(images, PLAIN).views())
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_batch_without_any_image_is_a_sentence() -> None:
+    with pytest.raises(InputError, match="None of 8 images of a batch can be read, the first because: damaged"):
+        next(make(broken(make_images(), *range(N))).views())
+
+
+@pytest.mark.parametrize("sizes", [[(12, 12), (20, 14)], [*[(12, 12)] * 8, (9, 30)]])
+def test_images_of_different_sizes_stream(sizes: list[tuple[int, int]]) -> None:
+    feed = make(make_images(sizes), PLAIN)
+    assert feed.resident is None
+    assert feed.skipped == {}
+    for (views,) in feed.views():
+        assert views.pixels[0].shape == (8, 3, 12, 12)
+        assert grey(views) == views.labels.tolist()
+
+
+def test_too_few_images_are_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"44 images to train on, fewer than one batch of 64; .*--set batch=22"):
+        make(make_images(), batch=64)
+    with pytest.raises(InputError, match="has no split 'train'"):
+        make(replace(make_images(), splits={"test": np.arange(N)}))
+
+
+def test_a_batch_that_cannot_be_shared_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="8 images cannot be shared by 1 process with 3 forwards each"):
+        make(make_images(), accumulate=3)
+    as_process(monkeypatch, 0, 3)
+    with pytest.raises(InputError, match="8 images cannot be shared by 3 processes with 1 forward each"):
+        make(make_images())

@@ -1,0 +1,350 @@
+"""The training loop as a user has it: stop and go, kills, bad luck, several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sightline as sl
+from sightline.core.errors import InputError
+from sightline.core.run_folder import latest
+from sightline.training.knn_monitor import OnlineKnn
+from sightline.training.loop import Loop, Stopped
+from sightline.training.pretrain import pretrain
+
+TINY: dict[str, Any] = {
+    "backbone": "vit",
+    "size": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "patch": 4,
+    "images": "shapes?size=16&train=96&val=32&test=32",
+    "batch": 16,
+    "epochs": 2,
+    "lr": 1e-3,
+    "log_every": 1,
+    "drop_path": 0.1,  # so that the generator's state matters
+    "evaluate_every": 1,
+}
+SIMCLR = {"hidden": 16, "out": 8}
+
+
+def train(out: Path, objective: str = "simclr", resume: bool = False, **settings: Any) -> sl.Encoder:
+    own = SIMCLR if objective == "simclr" else {}
+    return pretrain(objective, out=out, settings=TINY | own | settings, resume=resume, show_progress=False)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    folder = latest(run)
+    assert folder is not None
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def assert_same(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+    tables = [pd.read_csv(run / "metrics.csv").drop(columns=["images_per_second", "seconds"]) for run in (a, b)]
+    pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(run)
+    return run
+
+
+def test_a_training_leaves_an_encoder_and_its_numbers(whole: Path) -> None:
+    encoder = sl.load_encoder(f"run:{whole}")
+    assert (encoder.depth, encoder.heads, encoder.patch, encoder.preprocess.size) == (2, 2, 4, (16, 16))
+    table = pd.read_csv(whole / "metrics.csv")
+    assert table.step.tolist() == list(range(1, 13))
+    assert table.loss.notna().all()
+    assert table.dropna(subset="knn_cls").step.tolist() == [6, 12]  # every epoch has six steps
+    assert table.knn_gap.dropna().between(0, 1).all()
+    assert list((whole / "tensorboard").iterdir())
+    recipe = (whole / "recipe.toml").read_text()
+    assert 'objective = "simclr"' in recipe
+    assert "hidden = 16" in recipe
+    about = json.loads((whole / "run.json").read_text())
+    assert about["recipe"]["width"] == 16
+    assert about["images"]["splits"]["train"] == 96
+
+
+def test_the_encoder_is_the_one_that_was_evaluated(whole: Path) -> None:
+    encoder = sl.load_encoder(f"run:{whole}")
+    knn = OnlineKnn(sl.load_images(TINY["images"]), encoder.preprocess, torch.device("cpu"))
+    last = pd.read_csv(whole / "metrics.csv").iloc[-1]
+    assert knn(encoder.module) == pytest.approx({"knn_cls": last.knn_cls, "knn_gap": last.knn_gap}, abs=1e-5)
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 6, 11])
+def test_a_stopped_training_goes_on_bit_exactly(
+    whole: Path, tmp_path: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Loop._told_to_stop
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; go on with --resume"):
+            train(tmp_path / "run")
+    assert Loop._told_to_stop is asked
+    before = sl.load_encoder(f"run:{tmp_path / 'run'}")
+    assert before.weights != sl.load_encoder(f"run:{whole}").weights
+    train(tmp_path / "run", resume=True)
+    assert_same(whole, tmp_path / "run")
+
+
+def test_a_checkpoint_without_scales_of_learning_rates_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier versions have groups of parameters without `scale` and `decays`."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 5 else 0)
+        with pytest.raises(Stopped):
+            train(run)
+    folder = latest(run)
+    assert folder is not None
+    state = json.loads((folder / "state.json").read_text())
+    for group in state["optimizer"]["groups"]:
+        del group["scale"], group["decays"]
+    (folder / "state.json").write_text(json.dumps(state))
+    train(run, resume=True)
+    assert_same(whole, run)
+
+
+def _finished(loop: Loop) -> int:
+    assert loop.monitor is not None
+    return int(loop.monitor.rows[-1]["step"]) if loop.monitor.rows else 0
+
+
+def test_the_number_of_workers_and_where_crops_are_taken_change_nothing_but_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = sl.load_images(TINY["images"])
+    for name, resident, workers in (("memory", 10**9, 0), ("stream", 0, 0), ("workers", 0, 2)):
+        monkeypatch.setattr("sightline.training.feed.RESIDENT", resident)
+        pretrain("simclr", images, tmp_path / name, settings=TINY | SIMCLR, workers=workers, show_progress=False)
+    assert_same(tmp_path / "stream", tmp_path / "workers")
+    losses = [pd.read_csv(tmp_path / name / "metrics.csv").loss for name in ("memory", "stream")]
+    # Crops in workers are rounded to 8 bits; after a few steps the batch normalisations have made much of that.
+    np.testing.assert_allclose(losses[0][:2], losses[1][:2], rtol=0.005)
+
+
+def test_accumulation_equals_one_forward_where_nothing_is_contrasted(tmp_path: Path) -> None:
+    for number in (1, 4):
+        train(tmp_path / str(number), "mae", accumulate=number, drop_path=0.0, optimizer="sgd", lr=0.1, **MAE)
+    one, four = (weights(tmp_path / str(number)) for number in (1, 4))
+    for name, value in one.items():
+        if not name.startswith("rng"):
+            torch.testing.assert_close(four[name], value, rtol=1e-4, atol=1e-6)
+
+
+MAE = {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}
+
+
+def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="another lr"):
+        train(whole, resume=True, lr=2e-3)
+    with pytest.raises(InputError, match="--resume to go on or --overwrite"):
+        train(whole)
+    encoder = train(whole, resume=True)
+    assert "already finished" in encoder.notes[-1]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="something else"):
+        train(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_starts_anew(tmp_path: Path) -> None:
+    train(tmp_path / "run", epochs=1)
+    pretrain("simclr", out=tmp_path / "run", settings=TINY | SIMCLR | {"lr": 2e-3}, overwrite=True, show_progress=False)
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert len(table) == 12
+    assert "lr = 0.002" in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_a_loss_that_is_not_a_number_ends_with_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sightline.training.objectives import simclr
+
+    forward = simclr.Objective.forward
+
+    def spoiled(self: Any, views: Any) -> Any:
+        loss, scalars = forward(self, views)
+        return loss * (float("nan") if views.progress.step >= 7 else 1), scalars
+
+    monkeypatch.setattr(simclr.Objective, "forward", spoiled)
+    with pytest.raises(InputError, match=r"The loss became nan .* last good checkpoint is 0000000[1-7].* lower lr"):
+        train(tmp_path / "run", save_minutes=0.0)
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values() if value.is_floating_point())
+    sl.load_encoder(f"run:{tmp_path / 'run'}")
+
+
+def test_a_full_disk_ends_with_a_sentence_and_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Path.write_bytes
+    count = 0
+
+    def until_full(self: Path, data: Any) -> int:
+        nonlocal count
+        count += "optimizer" in self.name
+        if count > 3:
+            written(self, bytes(data)[:10])
+            raise OSError(28, "No space left on device", str(self))
+        return written(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", until_full)
+    with pytest.raises(InputError, match="The disk is full"):
+        train(tmp_path / "run", save_minutes=0.0)
+    monkeypatch.undo()
+    assert latest(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "00000003"
+    train(tmp_path / "run", resume=True, save_minutes=0.0)
+    assert len(pd.read_csv(tmp_path / "run" / "metrics.csv")) == 12
+
+
+def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from sightline.training.objectives import simclr
+
+    forward = simclr.Objective.forward
+    monkeypatch.setattr(
+        simclr.Objective,
+        "forward",
+        lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)}),
+    )
+    train(tmp_path / "run")
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("nearly collapsed at step 1: std = 0.010") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# As a process
+
+
+def command(run: Path, *words: str, **settings: Any) -> list[str]:
+    values = TINY | SIMCLR | {"evaluate_every": 0} | settings
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "sightline", "pretrain", "simclr", "-o", str(run), *sets, *words]
+
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_stop(tmp_path: Path, number: int) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(run, epochs=100000), env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(run / "metrics.csv", process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "Stopped and saved after step" in out
+    assert "Traceback" not in err
+    assert latest(run) is not None
+    sl.load_encoder(f"run:{run}")
+
+
+def test_kill_leaves_a_usable_run_at_any_moment(tmp_path: Path) -> None:
+    """Saves after every step, so that a kill hits all places of a save; each time the run loads and goes on."""
+    run = tmp_path / "run"
+    chance = random.Random(0)
+    steps = []
+    for _ in range(6):
+        process = subprocess.Popen(
+            command(run, "--resume", epochs=100000, save_minutes=0.0, log_every=7),
+            env=QUIET,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        seen = steps[-1] if steps else -1
+        deadline = time.monotonic() + 120
+        while _step(run) <= seen:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.5)
+        process.kill()
+        process.wait()
+        sl.load_encoder(f"run:{run}")
+        steps.append(_step(run))
+        assert steps[-1] > seen
+
+
+def _step(run: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(json.loads((run / "latest.json").read_text())["step"])
+    return -1
+
+
+@pytest.mark.parametrize("objective", ["simclr", "moco_v3", "dino", "msn"])
+def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
+    from sightline.core import plugins
+    from sightline.core.schedules import Progress
+    from sightline.training import backbones
+    from sightline.training.monitor import COLLAPSED
+    from sightline.training.objective import Views
+
+    plugin = plugins.find("objectives", objective)
+    names = {field.name for field in dataclasses.fields(plugin.Config)}
+    small = {"hidden": 16, "out": 16, "bottleneck": 8, "prototypes": 8, "local_crops": 1, "focal_views": 1}
+    config = plugin.Config(**{key: value for key, value in small.items() if key in names})
+    backbone = backbones.Backbone("vit", size=16, width=16, depth=1, heads=2, patch=4)
+    module = plugin.Objective(backbones.build(backbone).module, config)
+    for norm in (part.norm for name, part in module.named_modules() if name.rpartition(".")[2].endswith("backbone")):
+        torch.nn.init.constant_(norm.weight, 1e-3)  # features: a constant, and next to nothing of the image
+        torch.nn.init.uniform_(norm.bias, 0.5, 1.0)
+    sizes = [policy.size for policy in plugin.views(config, backbone)]
+    pixels = [torch.randn(8, 3, size, size) for size in sizes]
+    _, scalars = module(
+        Views(pixels, torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64), Progress(0, 9, 3))
+    )
+    assert scalars["std"] < COLLAPSED
+
+
+def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path) -> None:
+    """RandAugment, erasing and mixing; odd shares of a batch are refused before anything is written."""
+    strong = {"randaugment": [9, 0.5], "erase": 0.5, "mixup": 0.8, "cutmix": 1.0, "evaluate_every": 0}
+    with pytest.raises(InputError, match="15 images in 1 process with 1 forward each are odd shares"):
+        train(tmp_path / "odd", "supervised", batch=15, **strong)
+    assert not (tmp_path / "odd").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 4 else 0)
+        with pytest.raises(Stopped):
+            train(tmp_path / "stopped", "supervised", **strong)
+    train(tmp_path / "stopped", "supervised", resume=True, **strong)
+    train(tmp_path / "whole", "supervised", **strong)
+    assert_same(tmp_path / "stopped", tmp_path / "whole")
+    train(tmp_path / "plain", "supervised", evaluate_every=0)
+    losses = [pd.read_csv(tmp_path / run / "metrics.csv")["loss"].to_numpy() for run in ("whole", "plain")]
+    assert not np.allclose(*losses, atol=0.01)
