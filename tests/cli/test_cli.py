@@ -18,7 +18,7 @@ import xarray as xr
 from PIL import Image
 
 import sightline as sl
-from sightline.cli import app as cli
+from sightline import cli
 from sightline.measure.request import default_analyses
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"

@@ -542,6 +542,7 @@ def test_capture_leaves_the_output_unchanged(encoders: Any) -> None:
 
 
 def test_plugins_are_the_files_of_their_folder() -> None:
-    folder = Path(sl.__file__).parent
-    for kind in ("analyses", "datasets", "families", "objectives", "sources"):
-        assert plugins.names(kind) == sorted(p.stem for p in (folder / kind).glob("*.py") if p.stem != "__init__")
+    for kind, rooms in plugins.ROOMS.items():
+        folders = [Path(sl.__file__).parent / room.replace(".", "/") for room in rooms]
+        files = [path for folder in folders for path in folder.iterdir() if not path.name.startswith("_")]
+        assert plugins.names(kind) == sorted(path.stem for path in files if path.suffix == ".py" or path.is_dir())

@@ -735,7 +735,8 @@ def trained(images: slice) -> dict[str, Any]:
 
 
 def test_two_processes_with_half_of_the_images_do_what_one_does(tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    tests = str(Path(__file__).parents[2])  # where the processes find the helpers
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
     command = [sys.executable, __file__, str(tmp_path)]
     processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(2)]
     try:
