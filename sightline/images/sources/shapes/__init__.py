@@ -31,7 +31,7 @@ TEXTURE_NAMES = tuple(TEXTURES)  # TEXTURE_NAMES[i] is the texture of CLASSES[i]
 KINDS = ("plain", "conflict", "scenes")
 SPLITS = ("train", "val", "test")
 COUNTS = {"plain": (16384, 2048, 2048), "conflict": (7680, 960, 1920), "scenes": (4096, 512, 512)}
-DRAWING = 1  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
+DRAWING = 2  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
 MOST = 10_000_000
 DRAWS = 512  # random numbers at hand for an image; a scene of eight objects takes some 300
 SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth an annotation
@@ -259,9 +259,12 @@ def shifted(distance: np.ndarray, light: float, reach: float) -> np.ndarray:
 
 
 def portrait(canvas: Canvas, dice: Dice, light: float, label: int, texture: int) -> np.ndarray:
-    """One large object, in half of the images with something in front of it; returns the owner of each pixel."""
-    size, turn = dice.between(0.3, 0.46), dice.between(-0.08, 0.08)
-    x, y = (0.5 + dice.between(-1, 1) * (0.56 - size) * 0.75 for _ in range(2))
+    """One object of any size at any place that holds it, in half of the images with something in front of it.
+
+    Returns the owner of each pixel. Place and size vary as far as the image allows, so that pixels alone tell little.
+    """
+    size, turn = dice.between(0.24, 0.44), dice.between(-0.08, 0.08)
+    x, y = (0.5 + dice.between(-1, 1) * (0.52 - 0.9 * size) for _ in range(2))
     period = size * dice.between(0.34, 0.48)
     stuff = material(dice, texture, turn + dice.between(-0.08, 0.08), period, dice.between(0.45, 0.8))
     window, cover = figure(canvas, dice, light, label, stuff, x, y, size, turn)
