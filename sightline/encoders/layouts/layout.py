@@ -33,6 +33,7 @@ from sightline.images.preprocess import Preprocess
 
 __all__ = [
     "Layout",
+    "architecture",
     "build",
     "find_layout",
     "load_exactly",
@@ -63,6 +64,15 @@ class Layout:
     notes: tuple[str, ...] = ()  # what the user should know besides
     decoder: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)  # of MAE, made for its encoder
     head: tuple[Trained, ...] = field(default=(), repr=False)  # layers of the projection head, if it is asked for
+
+
+def architecture(name: str, measures: Mapping[str, object]) -> str:
+    """The reference of a model of timm without weights, with these measures.
+
+    >>> architecture("vit_base_patch16_224", {"depth": 2, "img_size": "(64,64)"})
+    'timm:vit_base_patch16_224@random?depth=2&img_size=(64,64)'
+    """
+    return str(Reference("timm", name, "random", {key: str(value) for key, value in measures.items()}))
 
 
 def open_layout(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint, printable, tensors, without_prefix
-from sightline.encoders.layouts.layout import Layout, mlp_ratio, size_option
+from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.modules.positions import Resize
 from sightline.encoders.modules.vit import sincos
 from sightline.images.preprocess import Preprocess
@@ -144,7 +144,7 @@ def vit_layout(checkpoint: Checkpoint, part: Part, official: Official, options: 
     } | ({} if hidden == 4 * width else {"mlp_ratio": mlp_ratio(hidden, width)})
     return Layout(
         format=f"{official.title}, {kind(part, classes)}",
-        architecture="timm:vit_base_patch16_224@random?" + "&".join(f"{k}={v}" for k, v in measures.items()),
+        architecture=architecture("vit_base_patch16_224", measures),
         state=state,
         preprocess=evaluation(size, official.interpolation),
         part=part.where,
