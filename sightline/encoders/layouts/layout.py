@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline.core import plugins
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint
@@ -191,7 +191,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) ->
     if missing:
         raise InputError(
             f"{origin} lacks {len(missing)} of {len(own)} weights of the encoder "
-            f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it another kind of checkpoint?"
+            f"({some(missing)}); is it another kind of checkpoint?"
         )
     for name, value in own.items():
         if state[name].shape != value.shape:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, some
 from sightline.encoders.files.reading import Checkpoint, printable, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.modules.positions import Resize
@@ -112,9 +112,8 @@ def is_sincos(patches: Tensor, column_first: bool) -> bool:  # (1, N, D)
 def no_encoder(checkpoint: Checkpoint, title: str, wanted: str) -> InputError:
     """The sentence for a file in which the format has nothing to load."""
     names = [printable(str(name), 60) for name in checkpoint.content]
-    shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return InputError(
-        f"{str(checkpoint.path)!r} holds no encoder of {title} ({wanted}), but {shown or 'nothing'}; "
+        f"{str(checkpoint.path)!r} holds no encoder of {title} ({wanted}), but {some(names, most=4)}; "
         "is it another kind of checkpoint?"
     )
 
