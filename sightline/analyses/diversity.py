@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sightline.core import bfloat16
 from sightline.core.errors import InputError
-from sightline.core.results import ABSENT
+from sightline.core.results import ABSENT, ENDS, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -232,7 +232,7 @@ class Analysis(torchmetrics.Metric):
         shape = (len(self.layers), len(KINDS))
         images, flawed = self.sums[:, 0, 0].tolist(), self.flawed.tolist()
         reasons = [why or _flaw(bad, n) for why, bad, n in zip(self.reasons, flawed, images, strict=True)]
-        parts = dict(zip(("cosine", "cosine_low", "cosine_high"), mean_of_images(self.sums), strict=True))
+        parts = dict(zip([f"cosine{end}" for end in ENDS], mean_of_images(self.sums), strict=True))
         dims = ("encoder", "site", "kind")
         found = {name: (dims, self.layers.spread(values.reshape(shape))) for name, values in parts.items()}
         reason = self.layers.spread(np.array(reasons).reshape(shape), ABSENT)
@@ -315,7 +315,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """Cosine between tokens in the last block of each encoder: (label, number, detail)."""
     found = []
     for name in result.encoder.values:
-        own = result.cosine.sel(encoder=name, site=~result.site.str.startswith("decoder."))
+        own = result.cosine.sel(encoder=name, site=outside_decoder(result.site.values))
         sites = own.sel(kind="tokens").dropna("site").site
         if sites.size:
             last = own.sel(site=sites[-1].item())

@@ -32,7 +32,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
-from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -186,11 +186,10 @@ class Analysis(torchmetrics.Metric):
         sides, rows = np.array([0 if grid is None else min(grid) for grid in grids]), np.arange(len(grids))
         highest, official = parts[:, rows, sides // 2], parts[0, rows, np.maximum((sides + 1) // 2 - 1, 0)]
         spread, layer, spectrum = self.layers.spread, ("encoder", "site"), ("encoder", "site", "frequency_index")
-        ends = ("", "_low", "_high")
         return xr.Dataset(
             {
-                **{f"amplitude{end}": (spectrum, spread(part)) for end, part in zip(ends, parts, strict=True)},
-                **{f"high_frequency{end}": (layer, spread(part)) for end, part in zip(ends, highest, strict=True)},
+                **{f"amplitude{end}": (spectrum, spread(part)) for end, part in zip(ENDS, parts, strict=True)},
+                **{f"high_frequency{end}": (layer, spread(part)) for end, part in zip(ENDS, highest, strict=True)},
                 "official": (layer, spread(official)),
                 "frequency": (spectrum, spread(axis), {"units": "π"}),
                 "reason": (layer, spread(reasons, ABSENT)),
@@ -313,7 +312,7 @@ def _spectra(result: xr.Dataset) -> Figure | None:
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """High frequency in the last block of each encoder, and where it is highest: (label, number, detail)."""
-    blocks = result.sel(site=(result.layer_type == "block") & ~result.site.str.startswith("decoder."))
+    blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
     found = []
     for name in blocks.encoder.values:
         values = blocks.high_frequency.sel(encoder=name).dropna("site")

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 from sightline.core.processes import shared
-from sightline.core.results import ENDS, NOTHING
+from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes, knn_predict
 from sightline.measure.plan import Cost, Plan
@@ -146,7 +146,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         (
             str(row.encoder),
             f"{row.accuracy:.1%}",
-            f"best at {row.site}, feature {row.feature}, 95 % {row.accuracy_low:.1%} – {row.accuracy_high:.1%}",
+            f"best at {row.site}, feature {row.feature}, {interval(row.accuracy_low, row.accuracy_high)}",
         )
         for row in best.itertuples()
     ]

@@ -20,7 +20,7 @@ import xarray as xr
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
-from sightline.core.results import ENDS, NOTHING
+from sightline.core.results import ENDS, NOTHING, interval, outside_decoder
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
 from sightline.measure.plan import Cost, Plan
@@ -151,10 +151,10 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     lines = []
     for encoder in result.encoder.values:
         known = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
-        known = known[~known.site.str.startswith("decoder.")]
+        known = known[outside_decoder(known.site)]
         if len(known):
             last, best = known[known.site == known.site.iloc[-1]].iloc[0], known.iloc[int(known.accuracy.argmax())]
-            detail = f"at {last.site}, feature {last.feature}, 95 % {last.accuracy_low:.1%} – {last.accuracy_high:.1%}"
+            detail = f"at {last.site}, feature {last.feature}, {interval(last.accuracy_low, last.accuracy_high)}"
             detail += f"; most at {best.site}, feature {best.feature}: {best.accuracy:.1%}"
             lines.append((str(encoder), f"{last.accuracy:.1%}", detail))
     return lines

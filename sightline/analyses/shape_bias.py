@@ -21,7 +21,7 @@ import xarray as xr
 
 from sightline.core.errors import InputError
 from sightline.core.processes import shared
-from sightline.core.results import ENDS, NOTHING
+from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
 from sightline.measure.classifiers import Choice, Decided, cost_of
 from sightline.measure.estimators.intervals import wilson
@@ -202,7 +202,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         (
             str(encoder),
             f"{float(row.overall):.1%} shape",
-            f"95 % {float(row.overall_low):.1%} – {float(row.overall_high):.1%}; "
+            f"{interval(float(row.overall_low), float(row.overall_high))}; "
             f"{float(row.overall_either):.1%} of decisions are for shape or texture; {_who(row)}",
         )
         for encoder in result.encoder.values

@@ -30,7 +30,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
-from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
@@ -253,7 +253,7 @@ class Analysis(torchmetrics.Metric):
         layer, spread = ("encoder", "site"), self.layers.spread
         data: dict[str, tuple[tuple[str, ...], Any]] = {}
         levels = np.array([_levels(shape) for shape in shapes])  # (S, 2)
-        for end, part in zip(("", "_low", "_high"), parts, strict=False):
+        for end, part in zip(ENDS, parts, strict=False):
             values = np.where(np.isfinite(part), part, np.nan)  # −inf: lost in rounding
             for column, name in enumerate(("largest", "second", "effective_rank")):
                 data[f"{cloud}_{name}{end}"] = (layer, spread(values[:, column]))
@@ -362,7 +362,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """Effective rank of the images at the last block of each encoder: (label, number, detail)."""
     lines = []
-    blocks = result.sel(site=(result.layer_type == "block") & ~result.site.str.startswith("decoder."))
+    blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
     for encoder in result.encoder.values:
         of = blocks.sel(encoder=encoder).dropna("site", subset=["image_effective_rank"])
         if of.site.size:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import id_keys, mix
-from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -258,7 +258,7 @@ class Analysis(torchmetrics.Metric):
         layer = ("encoder", "site")
         found: dict[str, Any] = {}
         for kind, name in enumerate(("silhouette_image", "silhouette_class")):
-            for bound, end in enumerate(("", "_low", "_high")):
+            for bound, end in enumerate(ENDS):
                 found[f"{name}{end}"] = (layer, stream.spread(values[:, kind, bound]))
             found[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
         return found
@@ -486,7 +486,7 @@ def _tsne_figure(result: xr.Dataset) -> Figure | None:
 
 def _cloud_figure(values: xr.DataArray, name: str, title: str, caption: str) -> Figure | None:
     """Clouds at the first, middle and last block with attention of each encoder, on the first two axes."""
-    points = _points(values.sel(site=~values.site.str.startswith("decoder.")), "axis", (0, 1))
+    points = _points(values.sel(site=outside_decoder(values.site.values)), "axis", (0, 1))
     if points.empty:
         return None
     sites = {encoder: list(dict.fromkeys(rows.site)) for encoder, rows in points.groupby("encoder")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
+from sightline.core.references import parse_reference
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
@@ -38,14 +39,17 @@ def load_encoders(words: list[str]) -> dict[str, Encoder]:
 
 def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str]]:
     """`run:FOLDER?epoch=*` stands for all epochs that are kept there; any other reference for itself."""
-    match = re.fullmatch(r"run:([^@?]+)\?(?:.*&)?epoch=\*(?:&.*)?", reference)
-    if match is None:
+    parsed = parse_reference(reference)
+    if parsed.source != "run" or parsed.weights is not None or parsed.options.get("epoch") != "*":
         return [(name, reference)]
     from sightline.core.run_folder import kept_epochs
 
     return [
-        (None if name is None else f"{name}, epoch {epoch}", reference.replace("epoch=*", f"epoch={epoch}"))
-        for epoch in kept_epochs(Path(match[1]).expanduser())
+        (
+            None if name is None else f"{name}, epoch {epoch}",
+            str(replace(parsed, options=parsed.options | {"epoch": str(epoch)})),
+        )
+        for epoch in kept_epochs(Path(parsed.id).expanduser())
     ]
 
 

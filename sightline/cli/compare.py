@@ -11,6 +11,7 @@ from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, load_encoders
 from sightline.cli.ending import finish
 from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
+from sightline.core.references import Reference
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
@@ -104,7 +105,8 @@ def dynamics(
 
     Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
     """
-    epochs = ["{}{}run:{}?epoch=*".format(*run.rpartition("=")) for run in runs]
+    named = [run.rpartition("=") for run in runs]
+    epochs = [f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}" for name, equals, folder in named]
     compare(
         [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
         overwrite=overwrite,

@@ -16,12 +16,10 @@ __all__ = ["finish", "first_process"]
 
 def first_process() -> bool:
     """Whether this is the process that speaks; the others have nothing left to do together."""
-    import torch
+    from sightline.core.processes import leave, rank
 
-    if not torch.distributed.is_initialized():
-        return True
-    first = torch.distributed.get_rank() == 0
-    torch.distributed.destroy_process_group()
+    first = rank() == 0
+    leave()
     return first
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "counted", "first_line", "nearest"]
+__all__ = ["InputError", "counted", "first_line", "nearest", "some"]
 
 
 class InputError(Exception):
@@ -46,5 +46,14 @@ def nearest(given: str, choices: Iterable[str]) -> str:
         return "; did you mean " + " or ".join(repr(name) for name in close) + "?"
     if not choices:
         return ""
-    shown = ", ".join(choices[:12]) + (", …" if len(choices) > 12 else "")
-    return f"; choose from {shown}"
+    return f"; choose from {some(choices, most=12)}"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first names of many.
+
+    >>> some(["a", "b", "c"]), some(["a", "b", "c", "d"]), some(["a", "b"], most=1), some([])
+    ('a, b, c', 'a, b, c, …', 'a, …', 'nothing')
+    """
+    names = list(names)
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "") or "nothing"

@@ -1,57 +1,72 @@
-"""Who am I among the processes, and what only one of them does."""
+"""Who am I among the processes that torchrun or Fabric started, what only one of them does, and what all of them share.
+
+One process alone needs nothing of the kind: each function then gives back what it was given.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from sightline.core.errors import InputError
 
-__all__ = ["Process", "barrier", "by_first", "rank", "shared", "world"]
+__all__ = ["agreed", "barrier", "by_first", "gathered", "join", "leave", "rank", "shared", "world"]
 
 
-class Process(NamedTuple):
-    """This process among those that torchrun started."""
-
-    rank: int
-    world: int
-
-
+T = TypeVar("T")
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
 
-def shared(jobs: Sequence[Job], work: Callable[[Job], Answer]) -> list[Answer]:
-    """What `work` makes of each job; the processes of a run share them, and all get all answers."""
-    count = world()
-    own = [work(job) for job in jobs[rank() :: count]]
-    if count == 1:
-        return own
-    parts: list[Any] = [None] * count
-    torch.distributed.all_gather_object(parts, own)
-    return [parts[i % count][i // count] for i in range(len(jobs))]
+def join(on_gpu: bool) -> None:
+    """Join the others if torchrun started several of us and nobody has done so before."""
+    if dist.is_available() and not _joined() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        dist.init_process_group("nccl" if on_gpu else "gloo")
 
 
-T = TypeVar("T")
+def leave() -> None:
+    """There is nothing left to do together."""
+    if _joined():
+        dist.destroy_process_group()
+
+
+def _joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def world() -> int:
     """Number of processes."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _joined() else 1
 
 
 def rank() -> int:
     """Number of this process."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _joined() else 0
 
 
 def barrier() -> None:
     """Wait until all processes are here."""
     if world() > 1:
         dist.barrier()
+
+
+def agreed(choice: T) -> T:
+    """What the first process chose: a folder named by the time, or a temporary one, would differ between them."""
+    choices = [choice]
+    if world() > 1:
+        dist.broadcast_object_list(choices, src=0)  # the others wait here
+    return choices[0]
+
+
+def gathered(own: T) -> list[T]:
+    """What each process has, in order of rank."""
+    parts = [own] * world()
+    if len(parts) > 1:
+        dist.all_gather_object(parts, own)
+    return parts
 
 
 def by_first(work: Callable[[], T]) -> T | None:
@@ -62,10 +77,12 @@ def by_first(work: Callable[[], T]) -> T | None:
             result = work()
         except InputError as error:
             problem = str(error)
-    if world() > 1:
-        said = [problem]
-        dist.broadcast_object_list(said)  # the others wait here
-        problem = said[0]
-    if problem:
+    if problem := agreed(problem):
         raise InputError(problem)
     return result
+
+
+def shared(jobs: Sequence[Job], work: Callable[[Job], Answer]) -> list[Answer]:
+    """What `work` makes of each job; the processes of a run share them, and all get all answers."""
+    parts = gathered([work(job) for job in jobs[rank() :: world()]])
+    return [parts[i % len(parts)][i // len(parts)] for i in range(len(jobs))]

@@ -1,15 +1,46 @@
-"""Words that results share: why a value is absent, and how the ends of an interval are named."""
+"""Words that results share: why a value is absent, how an interval is named and written, whose a site is."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ABSENT", "ENDS", "NOTHING", "NOT_FINITE"]
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["ABSENT", "ENDS", "NORMAL_95", "NOTHING", "NOT_FINITE", "interval", "of_decoder", "outside_decoder"]
 
 
 NOT_FINITE = "the activations are not finite (NaN or infinity)"
 
 ENDS = ("", "_low", "_high")  # a value and its interval, as the names of variables end
 NOTHING = (math.nan, math.nan, math.nan)
+NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution lie within so many standard deviations
 
 ABSENT = "this encoder has no such site"  # the reason that only fills axes, which hold the sites of all encoders
+
+
+def interval(low: Any, high: Any, style: str = ".1%") -> str:
+    """A 95 % interval in words; pandas does not know that its rows hold numbers, hence any type.
+
+    >>> interval(0.25, 0.5), interval(0.25, 0.5, ".2f")
+    ('95 % 25.0% – 50.0%', '95 % 0.25 – 0.50')
+    """
+    return f"95 % {low:{style}} – {high:{style}}"
+
+
+def of_decoder(site: str) -> bool:
+    """Whether a site belongs to the decoder behind an encoder.
+
+    >>> of_decoder("decoder.block.0"), of_decoder("block.0")
+    (True, False)
+    """
+    return site.startswith("decoder.")
+
+
+def outside_decoder(sites: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Which sites belong to no decoder."""
+    return np.array([not of_decoder(str(site)) for site in sites], dtype=bool)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
+from sightline.core.references import take_apart
 from sightline.images.sets import FEWEST, Images
 
 __all__ = ["load_images", "read_options"]
@@ -54,16 +55,15 @@ def load_images(
 
 
 def _load(reference: str) -> Images:
-    pairs = r"\w+=[^&?]*(?:&\w+=[^&?]*)*"
-    match = re.fullmatch(rf"([A-Za-z]\w*)(?::(.*?))?(?:\?({pairs})?)?", reference, re.DOTALL)
-    if match is None:
+    parts = take_apart(reference)
+    if parts is None:
         hint = f"; did you mean 'folder:{reference}'?" if Path(reference).exists() else ""
         raise InputError(f"{reference!r} does not name images in the form source:where?option=value{hint}")
-    source, where, options = match.groups(default="")
+    source, where, options = parts
     if source not in plugins.names("datasets") and Path(reference).exists():
         raise InputError(f"There is no dataset {source!r}; did you mean 'folder:{reference}'?")
     plugin = plugins.find("datasets", source)
-    images: Images = plugin.load(where, dict(pair.split("=", 1) for pair in options.split("&") if pair))
+    images: Images = plugin.load(where, options)
     return replace(images, name=reference)
 
 

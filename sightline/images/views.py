@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import fold, id_keys
+from sightline.core.references import take_apart
 from sightline.core.settings import make_settings, parse_settings
 from sightline.images.augment.colours import augment
 from sightline.images.augment.erasure import finish
@@ -66,17 +67,15 @@ def policies_of(text: str, size: int) -> tuple[Policy, ...]:
     >>> [(view.blur, view.solarize) for view in policies_of("moco_v3?blur=0.5&crop=[0.5, 1]", 32)]
     [(0.5, 0.0), (0.5, 0.2)]
     """
-    name, _, query = text.partition("?")
+    name, _, settings = take_apart(text) or (text, "", {})
     known = {field.name for field in dataclasses.fields(Policy)} - {"size"}
-    words = query.split("&") if query else []
-    for word in words:
-        key, equals, _ = word.partition("=")
-        if not equals or key not in known:
-            raise InputError(
-                f"Augmentation {text!r}: settings are written NAME?key=value&key=value, and {key!r} is not one"
-                f"{nearest(key, known)}"
-            )
-    own = parse_settings(words)
+    written = f"Augmentation {text!r}: settings are written NAME?key=value&key=value"
+    if "?" in name:
+        raise InputError(written)
+    for key in settings:
+        if key not in known:
+            raise InputError(f"{written}, and {key!r} is not one{nearest(key, known)}")
+    own = parse_settings([f"{key}={value}" for key, value in settings.items()])
     return tuple(make_settings(Policy, dataclasses.asdict(view) | own) for view in policies(name, size))
 
 

@@ -14,14 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sightline.core import bfloat16, ownership, progress
 from sightline.core.errors import InputError, counted, first_line
-from sightline.core.processes import Process, by_first
+from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["analyze", "sums_file"]
 
 
-Choice = TypeVar("Choice")
-
-
 def analyze(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
     images: Images | str = "shapes",
@@ -80,9 +77,9 @@ def analyze(
     sites of those analyses that can take any. Started by torchrun, the processes share the images, and the results
     are those of one process.
     """
-    process = _join_processes(device)
-    target = _device(device, process)
-    out = _agreed(out, process)
+    join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
+    target = _device(device)
+    out = agreed(out)
     configs, named = choose_analyses(analyses, also)
     # For the encoders, and for what analyses compute on the CPU wherever these are; before anything is computed.
     precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
@@ -99,7 +96,7 @@ def analyze(
             if (home := next(encoder.module.parameters(), torch.empty(0)).device) != target:
                 encoder.module.to(target)
                 stack.callback(encoder.module.to, home)
-        cache = _agreed(_cache_folder(out, stack), process)
+        cache = agreed(_cache_folder(out, stack))
         lacking = lacking_splits(configs, images, named)
         configs = {name: config for name, config in configs.items() if name not in lacking}
         plans = make_plans(members, images, configs, sites, settings, cache, target)
@@ -111,44 +108,30 @@ def analyze(
         }
         run = plan_run(None if out is None else Path(out), request, overwrite)
         todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
-        if process.world > 1:
-            torch.distributed.barrier()  # all have looked at the folder before one of them writes to it
+        barrier()  # all have looked at the folder before one of them writes to it
         if todo:
-            shown = show_progress and process.rank == 0
+            shown = show_progress and rank() == 0
             announce(todo, configs, shown)
             for where, which in precisions if shown else []:
                 bfloat16.tell_if_slower(where, which)
-            by_first(lambda: _begin(run, todo, process))
-            _pass({name: metrics[name] for name in todo}, todo, keys, run, process, target, workers, shown)
+            by_first(lambda: _begin(run, todo))
+            _pass({name: metrics[name] for name in todo}, todo, keys, run, target, workers, shown)
     return run
 
 
 # Where it runs
 
 
-def _join_processes(device: str) -> Process:
-    """Join the others if torchrun started several of us; one process needs nothing of the kind."""
-    distributed = torch.distributed
-    if not distributed.is_available():
-        return Process(0, 1)
-    if not distributed.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
-        on_gpu = torch.cuda.is_available() and device in ("auto", "cuda")
-        distributed.init_process_group("nccl" if on_gpu else "gloo")
-    if not distributed.is_initialized():
-        return Process(0, 1)
-    return Process(distributed.get_rank(), distributed.get_world_size())
-
-
-def _device(name: str, process: Process) -> torch.device:
+def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and process.world > 1:
-        name = f"cuda:{os.environ.get('LOCAL_RANK', process.rank)}"
+    if name == "cuda" and world() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', rank())}"
     try:
         device = torch.empty(0, device=name, dtype=torch.float64).device  # sums need float64, which MPS has not
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(f"Device {name!r} cannot be used here: {first_line(error)}") from error
-    if device.type == "cuda" and process.world > 1:
+    if device.type == "cuda" and world() > 1:
         torch.cuda.set_device(device)  # NCCL talks through the current device
     return device
 
@@ -156,14 +139,6 @@ def _device(name: str, process: Process) -> torch.device:
 def _own_precision(configs: Mapping[str, Any]) -> str:
     """Of what analyses train (probes)."""
     return "bf16" if any(getattr(config, "precision", "") == "bf16" for config in configs.values()) else "float32"
-
-
-def _agreed(choice: Choice, process: Process) -> Choice:
-    """What the first process chose: a folder named by the time, or a temporary one, would differ between them."""
-    choices = [choice]
-    if process.world > 1:
-        torch.distributed.broadcast_object_list(choices, src=0)
-    return choices[0]
 
 
 def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
@@ -177,11 +152,11 @@ def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
 # The pass
 
 
-def _begin(run: Run, names: Iterable[str], process: Process) -> None:
+def _begin(run: Run, names: Iterable[str]) -> None:
     """Before any process writes, the first one lists what all will write: a list has one writer."""
     run.begin()
     if run.path is not None:
-        sums = (sums_file(run.path, rank, process.world) for rank in range(process.world))
+        sums = (sums_file(run.path, number, world()) for number in range(world()))
         ownership.claim(run.path, *sums, *(run.file(name) for name in names))
 
 
@@ -190,7 +165,6 @@ def _pass(
     plans: Mapping[str, Plan],
     keys: Mapping[str, str],
     run: Run,
-    process: Process,
     device: torch.device,
     workers: int | None,
     shown: bool,
@@ -198,7 +172,7 @@ def _pass(
     plan = plans[next(iter(metrics))]
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
     splits = sorted({split for name in metrics for split in plans[name].splits})
-    sums = Sums(run.path, fingerprint([keys[name] for name in metrics]), process, metrics)
+    sums = Sums(run.path, fingerprint([keys[name] for name in metrics]), metrics)
     start, skipped = sums.restore()
     began = time.monotonic()
     loader = batches(
@@ -208,8 +182,8 @@ def _pass(
         batch=plan.batch,
         seed=plan.seed,
         workers=workers,
-        rank=process.rank,
-        world=process.world,
+        rank=rank(),
+        world=world(),
         start=start,
     )
     total = sum(len(plan.images.indices(split)) for split in splits)
@@ -226,28 +200,27 @@ def _pass(
             move(done - before)
             sums.save(batch.number + 1, skipped)
         move(total - done)
-    skipped = _of_all_processes(skipped, process)
+    skipped = [pair for part in gathered(skipped) for pair in part]
     _report_skipped(skipped, shown)
     if len(skipped) == total:
         raise InputError(
             f"None of {counted(total, 'image')} of {plan.images.name} could be read: {': '.join(skipped[0])}"
         )
-    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": process.world}
+    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
     for name, metric in metrics.items():
         with progress.showing(shown):
             result = result_of(metric)
-        if process.rank == 0:
+        if rank() == 0:
             run.save(name, _signed(result, name, keys[name], plans[name], run))
         elif run.path is None:
             run.save(name, result)
-    if process.rank == 0:
+    if rank() == 0:
         run.request["timing"] = timing
         known = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
         run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*known, *skipped])]
         run.save_request()
     sums.forget()
-    if process.world > 1:
-        torch.distributed.barrier()
+    barrier()
 
 
 def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device) -> None:
@@ -301,14 +274,6 @@ def _see(
                 reductions[name][key] = metrics[name].reduce(key, activation if product else whole)
 
     return see
-
-
-def _of_all_processes(skipped: list[tuple[str, str]], process: Process) -> list[tuple[str, str]]:
-    if process.world == 1:
-        return skipped
-    parts: list[list[tuple[str, str]]] = [[]] * process.world
-    torch.distributed.all_gather_object(parts, skipped)
-    return [pair for part in parts for pair in part]
 
 
 def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.core.results import NORMAL_95
 from sightline.encoders.sites import block_numbers, layer_type, union_of_sites
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def mean_of_images(
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = total / n
         variance = np.maximum(squares - n * mean**2, 0.0) / (n - 1)
-        half = 1.959963984540054 * np.sqrt(variance / n)
+        half = NORMAL_95 * np.sqrt(variance / n)
     return mean, mean - half, mean + half
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.core.files import write_atomically
-from sightline.core.processes import Process
+from sightline.core.processes import rank, world
 
 __all__ = ["Sums"]
 
@@ -20,8 +20,8 @@ SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
 class Sums:
     """The sums of an interrupted pass on disk: with the same question, the pass goes on where it stopped."""
 
-    def __init__(self, folder: Path | None, key: str, process: Process, metrics: Mapping[str, Any]) -> None:
-        self.path = None if folder is None else sums_file(folder, process.rank, process.world)
+    def __init__(self, folder: Path | None, key: str, metrics: Mapping[str, Any]) -> None:
+        self.path = None if folder is None else sums_file(folder, rank(), world())
         self.key, self.metrics, self.saved = key, metrics, time.monotonic()
 
     def save(self, number: int, skipped: Sequence[tuple[str, str]]) -> None:
@@ -64,5 +64,6 @@ class Sums:
             self.path.unlink(missing_ok=True)
 
 
-def sums_file(folder: Path, rank: int, world: int) -> Path:
-    return folder / "cache" / f"pass-{rank}-of-{world}.safetensors"
+def sums_file(folder: Path, number: int, count: int) -> Path:
+    """Where process `number` of `count` keeps its sums."""
+    return folder / "cache" / f"pass-{number}-of-{count}.safetensors"

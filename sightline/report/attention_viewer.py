@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sightline.core.results import of_decoder
+
 __all__ = ["pack_viewer", "relative_depths"]
 
 
@@ -54,7 +56,7 @@ def relative_depths(layers: Sequence[str]) -> list[float]:
     >>> relative_depths(["block.0.attn_map", "block.1.attn_map", "block.2.attn_map", "decoder.block.0.attn_map"])
     [0.0, 0.5, 1.0, 2.0]
     """
-    decoder = sum(site.startswith("decoder.") for site in layers)
+    decoder = sum(map(of_decoder, layers))
     last = len(layers) - decoder - 1
     return [k / max(last, 1) if k <= last else 1 + (k - last) / decoder for k in range(len(layers))]
 

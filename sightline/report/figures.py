@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sightline.core.results import ABSENT, ENDS
+from sightline.core.results import ABSENT, ENDS, interval
 
 __all__ = [
     "DARK",
@@ -415,4 +415,4 @@ def curve_table(result: xr.Dataset, name: str) -> pd.DataFrame:
 
 def interval_of(row: Any) -> str:
     """How a headline ends: the 95 % interval of a row with `low` and `high`, or nothing if there is none."""
-    return f", 95 % {row.low:.2f} – {row.high:.2f}" if np.isfinite([row.low, row.high]).all() else ""
+    return f", {interval(row.low, row.high, '.2f')}" if np.isfinite([row.low, row.high]).all() else ""

@@ -26,7 +26,7 @@ from torch import Tensor
 from sightline.analyses.attention.charts import figures, headlines
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
 from sightline.core.errors import InputError
-from sightline.core.results import ABSENT, NOT_FINITE
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.measure.estimators.attention import EPSILON, distance_and_nmi, nmi_of, patch_distances, unattended
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -226,7 +226,7 @@ class Analysis(torchmetrics.Metric):
         data: dict[str, Any] = {}
         for name, scale in scales.items():
             at = MEASURES.index(name.removesuffix("_relative"))
-            for end, part in zip(("", "_low", "_high"), parts, strict=True):
+            for end, part in zip(ENDS, parts, strict=True):
                 values = part[..., at] * scale[:, None]
                 data[name + end] = ((*axes, "head"), layers.spread(values[:, 1:]))
                 data[f"{name}_mean{end}"] = (axes, layers.spread(values[:, 0]))

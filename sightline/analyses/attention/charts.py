@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ABSENT
+from sightline.core.results import ABSENT, outside_decoder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def _tables(result: xr.Dataset) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     by_layer = [name for name, values in numbers.data_vars.items() if values.dims == ("encoder", "site")]
     layers = numbers[by_layer].to_dataframe().reset_index()
     layers, title = with_depth(layers[layers.reason != ABSENT])
-    layers["decoder"] = layers.site.str.startswith("decoder.")
+    layers["decoder"] = ~outside_decoder(layers.site)
     blocks = layers[~layers.decoder].groupby("encoder").block
     size = blocks.transform("size")  # counted from the end, so that the last block is of the last third at any depth
     third = (2 - 3 * (size - blocks.rank()) // size).reindex(layers.index, fill_value=3)

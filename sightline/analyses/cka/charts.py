@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from sightline.analyses.cka.matching import summaries
-from sightline.core.results import ABSENT
+from sightline.core.results import ABSENT, NORMAL_95
 from sightline.report.figures import Figure, curve_over_depth, curve_table, heatmap, interval_of, with_depth
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def study_figure(found: xr.Dataset) -> Figure:
     table = found.to_dataframe().reset_index()
     table = table.assign(
         depth=np.log2(table.batch), series=table["count"].astype(str), value=table["mean"],
-        low=table["mean"] - 1.96 * table["std"], high=table["mean"] + 1.96 * table["std"],
+        low=table["mean"] - NORMAL_95 * table["std"], high=table["mean"] + NORMAL_95 * table["std"],
     )  # fmt: skip
     chart = curve_over_depth(
         table, value_title="CKA", depth_title="log₂ of the batch size", series_title="images",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ABSENT
+from sightline.core.results import ABSENT, of_decoder
 from sightline.encoders.sites import layer_type
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _apart(a: int, b: int) -> npt.NDArray[np.int64]:
 
 def twins(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For encoders A and B and a site of A, the site of B of its kind that is closest in relative depth, or −1."""
-    kinds = np.array([("decoder." if site.startswith("decoder.") else "") + layer_type(site) for site in sites])
+    kinds = np.array([("decoder." if of_decoder(site) else "") + layer_type(site) for site in sites])
     found = np.full((len(has), *has.shape), -1)
     for a, b in itertools.product(range(len(has)), repeat=2):
         for kind in np.unique(kinds):

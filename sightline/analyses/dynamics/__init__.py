@@ -25,7 +25,7 @@ import xarray as xr
 from sightline.analyses.cka.matching import twins
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import Training, path_efficiency, paths_of, trainings_of
-from sightline.core.results import ABSENT
+from sightline.core.results import ABSENT, ENDS
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
@@ -142,8 +142,7 @@ class Analysis(torchmetrics.Metric):
             square = _square(hsic[:, :, mine], own[..., np.take(self.rows, mine)], own[..., self.columns])
             ends = bootstrap(square.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
             parts.append(np.stack([part[:, : len(mine), len(mine) :] for part in (ratio(square.sum(1)), *ends)]))
-        names = ("cka", "cka_low", "cka_high")
-        values = dict(zip(names, np.concatenate(parts, 2), strict=True))  # each (T, M, O)
+        values = dict(zip([f"cka{end}" for end in ENDS], np.concatenate(parts, 2), strict=True))  # each (T, M, O)
         reason = np.array(
             [
                 [reason_of(*layer, bool(images.any())) for layer in zip(*view, strict=True)]

@@ -20,6 +20,7 @@ import numpy as np
 import xarray as xr
 
 from sightline.core.errors import InputError
+from sightline.core.references import take_apart
 from sightline.core.results import ABSENT
 from sightline.encoders.sites import layer_type
 
@@ -53,9 +54,9 @@ def trainings_of(encoders: Mapping[str, Encoder]) -> list[Training]:
     """The trainings whose epochs, `run:FOLDER?epoch=3`, are among the encoders."""
     found: dict[str, dict[int, str]] = {}
     for name, encoder in encoders.items():
-        match = re.fullmatch(r"(run:[^?]+)\?(?:.*&)?epoch=(\d+)(?:&.*)?", encoder.reference)
-        if match:
-            found.setdefault(match[1], {})[int(match[2])] = name
+        source, where, options = take_apart(encoder.reference) or ("", "", {})
+        if source == "run" and options.get("epoch", "").isdecimal():
+            found.setdefault(f"run:{where}", {})[int(options["epoch"])] = name
     if not found:
         raise InputError(
             "dynamics follows an encoder through the epochs of its training, but none of these is such an epoch; "

@@ -33,6 +33,7 @@ from sightline.analyses.probes.charts import figures
 from sightline.analyses.probes.results import BEST, Answer, At, dataset_of, mean_of_best
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
+from sightline.core.results import of_decoder
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import fit_ridge
@@ -133,7 +134,7 @@ class Config(Sweep):
         for probe in self.probes:
             for site in sites:
                 if probe == "multilayer":
-                    if site != last and not site.startswith("decoder."):
+                    if site != last and not of_decoder(site):
                         found[probe, site] = Probe((last, site))
                 elif not probe.startswith("depth"):
                     found[probe, site] = Probe((site,))

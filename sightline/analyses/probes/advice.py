@@ -9,7 +9,7 @@ import xarray as xr
 
 from sightline.analyses.probes.charts import _named
 from sightline.core.errors import counted
-from sightline.core.results import ENDS
+from sightline.core.results import ENDS, interval, outside_decoder
 
 __all__ = ["headlines", "summary"]
 
@@ -40,7 +40,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 def _headline(row: xr.Dataset) -> tuple[str, str]:
     low, high = (float(row[f"accuracy{end}"]) for end in ENDS[1:])
-    return f"{float(row.accuracy):.1%}", f"{_described(row)}, 95 % {low:.1%} – {high:.1%}"
+    return f"{float(row.accuracy):.1%}", f"{_described(row)}, {interval(low, high)}"
 
 
 def summary(result: xr.Dataset) -> list[str]:
@@ -96,7 +96,7 @@ def _layer(row: xr.Dataset) -> str:
 
 def _interval(row: xr.Dataset, name: str) -> str:
     value, low, high = (float(row[f"{name}{end}"]) for end in ENDS)
-    return f"{value:.1%} (95 % {low:.1%} – {high:.1%})"
+    return f"{value:.1%} ({interval(low, high)})"
 
 
 def _points(row: xr.Dataset, name: str, sign: int = 1) -> str:
@@ -157,7 +157,7 @@ def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
 def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
     """Another pooling with the probe that is best for it, against the best one."""
     known = row.stack(at=("probe", "site")).dropna("at", subset=["lead"])
-    known = known.sel(at=[not str(site).startswith("decoder.") for site in known.site.values])
+    known = known.sel(at=outside_decoder(known.site.values))
     if known.sizes["at"]:
         best = known.isel(at=int(np.argmax(known.selection.values)))
         compared = {

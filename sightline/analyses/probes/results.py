@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ABSENT, ENDS, NOTHING
+from sightline.core.results import ABSENT, ENDS, NOTHING, of_decoder
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.estimators.ridge import PENALTIES
 from sightline.measure.estimators.sweep import Setting, best_first
@@ -77,7 +77,7 @@ def mean_of_best(
 
 def best_of(found: Mapping[At, Answer], probes: Sequence[str]) -> dict[str, At]:
     """The probe of each encoder that is best on the selection split: of equal ones the simplest, and no decoder's."""
-    known = [at for at, answer in found.items() if answer.right is not None and not at.site.startswith("decoder.")]
+    known = [at for at, answer in found.items() if answer.right is not None and not of_decoder(at.site)]
     best: dict[str, At] = {}
     for at in sorted(known, key=lambda at: (-found[at].selection, probes.index(at.probe))):
         best.setdefault(at.encoder, at)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.files import explain, replacing
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.encoder import Encoder
@@ -321,7 +321,7 @@ def _transformers_outputs(call: Call, images: Tensor, package: Package) -> list[
     with quiet():
         model, info = call.run(output_loading_info=True)
     if names := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
-        raise ValueError(f"weights missing or left over: {', '.join(names[:3])}")
+        raise ValueError(f"weights missing or left over: {some(names)}")
     found = model.eval().base_model(images)
     if "id2label" in package.config:
         return [found.last_hidden_state, model(images).logits]

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, some
 from sightline.core.references import Reference, parse_reference
 from sightline.core.run_folder import latest
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
@@ -237,9 +237,8 @@ def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     are = "is" if len(names) == 1 else "are"
-    return f"{counted(len(names), 'weight')} {are} not the encoder's: {shown}" if names else ""
+    return f"{counted(len(names), 'weight')} {are} not the encoder's: {some(names)}" if names else ""
 
 
 def _short(value: Any) -> str:

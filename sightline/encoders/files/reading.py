@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.encoders.files.unpickling import ForbiddenError, PickledModule, unpickle
 
 __all__ = ["Checkpoint", "printable", "read_checkpoint", "tensors", "without_prefix"]
@@ -169,9 +169,9 @@ def _check_zip(path: Path) -> None:
             "torch.save(model.state_dict(), FILE)"
         )
     if "data.pkl" not in names or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        inside = ", ".join(printable(entry.filename, 40) for entry in entries[:3]) + ("…" if len(entries) > 3 else "")
+        inside = some(printable(entry.filename, 40) for entry in entries)
         raise InputError(
-            f"{str(path)!r} is a zip archive that torch.save did not write (inside: {inside or 'nothing'}); unpack it "
+            f"{str(path)!r} is a zip archive that torch.save did not write (inside: {inside}); unpack it "
             "and give the weights file in it"
         )
 

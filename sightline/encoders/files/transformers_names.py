@@ -21,7 +21,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, some
 from sightline.encoders.encoder import Encoder
 
 __all__ = ["Renamed", "rename"]
@@ -134,8 +134,7 @@ def rename(encoder: Encoder) -> Renamed:
             raise _refusal(encoder, f"{type(other).__name__} is none of timm's ViT, BEiT, ConvNeXt and ResNet")
     names = {name: _new_name(name, model.table) for name in model.state}
     if homeless := [name for name, new in names.items() if not new]:
-        shown = ", ".join(homeless[:3]) + (", …" if len(homeless) > 3 else "")
-        raise _refusal(encoder, f"its {model.name} has no place for {shown}")
+        raise _refusal(encoder, f"its {model.name} has no place for {some(homeless)}")
     classifies = any(new.startswith("classifier.") for new in names.values())
     prefix = f"{model.kind}." if classifies else ""
     state = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, some
 from sightline.encoders.files.reading import read_checkpoint, tensors, without_prefix
 
 __all__ = ["check_finite", "classifier_names", "hash_weights", "left_out", "load_weights", "read_weights"]
@@ -46,7 +46,7 @@ def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> li
     if missing:
         raise InputError(
             f"{origin} does not fit {type(module).__name__}: it lacks {len(missing)} of {len(own)} weights "
-            f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it a checkpoint of another model?"
+            f"({some(missing)}); is it a checkpoint of another model?"
         )
     for name, value in own.items():
         if name in state and state[name].shape != value.shape:
@@ -67,10 +67,9 @@ def left_out(names: Sequence[str]) -> str:
     >>> left_out(["mask_token"])
     '1 weight of the file is not part of the encoder and was left out: mask_token'
     """
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     are, were = ("is", "was") if len(names) == 1 else ("are", "were")
     weights = counted(len(names), "weight")
-    return f"{weights} of the file {are} not part of the encoder and {were} left out: {shown}"
+    return f"{weights} of the file {are} not part of the encoder and {were} left out: {some(names)}"
 
 
 def _converted(module: nn.Module, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint, printable, tensors
-from sightline.encoders.layouts.layout import Layout, mlp_ratio, size_option
+from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import (
     Part,
     bare,
@@ -114,7 +114,7 @@ def beit_layout(
     left_over = [name for name in part.state if name not in state and not name.endswith(INDEX)]
     return Layout(
         format=f"{title}, {kind(part, classes)}",
-        architecture="timm:beit_base_patch16_224@random?" + "&".join(f"{k}={v}" for k, v in measures.items()),
+        architecture=architecture("beit_base_patch16_224", measures),
         state=_resized(state, grid, patch, size),
         preprocess=evaluation(size),
         part=part.where,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline.core import plugins
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint
@@ -33,6 +33,7 @@ from sightline.images.preprocess import Preprocess
 
 __all__ = [
     "Layout",
+    "architecture",
     "build",
     "find_layout",
     "load_exactly",
@@ -63,6 +64,15 @@ class Layout:
     notes: tuple[str, ...] = ()  # what the user should know besides
     decoder: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)  # of MAE, made for its encoder
     head: tuple[Trained, ...] = field(default=(), repr=False)  # layers of the projection head, if it is asked for
+
+
+def architecture(name: str, measures: Mapping[str, object]) -> str:
+    """The reference of a model of timm without weights, with these measures.
+
+    >>> architecture("vit_base_patch16_224", {"depth": 2, "img_size": "(64,64)"})
+    'timm:vit_base_patch16_224@random?depth=2&img_size=(64,64)'
+    """
+    return str(Reference("timm", name, "random", {key: str(value) for key, value in measures.items()}))
 
 
 def open_layout(
@@ -181,7 +191,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) ->
     if missing:
         raise InputError(
             f"{origin} lacks {len(missing)} of {len(own)} weights of the encoder "
-            f"({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}); is it another kind of checkpoint?"
+            f"({some(missing)}); is it another kind of checkpoint?"
         )
     for name, value in own.items():
         if state[name].shape != value.shape:

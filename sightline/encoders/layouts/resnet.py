@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint
-from sightline.encoders.layouts.layout import Layout, size_option
+from sightline.encoders.layouts.layout import Layout, architecture, size_option
 from sightline.encoders.layouts.vit import Official, Part, evaluation, kind, vit_layout
 
 __all__ = ["holds_resnet", "resnet_layout", "vit_or_resnet_layout"]
@@ -34,7 +34,7 @@ def resnet_layout(part: Part, official: Official, options: Mapping[str, str]) ->
     name = "resnet50" if "layer1.0.conv3.weight" in state else "resnet18"  # bottleneck or basic blocks
     return Layout(
         format=f"{official.title}, {kind(part, classes)}",
-        architecture=f"timm:{name}@random?layers=({','.join(map(str, blocks))})&num_classes={classes}",
+        architecture=architecture(name, {"layers": f"({','.join(map(str, blocks))})", "num_classes": classes}),
         state=state,
         preprocess=evaluation(size_option(options) or (224, 224), official.interpolation),
         part=part.where,

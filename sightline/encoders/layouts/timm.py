@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.core.errors import InputError, counted
-from sightline.encoders.layouts.layout import Layout, mlp_ratio, size_option
+from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import Official, Part, evaluation, heads_option, kind
 
 __all__ = ["convnext_layout", "holds_convnext", "holds_vit_of_timm", "timm_vit_layout"]
@@ -120,7 +120,7 @@ def _layout(
 ) -> Layout:
     return Layout(
         format=f"{official.title}, {kind(part, measures['num_classes'])}",
-        architecture=f"timm:{name}@random?" + "&".join(f"{key}={value}" for key, value in measures.items()),
+        architecture=architecture(name, measures),
         state=state,
         preprocess=evaluation(size, official.interpolation),
         part=part.where,

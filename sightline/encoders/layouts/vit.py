@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, some
 from sightline.encoders.files.reading import Checkpoint, printable, tensors, without_prefix
-from sightline.encoders.layouts.layout import Layout, mlp_ratio, size_option
+from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.modules.positions import Resize
 from sightline.encoders.modules.vit import sincos
 from sightline.images.preprocess import Preprocess
@@ -112,9 +112,8 @@ def is_sincos(patches: Tensor, column_first: bool) -> bool:  # (1, N, D)
 def no_encoder(checkpoint: Checkpoint, title: str, wanted: str) -> InputError:
     """The sentence for a file in which the format has nothing to load."""
     names = [printable(str(name), 60) for name in checkpoint.content]
-    shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return InputError(
-        f"{str(checkpoint.path)!r} holds no encoder of {title} ({wanted}), but {shown or 'nothing'}; "
+        f"{str(checkpoint.path)!r} holds no encoder of {title} ({wanted}), but {some(names, most=4)}; "
         "is it another kind of checkpoint?"
     )
 
@@ -144,7 +143,7 @@ def vit_layout(checkpoint: Checkpoint, part: Part, official: Official, options: 
     } | ({} if hidden == 4 * width else {"mlp_ratio": mlp_ratio(hidden, width)})
     return Layout(
         format=f"{official.title}, {kind(part, classes)}",
-        architecture="timm:vit_base_patch16_224@random?" + "&".join(f"{k}={v}" for k, v in measures.items()),
+        architecture=architecture("vit_base_patch16_224", measures),
         state=state,
         preprocess=evaluation(size, official.interpolation),
         part=part.where,

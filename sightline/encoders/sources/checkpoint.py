@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.core import plugins
-from sightline.core.errors import InputError, nearest
+from sightline.core.errors import InputError, nearest, some
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
@@ -233,5 +233,4 @@ def weights_in(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _some(names: Iterable[str]) -> str:
-    shown = [printable(str(name), 60) for name in names]
-    return (", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")) or "nothing"
+    return some(printable(str(name), 60) for name in names)

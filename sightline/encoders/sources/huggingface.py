@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.families.huggingface import Classified, find_trunk, forward_of, image_size
@@ -210,10 +210,9 @@ def _missing_parts(module: nn.Module, missing: list[str], reference: Reference) 
     parts = {name: name.removeprefix(prefix).partition(".")[0] for name in missing}
     refused = [name for name, part in parts.items() if part not in OPTIONAL_PARTS]
     if refused:
-        shown = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
         raise InputError(
             f"{reference} does not fit {type(module).__name__}: it lacks {len(refused)} of "
-            f"{len(module.state_dict())} weights ({shown}); is it a checkpoint of another model?"
+            f"{len(module.state_dict())} weights ({some(refused)}); is it a checkpoint of another model?"
         )
     return set(parts.values())
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, some
 from sightline.images.sets import Images, Item, halves, split_name
 
 __all__ = ["Arrays", "encode_labels", "from_arrays", "load"]
@@ -112,8 +112,7 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
     if classes is not None:
         place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
     if strange := [value for value in found if value not in place]:
-        names = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
-        raise InputError(f"The label {strange[0]!r} is none of {counted(len(known), 'class')}: {names}")
+        raise InputError(f"The label {strange[0]!r} is none of {counted(len(known), 'class')}: {some(known, most=12)}")
     return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
 
 

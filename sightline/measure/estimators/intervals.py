@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sightline.core.results import NORMAL_95
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -35,7 +37,7 @@ def difference_of(right: npt.NDArray[np.bool_], other: npt.NDArray[np.bool_]) ->
     if right is other:
         return 0.0, 0.0, 0.0
     b, c, m = int((right & ~other).sum()), int((other & ~right).sum()), len(right) + 2
-    half = 1.959963984540054 * math.sqrt(b + c + 1 - (b - c) ** 2 / m) / m
+    half = NORMAL_95 * math.sqrt(b + c + 1 - (b - c) ** 2 / m) / m
     return (b - c) / len(right), max(-1.0, (b - c) / m - half), min(1.0, (b - c) / m + half)
 
 
@@ -45,6 +47,6 @@ def wilson(right: float, n: int) -> tuple[float, float]:
     >>> [round(bound, 4) for bound in wilson(9, 10)]
     [0.5958, 0.9821]
     """
-    z, p = 1.959963984540054, right / n
+    z, p = NORMAL_95, right / n
     centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     return max(0.0, (centre - half) / (1 + z**2 / n)), min(1.0, (centre + half) / (1 + z**2 / n))
