@@ -140,6 +140,7 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
         device=fabric.device,
         workers=workers,
         pairs=getattr(objective, "pairs", False),
+        targets=getattr(wanted.plugin, "TARGETS", False),
     )
     return _Parts(encoder, objective, first, feed)
 
