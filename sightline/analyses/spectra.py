@@ -32,6 +32,7 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
+from sightline.measure.estimators.rank import effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
@@ -117,20 +118,6 @@ def log_singular_values(tokens: Array) -> Array:
     if not isinstance(tokens, Tensor):
         return _logs(_checked(torch.from_numpy(np.array(tokens, order="C")))).numpy()
     return _logs(_checked(tokens))
-
-
-def effective_rank(singular_values: Array) -> Array:
-    """RankMe, exp of the entropy of σ / Σσ over the last axis: from 1, one direction, to R, all alike; NaN for zeros.
-
-    >>> effective_rank(np.array([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).round(6)
-    array([2., 1.])
-    """
-    if not isinstance(singular_values, Tensor):
-        return effective_rank(torch.from_numpy(np.array(singular_values, order="C"))).numpy()
-    values = singular_values.double()
-    share = values / values.sum(-1, keepdim=True)
-    rank: Tensor = torch.special.entr(share).sum(-1).exp()
-    return rank
 
 
 def _checked(tokens: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sightline.core import bfloat16, plugins
 from sightline.encoders.files.weights import hash_weights
+from sightline.encoders.modules.mode import evaluating
 from sightline.encoders.sites import Anatomy, Tap, Tokens
 from sightline.images.preprocess import Preprocess
 
@@ -69,16 +70,9 @@ class Encoder:
             "notes": self.notes,
         }
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Evaluation mode for a while; every submodule gets its own mode back."""
-        modes = {module: module.training for module in self.module.modules()}
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        return evaluating(self.module)
 
 
 def name_apart(encoders: Iterable[Encoder]) -> dict[str, Encoder]:

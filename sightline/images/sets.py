@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
+from sightline.images.targets import Targets
 
-__all__ = ["FEWEST", "Images", "Item", "Source", "by_name", "halves", "join", "split_name"]
+__all__ = ["FEWEST", "Images", "Item", "Source", "TargetSource", "by_name", "halves", "join", "split_name"]
 
 
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
@@ -31,6 +33,15 @@ class Source(Protocol):
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Decode the images at these positions; never raises for a bad image."""
+        ...
+
+
+@runtime_checkable
+class TargetSource(Source, Protocol):
+    """A source that also knows what is to be found in its images."""
+
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """Boxes, masks and maps of the images at these positions, whether they can be decoded or not."""
         ...
 
 
@@ -75,6 +86,22 @@ class Images:
         """Labels of a split, in the order of `indices`."""
         labels: np.ndarray = self.labels[self.indices(split)]
         return labels
+
+    def target_source(self) -> TargetSource:
+        """The source, if it has targets."""
+        if not isinstance(self.source, TargetSource):
+            raise InputError(
+                f"{self.name} has no boxes, masks or segmentation maps; give others, such as shapes:scenes"
+            )
+        return self.source
+
+    def targets(self, positions: Sequence[int] | np.ndarray) -> list[Targets[NDArray[Any]]]:
+        """What is to be found in the images at these positions: boxes, masks, segmentation maps.
+
+        >>> load_images("shapes:scenes").targets([3])[0].labels
+        array([3, 8])
+        """
+        return self.target_source().targets([int(position) for position in positions])
 
     def sample(self, limit: int | None, seed: int) -> Images:
         """At most `limit` images of every split, as balanced over the classes as they allow, without replacement.

@@ -491,7 +491,7 @@ def test_a_stopped_training_of_any_objective_goes_on_bit_exactly(
 def _finished(loop: Loop) -> int:
     """Steps of a training proper; what it needs trained before is not stopped."""
     assert loop.monitor is not None
-    return int(loop.monitor.rows[-1]["step"]) if loop.export is not None and loop.monitor.rows else 0
+    return int(loop.monitor.rows[-1]["step"]) if loop.encoder is not None and loop.monitor.rows else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------

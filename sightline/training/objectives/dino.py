@@ -34,7 +34,7 @@ from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import momentum_copy, sinkhorn, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
 from sightline.training.objective import Views
 
 __all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
@@ -211,8 +211,8 @@ class Objective(nn.Module):
         self.center.lerp_(mean(torch.stack(self.seen).mean(0)), 1 - self.config.center_momentum)
         self.seen.clear()
         momentum = cosine(self.config.momentum, 1.0, (progress.step - 1) / progress.steps)  # of the step just made
-        update_momentum(self.teacher_backbone, self.backbone, momentum)
-        update_momentum(self.teacher_head, self.head, momentum)
+        follow(self.teacher_backbone, self.backbone, momentum)
+        follow(self.teacher_head, self.head, momentum)
 
 
 def teacher_temperature(config: Config, epoch: int) -> float:

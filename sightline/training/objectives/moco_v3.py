@@ -34,7 +34,7 @@ from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import gather
-from sightline.training.momentum import momentum_copy, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, spread
 from sightline.training.objective import Views
 
 __all__ = ["Config", "Objective", "info_nce", "initialise", "views"]
@@ -123,8 +123,8 @@ class Objective(nn.Module):
         # the momentum of the step. Nothing happens in between: the update can end the step before, and a checkpoint
         # is then complete. What is lost is the update before the first step, when both encoders are the same.
         momentum = cosine(self.config.momentum, 1.0, progress.fraction)
-        update_momentum(self.momentum_backbone, self.backbone, momentum)
-        update_momentum(self.momentum_projector, self.projector, momentum)
+        follow(self.momentum_backbone, self.backbone, momentum)
+        follow(self.momentum_projector, self.projector, momentum)
 
 
 def features_of_each(backbone: nn.Module, pixels: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -34,7 +34,7 @@ from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import momentum_copy, sinkhorn, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
 from sightline.training.objective import Views
 from sightline.training.objectives.dino import check_size, local_size
 
@@ -186,8 +186,8 @@ class Objective(nn.Module):
         """Let the target encoder follow."""
         rise, config = MOMENTUM_SCHEDULES[self.config.momentum_schedule], self.config
         momentum = rise(config.momentum, config.momentum_end, (progress.step - 1) / progress.steps)  # of this step
-        update_momentum(self.target_backbone, self.backbone, momentum)
-        update_momentum(self.target_head, self.head, momentum)
+        follow(self.target_backbone, self.backbone, momentum)
+        follow(self.target_head, self.head, momentum)
 
 
 def mean_entropy(p: Tensor) -> Tensor:  # (VB, K) -> ()

@@ -2,7 +2,7 @@
 
     shapes            one object per image; train, val, test
     shapes:conflict   the silhouette of one class (labels) with the texture of another (extras["texture"])
-    shapes:scenes     1 to 8 objects; images.source.annotations(positions) gives boxes, masks and classes
+    shapes:scenes     1 to 8 objects; images.targets(positions) gives boxes, masks and classes
 
 Options: size (pixels), seed, train, val, test (number of images). An image is decided by kind, seed, split and number
 alone, bit by bit, on every machine; its geometry does not depend on the size. Colours, light and background are drawn
@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import mix
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item
 from sightline.images.sources.shapes.drawing import SILHOUETTES, TEXTURES, Dice, clip, cosine, edge, rgb, sine, wave
+from sightline.images.targets import Targets
 
-__all__ = ["CLASSES", "TEXTURE_NAMES", "Annotation", "Shapes", "load"]
+__all__ = ["CLASSES", "TEXTURE_NAMES", "Shapes", "load"]
 
 
 CLASSES = tuple(SILHOUETTES)
@@ -38,14 +40,6 @@ SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth
 
 
 Window: TypeAlias = tuple[slice, slice]  # rows, columns
-
-
-class Annotation(NamedTuple):
-    """The objects of a scene, those in front last; hidden ones and crumbs are left out."""
-
-    boxes: np.ndarray  # float32 (k, 4), x0 y0 x1 y1 in pixels, tight around the visible pixels
-    masks: np.ndarray  # bool (k, H, W), visible pixels
-    labels: np.ndarray  # int64 (k,)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -104,8 +98,11 @@ class Shapes:
         """Images at these positions; each is drawn by itself."""
         return [Item(image, None) for image, _, _ in self._draw(indices)]
 
-    def annotations(self, indices: Sequence[int]) -> list[Annotation]:
-        """Boxes, masks and classes of the objects in these images."""
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """The objects in these images, those in front last, and the class of each pixel.
+
+        Boxes are tight around the visible pixels, which are the masks. Hidden objects and crumbs are left out.
+        """
         return [annotate(owner, labels) for _, owner, labels in self._draw(indices)]
 
     def _draw(self, indices: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, list[int]]]:
@@ -126,8 +123,8 @@ class Shapes:
             yield canvas.finish(dice, light), owner, shown
 
 
-def annotate(owner: np.ndarray, labels: Sequence[int]) -> Annotation:
-    """Boxes, masks and classes from the owner of each pixel."""
+def annotate(owner: np.ndarray, labels: Sequence[int]) -> Targets[NDArray[Any]]:
+    """Boxes, masks and classes from the owner of each pixel; −1 is the background's."""
     least = max(1, SMALLEST * owner.size // 64**2)
     seen = [k for k in range(len(labels)) if np.count_nonzero(owner == k) >= least]
     masks = np.stack([owner == k for k in seen]) if seen else np.zeros((0, *owner.shape), bool)
@@ -135,7 +132,8 @@ def annotate(owner: np.ndarray, labels: Sequence[int]) -> Annotation:
     for box, mask in zip(boxes, masks, strict=True):
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-    return Annotation(boxes, masks, np.array([labels[k] for k in seen], np.int64))
+    segmentation = np.array([*labels, -1], np.int64)[owner]
+    return Targets(np.array([labels[k] for k in seen], np.int64), boxes, masks, segmentation)
 
 
 class Canvas:
