@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
+from sightline.images.contract import image_source
 from sightline.images.sets import FEWEST, Images
 
 __all__ = ["load_images", "read_options"]
@@ -62,8 +63,7 @@ def _load(reference: str) -> Images:
     source, where, options = match.groups(default="")
     if source not in plugins.names("datasets") and Path(reference).exists():
         raise InputError(f"There is no dataset {source!r}; did you mean 'folder:{reference}'?")
-    plugin = plugins.find("datasets", source)
-    images: Images = plugin.load(where, dict(pair.split("=", 1) for pair in options.split("&") if pair))
+    images = image_source(source).load(where, dict(pair.split("=", 1) for pair in options.split("&") if pair))
     return replace(images, name=reference)
 
 

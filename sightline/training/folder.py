@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -34,6 +35,7 @@ from sightline.images.sets import Images
 from sightline.training.checkpoints import tensors_of
 from sightline.training.feed import Feed
 from sightline.training.loop import make_fabric
+from sightline.training.objective import Objective
 from sightline.training.recipe import Training, read_recipe
 
 __all__ = ["Prepared", "compile_blocks", "export", "export_head", "kept_recipe", "processes", "train_in"]
@@ -130,7 +132,7 @@ def train_in(
     fabric.barrier()
     trained = load_encoder(f"run:{out}")
     if not last:
-        trained.notes.append(f"The training in {str(out)!r} was already finished")
+        trained = replace(trained, notes=[*trained.notes, f"The training in {str(out)!r} was already finished"])
     return trained
 
 
@@ -179,8 +181,8 @@ def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
         name=name,
         preprocess=encoder.preprocess,
         architecture=encoder.architecture,
+        classes=encoder.classes,
     )
-    built.classes = encoder.classes
     save_encoder(built, folder)
     if hasattr(module, "decoder"):
         decoder = {key: value.cpu().contiguous() for key, value in tensors_of(module.decoder).items()}
@@ -190,9 +192,9 @@ def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
     export_head(folder, module)
 
 
-def export_head(folder: Path, module: Any) -> None:
+def export_head(folder: Path, module: Objective) -> None:
     """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
-    head = module.head_of(module.encoder) if hasattr(module, "head_of") else ()
+    head = module.head_of(module.encoder)
     if head and not (folder / "head.json").is_file():
         save_head(head, folder)
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from sightline.core.schedules import Progress
+from sightline.training import objective
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
 __all__ = ["Objective", "logits_of", "update_average"]
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""
 
     def __init__(

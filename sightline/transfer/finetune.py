@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ def finetune(
         show_progress=show_progress,
     )
     results = json.loads((out / "run.json").read_text()).get("results", {})
-    tuned.notes += [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
-    return tuned
+    told = [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
+    return replace(tuned, notes=[*tuned.notes, *told])
 
 
 def _prepare(
