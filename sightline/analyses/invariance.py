@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
 from sightline.images.views import policies_of
+from sightline.measure import contract
 from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
 from sightline.measure.layers import Layers
@@ -36,7 +36,26 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "cka", "figures", "headlines"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "PROJECTION",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cka",
+    "cost",
+    "figures",
+    "headlines",
+    "views",
+]
 
 
 TITLE = "Augmentation invariance"
@@ -84,7 +103,7 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return tuple(f"augment:{policy}:{copy}" for policy in config.policies for copy in range(2))
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums HSIC of each layer with itself on the other copy; a batch of fewer than 4 images cannot enter HSIC₁."""
 
     full_state_update = False

@@ -25,13 +25,13 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
+from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
@@ -40,7 +40,26 @@ from sightline.report.figures import Figure, depth_figure
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "effective_rank", "figures", "log_singular_values"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "effective_rank",
+    "figures",
+    "headlines",
+    "log_singular_values",
+    "views",
+]
 
 
 TITLE = "Singular value spectra"
@@ -155,7 +174,7 @@ def _numbers(logs: Tensor) -> Tensor:
 # The streaming analysis
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
     full_state_update = False

@@ -64,9 +64,10 @@ class Images:
     classes: tuple[str, ...]
     splits: Mapping[str, np.ndarray]  # name -> sorted positions into ids
     own_splits: bool = True  # False: the source had none, and `halves` made train and test
-    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels, {"texture": int64 (n,)}
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels as `labels`, {"texture": (n,)}
     fingerprint: str = ""  # whatever else decides the pixels, so that `digest` notices when it changes
     beside: Mapping[str, str] = field(default_factory=dict)  # splits that `join` added, and their own fingerprint
+    relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
 
@@ -158,7 +159,7 @@ class Images:
 def join(images: Images, split: str, others: Images) -> Images:
     """The same images with one more split: the test images of another set, whose classes must be among theirs.
 
-    Their textures, which are classes as well, are translated; extra labels are −1 where there are none.
+    Their labels, further ones too, are translated; further labels are −1 where there are none.
 
     >>> from sightline.images import load_images
     >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
@@ -173,7 +174,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     where = others.indices("test")
     translate = np.array([*(images.classes.index(name) for name in others.classes), -1])  # [-1]: without a label
     n, m = len(images.ids), len(where)
-    theirs = {name: translate[v[where]] if name == "texture" else v[where] for name, v in others.extras.items()}
+    theirs = {name: translate[values[where]] for name, values in others.extras.items()}
     extras = {
         name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
         for name, values in theirs.items()

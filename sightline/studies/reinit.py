@@ -45,7 +45,7 @@ from sightline.transfer.finetune import NAME, Recipe, finetune, make_recipe
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["figures", "headlines", "reinit"]
+__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "reinit"]
 
 
 TITLE = "Re-initialised blocks"

@@ -1,7 +1,7 @@
 """What a checkpoint holds beside the weights of the training: what others load.
 
-That is the objective's business: `export(folder, encoder)` of an objective writes it, where there is one. Otherwise it
-is the encoder, which `run:FOLDER` loads, and the decoder and the projection head of objectives that have them.
+That is the objective's business, `export(folder, encoder)`. What most of them leave is the encoder, which `run:FOLDER`
+loads, and the decoder and the projection head of those that have them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,7 @@ from sightline.encoders.modules.projection import save_head
 from sightline.encoders.saved import save_encoder
 from sightline.training.checkpoints import tensors_of
 
-__all__ = ["export", "export_encoder", "export_head"]
-
-
-def export(objective: Any, folder: Path, encoder: Encoder | None) -> None:
-    """Let an objective write what it leaves; `encoder` says how its encoder is called, built and used."""
-    own = getattr(objective, "export", None)
-    if own is not None:
-        own(folder, encoder)
-    elif encoder is not None:
-        export_encoder(objective, folder, encoder)
+__all__ = ["export_encoder", "export_head"]
 
 
 def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
@@ -38,8 +29,8 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
         name=encoder.name,
         preprocess=encoder.preprocess,
         architecture=encoder.architecture,
+        classes=encoder.classes,
     )
-    built.classes = encoder.classes
     save_encoder(built, folder)
     if hasattr(objective, "decoder"):
         decoder = {key: value.cpu().contiguous() for key, value in tensors_of(objective.decoder).items()}
@@ -51,6 +42,6 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
 
 def export_head(objective: Any, folder: Path) -> None:
     """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
-    head = objective.head_of(objective.encoder) if hasattr(objective, "head_of") else ()
+    head = objective.head_of(objective.encoder)
     if head and not (folder / "head.json").is_file():
         save_head(head, folder)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,7 +98,9 @@ class Folder:
         barrier()  # the first process has written everything
         trained = load_encoder(f"run:{self.path}")
         if not last:
-            trained.notes.append(f"The training in {str(self.path)!r} was already finished")
+            trained = replace(
+                trained, notes=[*trained.notes, f"The training in {str(self.path)!r} was already finished"]
+            )
         return trained
 
 

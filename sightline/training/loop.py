@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from sightline.core import bfloat16, ownership
 from sightline.core.errors import InputError
@@ -30,9 +30,9 @@ from sightline.core.schedules import Progress
 from sightline.encoders.encoder import Encoder
 from sightline.training.checkpoints import load, save_checkpoint
 from sightline.training.collectives import gather, mean, sync_batch_norm
-from sightline.training.export import export
 from sightline.training.feed import Feed
 from sightline.training.monitor import Monitor
+from sightline.training.objective import Learner
 from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
 from sightline.training.watchers import Watcher
 
@@ -78,7 +78,7 @@ class Loop:
     is called, built and used, and is None for an objective that ends in none.
     """
 
-    objective: nn.Module
+    objective: Learner
     feed: Feed
     settings: Optimization
     folder: Path
@@ -95,10 +95,9 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
-        objective = sync_batch_norm(self.objective.to(self.fabric.device))
+        objective = cast(Learner, sync_batch_norm(self.objective.to(self.fabric.device)))
         self.objective = objective
-        scales: Any = getattr(objective, "lr_scales", None)
-        optimizer = make_optimizer(objective, self.settings, scales and scales())
+        optimizer = make_optimizer(objective, self.settings, objective.lr_scales())
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer
         step, kept = self._restore()
@@ -117,7 +116,7 @@ class Loop:
                 self.monitor.close()
 
     def _train(self, wrapped: Any, start: int, watch: _Watch) -> dict[str, float]:
-        objective: Any = self.objective
+        objective = self.objective
         objective.train()
         row: dict[str, float] = {}
         shown = self.show_progress and rank() == 0
@@ -140,8 +139,7 @@ class Loop:
                     norm = self.fabric.clip_gradients(
                         wrapped, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
                     )
-                if hasattr(objective, "before_step"):
-                    objective.before_step(before)
+                objective.before_step(before)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 done = self.feed.progress(step + 1)
@@ -245,7 +243,7 @@ class Loop:
             self._export(temporary)
 
     def _export(self, folder: Path) -> None:
-        export(self.objective, folder, self.encoder)
+        self.objective.export(folder, self.encoder)
 
     def _gathered(self, state: Tensor) -> Tensor:
         """A generator's state of every process, (world, bytes)."""

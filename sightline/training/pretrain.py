@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
@@ -33,7 +32,7 @@ from sightline.training.folder import (
 )
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
-from sightline.training.objective import First
+from sightline.training.objective import First, Objective
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Recipe, make_recipe, read_recipe, recipe_names
 from sightline.training.watchers import make_watchers
@@ -103,7 +102,7 @@ def _remake(*layers: Mapping[str, Any]) -> Recipe:
 
 
 def _classes(wanted: Recipe, data: Images) -> int:
-    if not getattr(wanted.plugin, "LABELS", False):
+    if not wanted.plugin.LABELS:
         return 0
     if not (data.labels_of("train") >= 0).any():
         raise InputError(f"{wanted.objective} learns from labels, but {data.name} has none; choose another objective")
@@ -112,7 +111,7 @@ def _classes(wanted: Recipe, data: Images) -> int:
 
 class _Parts(NamedTuple):
     encoder: Encoder
-    objective: nn.Module
+    objective: Objective
     first: First | None
     feed: Feed
 
@@ -120,9 +119,9 @@ class _Parts(NamedTuple):
 def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
     """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
     encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
-    encoder.classes = data.classes if classes else None
+    encoder = replace(encoder, classes=data.classes if classes else None)
     torch.manual_seed(wanted.training.seed)
-    first: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
+    first = wanted.plugin.first(wanted.config, wanted.backbone)
     torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
     objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
     if wanted.training.compile:
@@ -139,8 +138,8 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
         std=encoder.preprocess.std,
         device=fabric.device,
         workers=workers,
-        pairs=getattr(objective, "pairs", False),
-        targets=getattr(wanted.plugin, "TARGETS", False),
+        pairs=objective.pairs,
+        targets=wanted.plugin.TARGETS,
     )
     return _Parts(encoder, objective, first, feed)
 

@@ -10,13 +10,13 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.settings import flatten, make_settings, to_toml
 from sightline.training.backbones import Backbone
+from sightline.training.objective import ObjectivePlugin, objective_named
 from sightline.training.optimization import Optimization
 
 __all__ = ["FOLDER", "Pretraining", "Recipe", "Training", "make_parts", "make_recipe", "read_recipe", "recipe_names"]
@@ -76,9 +76,9 @@ class Recipe:
     config: Any  # the objective's own settings
 
     @property
-    def plugin(self) -> ModuleType:
+    def plugin(self) -> ObjectivePlugin:
         """The file of `training/objectives/`."""
-        return plugins.find("objectives", self.objective)
+        return objective_named(self.objective)
 
     def values(self) -> dict[str, Any]:
         """All settings in one flat table; those of a hybrid's parts in tables of their own."""
@@ -115,7 +115,7 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     """
     if objective == "finetune":
         raise InputError("This is a recipe of fine-tuning, not of pre-training; use it with `sightline finetune`")
-    config = plugins.find("objectives", objective).Config
+    config = objective_named(objective).Config
     return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sightline.core.schedules import Progress
+from sightline.training import objective
 from sightline.training.momentum import follow
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
@@ -21,7 +22,7 @@ from sightline.training.soft_labels import Mixing, soft_cross_entropy
 __all__ = ["Objective", "logits_of"]
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""
 
     def __init__(

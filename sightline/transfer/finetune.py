@@ -148,8 +148,8 @@ def finetune(
             tell_skipped(parts.feed)
     tuned = folder.encoder(last)
     results = json.loads((out / "run.json").read_text()).get("results", {})
-    tuned.notes += [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
-    return tuned
+    told = [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
+    return replace(tuned, notes=[*tuned.notes, *told])
 
 
 def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch) -> Recipe:

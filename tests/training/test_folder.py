@@ -16,20 +16,20 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
-from sightline.core.schedules import Progress
+from sightline.encoders.encoder import Encoder
 from sightline.images.augment.policy import Policy
 from sightline.training.feed import Feed
 from sightline.training.folder import kept_recipe, start, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop, Stopped
-from sightline.training.objective import Views
+from sightline.training.objective import Learner, Views
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Training
 
 IMAGES = "shapes:scenes?size=16&train=64&val=0&test=0"
 
 
-class Painter(nn.Module):
+class Painter(Learner):
     """Learns the share of the picture that objects take, from their masks; leaves one picture."""
 
     def __init__(self) -> None:
@@ -41,10 +41,7 @@ class Painter(nn.Module):
         masks = [one.masks.any(0).float().mean() for one in views.targets[0] if one.masks is not None]
         return (self.layer(views.pixels[0].flatten(1))[:, 0] - torch.stack(masks)).square().mean(), {}
 
-    def after_step(self, progress: Progress) -> None:
-        pass
-
-    def export(self, folder: Path, encoder: None) -> None:
+    def export(self, folder: Path, encoder: Encoder | None) -> None:
         assert encoder is None
         save_file({"picture": self.layer.weight.detach().view(3, 8, 8).clone()}, folder / "picture.safetensors")
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from sightline.analyses.cka.charts import figures, headlines, study_figure
 from sightline.analyses.cka.matching import summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
+from sightline.measure import contract
 from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio, study
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
 from sightline.measure.layers import Layers
@@ -37,7 +37,29 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "cka", "figures", "headlines", "study", "study_figure", "summaries"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "PROJECTION",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cka",
+    "cost",
+    "figures",
+    "headlines",
+    "study",
+    "study_figure",
+    "summaries",
+    "views",
+]
 
 
 TITLE = "CKA"
@@ -88,7 +110,7 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return ("plain",)
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums HSIC of all pairs of layers over batches; a batch of fewer than 4 images cannot enter HSIC₁."""
 
     full_state_update = False

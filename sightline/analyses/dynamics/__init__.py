@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 
 from sightline.analyses.cka.matching import twins
@@ -27,6 +26,7 @@ from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import Training, path_efficiency, paths_of, trainings_of
 from sightline.core.results import ABSENT, ENDS
 from sightline.images.sets import FEWEST
+from sightline.measure import contract
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
 from sightline.measure.layers import Layers
@@ -38,7 +38,25 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "figures", "headlines", "path_efficiency"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "path_efficiency",
+    "views",
+]
 
 
 TITLE = "Dynamics"
@@ -81,7 +99,7 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return ("plain",)
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums HSIC of the layers of all epochs with those of starts and others; the weights are looked at in the end."""
 
     full_state_update = False

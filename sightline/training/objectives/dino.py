@@ -32,15 +32,28 @@ from sightline.encoders.modules.projection import Trained, mlp_layers, unit_laye
 from sightline.encoders.modules.vit import features, is_vit, patch_of
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
 from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
 from sightline.training.objective import Views
 
-__all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
+__all__ = [
+    "KIND",
+    "TITLE",
+    "Config",
+    "Head",
+    "Objective",
+    "check_size",
+    "cross_entropy",
+    "local_size",
+    "teacher_temperature",
+    "views",
+]
 
 
 TITLE = "DINO"
+KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,7 @@ class Head(nn.Module):
         return outputs
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Student and teacher, each a backbone with a head."""
 
     center: Tensor  # (K,)

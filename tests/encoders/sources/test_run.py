@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -168,7 +169,7 @@ def test_an_encoder_keeps_the_window_of_its_training(windowed: Path, tmp_path: P
     for encoder in (kept, lifted):
         again = sl.load_encoder(f"run:{sl.save_encoder(encoder, tmp_path / encoder.name)}")
         assert reaches_far(again) == reaches_far(encoder)
-    lifted.reference = kept.reference
+    lifted = dataclasses.replace(lifted, reference=kept.reference)
     assert describe_encoder(kept) != describe_encoder(lifted)  # or one would be taken for the other's results
 
 

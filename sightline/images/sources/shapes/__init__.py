@@ -68,6 +68,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         classes=CLASSES,
         splits=splits,
         extras={"texture": textures} if kind == "conflict" else {},
+        relatives={"conflict": "shapes:conflict?size={size}&seed={seed}".format(**chosen)} if kind == "plain" else {},
         fingerprint=f"shapes {DRAWING} {kind} size {chosen['size']}",
     )
 
