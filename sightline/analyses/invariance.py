@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
-from sightline.images.sets import FEWEST
 from sightline.images.views import policies_of
-from sightline.measure import contract
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio
-from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, products, ratio
+from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, curve_over_depth, curve_table, interval_of
@@ -103,63 +100,39 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return tuple(f"augment:{policy}:{copy}" for policy in config.policies for copy in range(2))
 
 
-class Analysis(contract.Analysis):
+class Analysis(GramSums):
     """Sums HSIC of each layer with itself on the other copy; a batch of fewer than 4 images cannot enter HSIC₁."""
 
-    full_state_update = False
     hsic: Tensor  # (T, G, S, P, 2, 2)
     null: Tensor  # (T, S, P, 2, 2)
-    flaws: Tensor  # (T, S, P, 2, 3): batches seen, batches that were constant, batches that were not finite
-    images: Tensor  # (G,)
     dropped: Tensor
 
     def __init__(self, config: Config, plan: Plan) -> None:
-        super().__init__()
-        check_images("invariance", plan)
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
-        t, each = len(config.tokens), (len(self.layers), len(config.policies))
-        shapes = {
-            "hsic": (t, GROUPS, *each, 2, 2), "null": (t, *each, 2, 2), "flaws": (t, *each, 2, 3),
-            "images": (GROUPS,), "dropped": (),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
-        """Gram matrices of the token views, inside the hook."""
-        return grams(activation, self.config.tokens, self.plan.encoders[key.encoder].tokens)
+        super().__init__("invariance", config, plan)
+        self.layers = Layers(plan.sites)
+        t, each = len(config.tokens), (len(self.layers), len(config.policies), 2)
+        self.add_sums(hsic=(t, GROUPS, *each, 2), null=(t, *each, 2), flaws=(t, *each, 3), dropped=())
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the HSIC of the two copies of this batch; batches count by the images they hold."""
-        n, group = len(batch.ids), batch.number % GROUPS
-        if n < FEWEST:
+        n, group = len(batch.ids), self.group_of(batch)
+        if group is None:
             self.dropped += n
             return
-        self.images[group] += n
         copies = views(self.config, batch.split)
         found = [reductions[Key(encoder, site, copy)] for encoder, site in self.layers for copy in copies]
-        none = self.hsic.new_zeros((n, n))
-        for t, view in enumerate(self.config.tokens):
-            matrices, flaws = stacked(found, view, none)  # (S · P · 2, n, n)
-            self.flaws[t] += flaws.view(self.flaws.shape[1:])
+        for t, matrices in self.matrices(found, n):  # (S · P · 2, n, n)
             pairs = centre(matrices).view(*self.null.shape[1:4], n, n)  # (S, P, 2, n, n)
             self.hsic[t, group] += n * products(pairs)
             self.null[t] += n * products(pairs, shuffled=True)
 
     def compute(self) -> xr.Dataset:
         """Invariance of all layers to all policies, with interval, null and reasons."""
-        hsic, null, flaws, images = (s.numpy(force=True) for s in (self.hsic, self.null, self.flaws, self.images))
+        hsic, null, images = (state.numpy(force=True) for state in (self.hsic, self.null, self.images))
         total = hsic.sum(1)
-        low, high = bootstrap(hsic.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
-        values = {
-            "invariance": ratio(total), "invariance_low": low, "invariance_high": high,
-            "invariance_null": ratio(null, norm=total),
-        }  # fmt: skip
-        own = np.diagonal(total, axis1=-2, axis2=-1)  # (T, S, P, 2)
-        reason = np.full(own.shape[:-1], "", dtype=object)
-        for place in np.ndindex(reason.shape):
-            both = (reason_of(f, o, bool(images.any())) for f, o in zip(flaws[place], own[place], strict=True))
-            reason[place] = next(filter(None, both), "")
+        values = self.cka("invariance", hsic, images) | {"invariance_null": ratio(null, norm=total)}
+        both = self.reasons(np.diagonal(total, axis1=-2, axis2=-1))  # (T, S, P, 2)
+        reason = np.where(both[..., 0] == "", both[..., 1], both[..., 0])
         dims = ("policy", "tokens", "encoder", "site")
         return xr.Dataset(
             {

@@ -176,17 +176,14 @@ def _distances(x: Tensor) -> Tensor:
     return distances.masked_fill_(distances < 1e-14 * both, 0.0).fill_diagonal_(0.0).sqrt_()
 
 
-def _silhouettes(distances: Tensor, groups: Tensor) -> Tensor:
+def _silhouettes(distances: Tensor, groups: Tensor) -> Numbers:
     """Silhouette of each token (n,) from distances (n, n)."""
-    names, of = torch.unique(groups, return_inverse=True)
-    member = torch.nn.functional.one_hot(of, len(names)).double()  # (n, G)
-    sizes, total = member.sum(0), distances @ member  # summed distance of each token to each group
-    own = member.bool()
-    a = total[own] / (sizes[of] - 1)
-    b = (total / sizes).masked_fill(own, math.inf).amin(1)
-    larger = torch.maximum(a, b)
-    # A token alone in its group has no distance to it, and 0 / 0 is neither near nor far.
-    return torch.where((sizes[of] == 1) | (larger == 0), 0.0, (b - a) / larger)
+    from sklearn.metrics import silhouette_samples
+
+    if len(torch.unique(groups)) == len(groups):  # each is alone in its group, which scikit-learn refuses
+        return np.zeros(len(groups))
+    found: Numbers = silhouette_samples(distances.numpy(force=True), groups.numpy(force=True), metric="precomputed")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -413,7 +410,7 @@ def _scores(x: Tensor, labels: Tensor) -> tuple[Numbers, tuple[str, str]]:
     for row, groups in enumerate((torch.arange(len(x)), labels)):
         if not reasons[row] and distances is not None:
             groups = groups.repeat_interleave(x.shape[1])
-            of_images = _silhouettes(distances, groups).reshape(x.shape[:2]).mean(1)
+            of_images = torch.from_numpy(_silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
             add_images(sums := torch.zeros(1, 3, 1, dtype=torch.float64), 0, of_images[:, None])
             scores[row] = np.ravel(mean_of_images(sums))
     return scores, reasons

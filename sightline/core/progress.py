@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["bar", "bar_of_steps", "console", "readable", "show_cost", "showing"]
+__all__ = ["bar", "bar_of_steps", "console", "show_cost", "showing"]
 
 
 _seen: ContextVar[bool] = ContextVar("seen", default=False)
@@ -96,16 +96,3 @@ def show_cost(rows: Mapping[str, str]) -> None:
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/dim]", value)
     console().print(table)
-
-
-def readable(size: float) -> str:
-    """Bytes for people.
-
-    >>> readable(0), readable(2_500_000)
-    ('0 B', '2.5 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
+
+import tomli_w
 
 from sightline.core.errors import InputError, counted
 
@@ -28,11 +29,7 @@ def flatten(objective: str, *parts: Any) -> dict[str, Any]:
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Settings as a file that `read_recipe` reads."""
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
-    for name, table in values.items():
-        if isinstance(table, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
+    return tomli_w.dumps(values)
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:
@@ -97,11 +94,3 @@ def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
     if len(kinds) != len(value):
         raise InputError(f"{key} is {list(value)!r}, but a list of {counted(len(kinds), 'value')} is expected")
     return tuple(_fitting(f"Each value of {key}", one, kind) for one, kind in zip(value, kinds, strict=True))
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, float):
-        return repr(value)  # inf and nan are words of TOML, too
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from sightline.core.errors import InputError
 from sightline.core.files import explain
-from sightline.core.progress import readable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -197,7 +197,7 @@ def reserve(entries: Iterable[Features]) -> None:
             raise InputError(explain(error, entry.cache if entry else Path())) from error
         needed, free = sum(e.bytes for e in entries), shutil.disk_usage(entry.cache).free
         raise InputError(
-            f"The disk is full: the features need {readable(needed)}, and {str(entry.cache)!r} has {readable(free)} "
+            f"The disk is full: the features need {decimal(needed)}, and {str(entry.cache)!r} has {decimal(free)} "
             "free; use fewer images or sites, or a folder with room"
         ) from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.filesize import decimal
 from torch import Tensor
 
 from sightline.core import progress
@@ -185,7 +186,7 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
     free = shutil.disk_usage(where).free
     if disk > free:
         raise InputError(
-            f"The features need {progress.readable(disk)} on disk, but {str(where)!r} has {progress.readable(free)} "
+            f"The features need {decimal(disk)} on disk, but {str(where)!r} has {decimal(free)} "
             "free; lower --limit, choose fewer --sites, or set SIGHTLINE_CACHE to a folder with room"
         )
     if not shown:
@@ -199,8 +200,8 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
             "images": ", ".join(f"{len(plan.images.indices(split))} {split}" for split in splits),
             "layers": ", ".join(f"{count} of {name}" for name, count in layers.items()),
             "analyses": ", ".join(plans),
-            "memory": f"about {progress.readable(weights + sum(c.memory for c in costs) + _activations(plans))}",
-            "disk": f"{progress.readable(disk)} of features",
+            "memory": f"about {decimal(weights + sum(c.memory for c in costs) + _activations(plans))}",
+            "disk": f"{decimal(disk)} of features",
         }
     )
 

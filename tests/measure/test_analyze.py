@@ -431,7 +431,7 @@ def test_no_room_on_disk_is_said_before_the_pass(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(InputError, match=r"on disk, but .* has 10 B"):
+    with pytest.raises(InputError, match=r"on disk, but .* has 10 bytes"):
         measure(encoders, images, ["knn"], out=tmp_path / "x")
 
 

@@ -176,7 +176,7 @@ def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(InputError, match=r"disk is full: the features need 500 B, and .* has .*B free"):
+    with pytest.raises(InputError, match=r"disk is full: the features need 500 bytes, and .* has .* free"):
         reserve([entry(tmp_path), entry(tmp_path, site="b")])
     assert os.listdir(tmp_path) == []
 

@@ -26,9 +26,8 @@ from sightline.analyses.cka.charts import figures, headlines, study_figure
 from sightline.analyses.cka.matching import summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
-from sightline.measure import contract
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio, study
-from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, products, ratio, study
+from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 
@@ -110,52 +109,38 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return ("plain",)
 
 
-class Analysis(contract.Analysis):
+class Analysis(GramSums):
     """Sums HSIC of all pairs of layers over batches; a batch of fewer than 4 images cannot enter HSIC₁."""
 
-    full_state_update = False
     hsic: Tensor  # (T, G, S, S)
     null: Tensor  # (T, S, S)
     classes: Tensor  # (T, G, S, 2, 2): of each layer and the labels, on labelled images
     class_null: Tensor  # (T, S, 2, 2)
-    flaws: Tensor  # (T, S, 3): batches seen, batches that were constant, batches that were not finite
-    images: Tensor  # (G,)
     labelled: Tensor  # (G,)
     dropped: Tensor
 
     def __init__(self, config: Config, plan: Plan) -> None:
-        super().__init__()
-        check_images("cka", plan)
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        super().__init__("cka", config, plan)
+        self.layers = Layers(plan.sites)
         t, s = len(config.tokens), len(self.layers)
-        shapes = {
-            "hsic": (t, GROUPS, s, s), "null": (t, s, s), "classes": (t, GROUPS, s, 2, 2), "class_null": (t, s, 2, 2),
-            "flaws": (t, s, 3), "images": (GROUPS,), "labelled": (GROUPS,), "dropped": (),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
-        """Gram matrices of the token views, inside the hook."""
-        return grams(activation, self.config.tokens, self.plan.encoders[key.encoder].tokens)
+        self.add_sums(
+            hsic=(t, GROUPS, s, s), null=(t, s, s), classes=(t, GROUPS, s, 2, 2),
+            class_null=(t, s, 2, 2), flaws=(t, s, 3), labelled=(GROUPS,), dropped=(),
+        )  # fmt: skip
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the HSIC of all pairs of layers on this batch; batches count by the images they hold."""
-        n, group = len(batch.ids), batch.number % GROUPS
-        if n < FEWEST:
+        n, group = len(batch.ids), self.group_of(batch)
+        if group is None:
             self.dropped += n
             return
         known = (batch.labels >= 0).nonzero()[:, 0]
         labels, known = batch.labels[known].to(self.hsic.device), known.to(self.hsic.device)
         m = len(known) if len(known) >= FEWEST else 0
         classes = (labels[:, None] == labels).double()[None]  # the Gram matrix of the one-hot labels, (1, m, m)
-        self.images[group] += n
         self.labelled[group] += m
         found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
-        none = self.hsic.new_zeros((n, n))
-        for t, view in enumerate(self.config.tokens):
-            matrices, flaws = stacked(found, view, none)  # (S, n, n)
-            self.flaws[t] += flaws
+        for t, matrices in self.matrices(found, n):  # (S, n, n)
             hsic, null = self._products(torch.cat([matrices, classes]) if m == n else matrices)
             self.hsic[t, group] += n * hsic[: len(found), : len(found)]
             self.null[t] += n * null[: len(found), : len(found)]
@@ -172,28 +157,14 @@ class Analysis(contract.Analysis):
 
     def compute(self) -> xr.Dataset:
         """CKA of all sites × all sites × all pairs of encoders, and of all sites with the classes."""
-        hsic, null, classes, class_null, flaws, images, labelled = (
+        hsic, null, classes, class_null, images, labelled = (
             state.numpy(force=True)
-            for state in (
-                self.hsic, self.null, self.classes, self.class_null, self.flaws, self.images, self.labelled
-            )
-        )  # fmt: skip
-        total = hsic.sum(1)
-        low, high = bootstrap(hsic.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
-        full = {"cka": ratio(total), "cka_low": low, "cka_high": high, "cka_null": ratio(null, norm=total)}
-        of_class = classes.sum(1)
-        low, high = bootstrap(classes.swapaxes(0, 1)[labelled > 0], self.config.bootstrap, self.plan.seed)
-        each = {
-            "class_cka": ratio(of_class), "class_cka_low": low, "class_cka_high": high,
-            "class_cka_null": ratio(class_null, norm=of_class),
-        }  # fmt: skip
-        own = np.diagonal(total, axis1=1, axis2=2)  # (T, S)
-        reason = np.array(
-            [
-                [reason_of(*layer, bool(images.any())) for layer in zip(*view, strict=True)]
-                for view in zip(flaws, own, strict=True)
-            ]
+            for state in (self.hsic, self.null, self.classes, self.class_null, self.images, self.labelled)
         )
+        total, of_class = hsic.sum(1), classes.sum(1)
+        full = self.cka("cka", hsic, images) | {"cka_null": ratio(null, norm=total)}
+        each = self.cka("class_cka", classes, labelled) | {"class_cka_null": ratio(class_null, norm=of_class)}
+        reason = self.reasons(np.diagonal(total, axis1=1, axis2=2))
         unlabelled = np.where(np.isnan(each["class_cka"][..., 0, 1]), self._why_no_class(of_class, labelled), "")
         reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
         dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")

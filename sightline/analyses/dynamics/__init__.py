@@ -18,17 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import xarray as xr
 
 from sightline.analyses.cka.matching import twins
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import Training, path_efficiency, paths_of, trainings_of
-from sightline.core.results import ABSENT, ENDS
-from sightline.images.sets import FEWEST
-from sightline.measure import contract
-from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
-from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
+from sightline.core.results import ABSENT
+from sightline.measure.estimators.cka import GROUPS, centre, products
+from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 
@@ -99,44 +96,28 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return ("plain",)
 
 
-class Analysis(contract.Analysis):
+class Analysis(GramSums):
     """Sums HSIC of the layers of all epochs with those of starts and others; the weights are looked at in the end."""
 
-    full_state_update = False
     hsic: Tensor  # (T, G, M, O)
     own: Tensor  # (T, G, S): of each layer with itself
-    flaws: Tensor  # (T, S, 3): batches seen, batches that were constant, batches that were not finite
-    images: Tensor  # (G,)
 
     def __init__(self, config: Config, plan: Plan) -> None:
-        super().__init__()
-        check_images("dynamics", plan)
-        self.config, self.plan, self.trainings = config, plan, trainings_of(plan.encoders)
+        super().__init__("dynamics", config, plan)
+        self.trainings = trainings_of(plan.encoders)
         self.layers, self.moving, self.others = _layers(plan, self.trainings)
         self.rows, self.columns = ([self.layers.index(*layer) for layer in part] for part in (self.moving, self.others))
         t, s = len(config.tokens), len(self.layers)
-        shapes = {
-            "hsic": (t, GROUPS, len(self.rows), len(self.columns)), "own": (t, GROUPS, s), "flaws": (t, s, 3),
-            "images": (GROUPS,),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
-
-    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
-        """Gram matrices of the token views, inside the hook."""
-        return grams(activation, self.config.tokens, self.plan.encoders[key.encoder].tokens)
+        self.add_sums(hsic=(t, GROUPS, len(self.rows), len(self.columns)), own=(t, GROUPS, s), flaws=(t, s, 3))
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the HSIC of this batch; batches count by the images they hold, those of fewer than 4 cannot enter."""
-        n, group = len(batch.ids), batch.number % GROUPS
-        if n < FEWEST:
+        n, group = len(batch.ids), self.group_of(batch)
+        if group is None:
             return
-        self.images[group] += n
         found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
-        for t, view in enumerate(self.config.tokens):
-            matrices, flaws = stacked(found, view, self.hsic.new_zeros((n, n)))  # (S, n, n)
+        for t, matrices in self.matrices(found, n):  # (S, n, n)
             hsic = n * products(centre(matrices))
-            self.flaws[t] += flaws
             self.hsic[t, group] += hsic[self.rows][:, self.columns]
             self.own[t, group] += hsic.diagonal()
 
@@ -153,20 +134,15 @@ class Analysis(contract.Analysis):
         return result.merge(paths_of(self.plan.encoders, self.trainings)).assign_attrs(attrs)
 
     def _cka(self) -> xr.Dataset:
-        hsic, own, flaws, images = (x.numpy(force=True) for x in (self.hsic, self.own, self.flaws, self.images))
+        hsic, own, images = (state.numpy(force=True) for state in (self.hsic, self.own, self.images))
         parts = []
         for encoder in self.moving.encoders:  # one epoch at a time, because all replicates of all would not fit
             mine = [k for k, (name, _) in enumerate(self.moving) if name == encoder]
             square = _square(hsic[:, :, mine], own[..., np.take(self.rows, mine)], own[..., self.columns])
-            ends = bootstrap(square.swapaxes(0, 1)[images > 0], self.config.bootstrap, self.plan.seed)
-            parts.append(np.stack([part[:, : len(mine), len(mine) :] for part in (ratio(square.sum(1)), *ends)]))
-        values = dict(zip([f"cka{end}" for end in ENDS], np.concatenate(parts, 2), strict=True))  # each (T, M, O)
-        reason = np.array(
-            [
-                [reason_of(*layer, bool(images.any())) for layer in zip(*view, strict=True)]
-                for view in zip(flaws, own.sum(1), strict=True)
-            ]
-        )
+            found = self.cka("cka", square, images)
+            parts.append({name: part[:, : len(mine), len(mine) :] for name, part in found.items()})
+        values = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}  # each (T, M, O)
+        reason = self.reasons(own.sum(1))
         pair = ("tokens", "encoder", "site", "other", "other_site")
         coords, others = self.moving.coords(), self.others.coords()
         result = xr.Dataset(
