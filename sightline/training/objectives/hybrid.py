@@ -90,7 +90,7 @@ def possible_parts(*kinds: str) -> list[str]:
     ['beit', 'mae', 'simmim']
     """
     every = plugins.usable("objectives", objective_named)
-    return [name for name, plugin in every.items() if plugin.KIND in kinds]
+    return [name for kind in kinds for name, plugin in every.items() if kind == plugin.KIND]
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
