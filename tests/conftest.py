@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from support.references import SMALL
 
 from sightline.core import bfloat16
 from sightline.core.bfloat16_trial import product
@@ -18,8 +19,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 BF16 = bfloat16.usable()
 if BF16:
     product()  # oneDNN has read the limit now, whatever a test does to the environment
-
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 
 
 @pytest.fixture

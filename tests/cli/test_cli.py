@@ -16,12 +16,12 @@ import pytest
 import torch
 import xarray as xr
 from PIL import Image
+from support.references import SMALL
 
 import sightline as sl
 from sightline.cli import app as cli
 from sightline.measure.request import default_analyses
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 FAST = ["--limit", "32", "--batch", "8", "--workers", "0"]
 
 

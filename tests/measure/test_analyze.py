@@ -17,6 +17,7 @@ import pytest
 import torch
 import xarray as xr
 from PIL import Image
+from support.processes import python_in_two
 from torch import nn
 
 import sightline as sl
@@ -311,9 +312,7 @@ def test_two_processes_give_the_result_of_one(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, small: str
 ) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "worker.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *arguments, small, str(tmp_path / "x")], check=True, env=environment, timeout=300)
+    python_in_two(str(tmp_path / "worker.py"), small, str(tmp_path / "x"))
     shared, alone = sl.open_run(tmp_path / "x"), measure(encoders, images, None)
     assert shared.request["timing"]["processes"] == 2
     assert not list(tmp_path.glob("*-later"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.references import SMALL
 
 import sightline as sl
 from sightline.core import plugins
@@ -17,7 +18,7 @@ from sightline.images.sets import Images, join
 from sightline.measure.plan import module_of
 from sightline.measure.request import choose_analyses, default_analyses
 
-VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+VIT = SMALL
 CNN = "timm:resnet18@random?size=32&zero_init_last=False"
 
 

@@ -1,4 +1,4 @@
-"""A command in two processes at once, as torchrun starts them, for tests of what they do together."""
+"""Two processes at once, as torchrun starts them, for tests of what they do together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
 
 
 def in_two(*words: str) -> None:
     """Run `sightline WORDS` in two processes, told apart by the environment; both must end well."""
+    python_in_two("-m", "sightline", *words)
+
+
+def python_in_two(*words: str) -> None:
+    """Run `python WORDS` in two processes, which find Sightline and what tests share; both must end well."""
     shared = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
         "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
@@ -22,7 +31,7 @@ def in_two(*words: str) -> None:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "sightline", *words],
+            [sys.executable, *words],
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -31,7 +40,7 @@ def in_two(*words: str) -> None:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in started]
+        said = [process.communicate(timeout=240)[0] for process in started]
     finally:
         for process in started:
             process.kill()

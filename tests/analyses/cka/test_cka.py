@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.references import SMALL
 from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
@@ -16,8 +17,6 @@ from sightline.analyses import cka as plugin
 from sightline.analyses.cka import Config
 from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import _products, centre, cka, gram, products
-
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 
 
 def textbook_hsic(k: np.ndarray, l: np.ndarray) -> float:  # noqa: E741
