@@ -14,7 +14,7 @@ test: $(READY)
 	scripts/check
 
 zoo: $(READY)
-	$(VENV)/bin/python scripts/zoo
+	$(VENV)/bin/python scripts/zoo.py
 
 install: $(READY)
 

@@ -114,7 +114,10 @@ def dynamics(
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
-    """Compare the reference encoders on the embedded images that they were trained on, with all analyses."""
+    """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
+
+    Example: `sightline demo -o runs/demo`
+    """
 
     compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
 

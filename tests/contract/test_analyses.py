@@ -23,6 +23,7 @@ from sightline.core.run_folder import Run
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
 from sightline.images.pipeline import batches
+from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images, join
 from sightline.images.views import make_view
 from sightline.measure.plan import Cost, Key, Plan, make_plans
@@ -55,11 +56,11 @@ def plan_of(name: str, encoders: Any, images: Images, cache: Path, batch: int = 
     return make_plans(members(name, encoders), images, {name: config}, None, settings, cache, torch.device("cpu"))[name]
 
 
-def feed(metric: Any, name: str, plan: Plan, numbers: Any = None, change: Any = None) -> None:
+def feed(metric: Any, plan: Plan, numbers: Any = None, change: Any = None, order: int = 0) -> None:
     """A plain twin of the pass, with a chance to change the activations on the way."""
     preprocesses = {encoder.preprocess for encoder in plan.encoders.values()}
     with torch.inference_mode():
-        for batch in batches(plan.images, preprocesses, splits=plan.splits, batch=plan.batch, seed=0, workers=0):
+        for batch in batches(plan.images, preprocesses, splits=plan.splits, batch=plan.batch, seed=order, workers=0):
             if numbers is not None and batch.number not in numbers:
                 continue
             reductions: dict[Key, Any] = {}
@@ -79,10 +80,10 @@ def feed(metric: Any, name: str, plan: Plan, numbers: Any = None, change: Any = 
             metric.update(batch, reductions)
 
 
-def measured(name: str, plan: Plan, change: Any = None) -> xr.Dataset:
+def measured(name: str, plan: Plan, change: Any = None, order: int = 0) -> xr.Dataset:
     module = plugins.find("analyses", name)
     metric = module.Analysis(module.Config(), plan)
-    feed(metric, name, plan, change=change)
+    feed(metric, plan, change=change, order=order)
     return result_of(metric)
 
 
@@ -141,8 +142,8 @@ def test_merged_shards_are_one_process(
     module = plugins.find("analyses", name)
     plan = plan_of(name, encoders, images, tmp_path)
     one, other = (module.Analysis(module.Config(), plan) for _ in range(2))
-    feed(one, name, plan, numbers=range(0, 100, 2))
-    feed(other, name, plan, numbers=range(1, 100, 2))
+    feed(one, plan, numbers=range(0, 100, 2))
+    feed(other, plan, numbers=range(1, 100, 2))
     one.merge_state(other)
     xr.testing.assert_allclose(result_of(one), results[name], rtol=1e-12, atol=1e-12)
 
@@ -155,6 +156,26 @@ def test_any_batching_gives_the_same(
     again = measured(name, plan_of(name, encoders, images, tmp_path, batch))
     # A matrix product of another shape adds up in another order.
     xr.testing.assert_allclose(again, results[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in ANALYSES if "order" in plugins.find("analyses", n).INVARIANT_TO])
+def test_any_order_of_the_images_gives_the_same(
+    name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
+) -> None:
+    """Other images come first, and others together in a batch."""
+    plan = plan_of(name, encoders, images, tmp_path)
+    again = measured(name, plan, order=1)
+    xr.testing.assert_allclose(again, results[name], rtol=1e-4, atol=1e-6)
+
+
+def test_another_order_is_another_one(images: Images) -> None:
+    """Or the test above would show nothing."""
+    preprocess = [Preprocess(size=(32, 32))]
+    first = [
+        next(iter(batches(images, preprocess, splits=["test"], batch=BATCH, seed=seed, workers=0))).ids
+        for seed in (0, 1)
+    ]
+    assert set(first[0]) != set(first[1])
 
 
 def _rotate(key: Key, x: torch.Tensor) -> torch.Tensor:
@@ -198,16 +219,50 @@ def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
         assert isinstance(figure, Figure)
         assert len(figure.table)
         assert vl_convert.vegalite_to_svg(figure.chart.to_json()).startswith("<svg")
-    for label, number, detail in module.headlines(results[name]):
+    headlines = module.headlines(results[name])
+    assert headlines
+    for label, number, detail in headlines:
         assert label
         assert number
         assert detail
 
 
+def held(metric: Any) -> int:
+    """Bytes of all tensors and arrays that an analysis holds, but for the plan, which is not its own."""
+    seen, total, todo = set(), 0, [value for name, value in vars(metric).items() if not isinstance(value, Plan)]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, Plan | type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor | np.ndarray):
+            total += value.nbytes
+        elif isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            todo += value
+        elif type(value).__module__.startswith("sightline."):
+            todo += getattr(value, "__dict__", {}).values()
+    return total
+
+
 @pytest.mark.parametrize("name", ANALYSES)
 def test_cost_is_told_beforehand(name: str, encoders: Any, images: Images, tmp_path: Path) -> None:
-    module = plugins.find("analyses", name)
-    cost = module.cost(module.Config(), plan_of(name, encoders, images, tmp_path))
+    """Within a factor of what the analysis then takes: exactly but for headers on disk, about so in memory."""
+    module, plan = plugins.find("analyses", name), plan_of(name, encoders, images, tmp_path)
+    cost = module.cost(module.Config(), plan)
     assert isinstance(cost, Cost)
-    assert cost.memory + cost.disk > 0
     assert not list(tmp_path.iterdir())  # asking costs nothing
+    metric, most = module.Analysis(module.Config(), plan), 0
+
+    def note(_: Key, x: Any) -> Any:
+        nonlocal most
+        most = max(most, held(metric))
+        return x
+
+    feed(metric, plan, change=note)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert cost.disk <= written <= 1.1 * cost.disk
+    assert max(most, held(metric)) <= 3 * cost.memory
+    if not written:  # others keep features on disk and take blocks of a fixed size to compute with
+        assert cost.memory <= 10 * max(most, held(metric))

@@ -237,10 +237,20 @@ def test_an_objective_keeps_an_encoder(name: str, kind: str, shapes: Images) -> 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_can_be_copied(name: str, shapes: Images) -> None:
+    """Also after a step, when it may hold what it has just seen, and the copy goes its own way."""
     made = make_objective(name, shapes)
     made.objective(made.views)[0].backward()
-    twin = copy.deepcopy(make_objective(name, shapes).objective)
+    twin = copy.deepcopy(made.objective)
     assert tensors_of(twin).keys() == tensors_of(made.objective).keys()
+    losses = [objective(no_progress(made.views))[0] for objective in (made.objective, twin)]
+    assert torch.equal(*losses)
+    before = {key: value.clone() for key, value in tensors_of(twin).items()}
+    assert all(torch.equal(value, before[key]) for key, value in tensors_of(made.objective).items())
+    with torch.no_grad():
+        for parameter in made.objective.parameters():
+            parameter.add_(1)
+    made.objective.after_step(Progress(1, 100, 10))
+    assert all(torch.equal(value, before[key]) for key, value in tensors_of(twin).items())
 
 
 @pytest.mark.parametrize("kind", BACKBONES)

@@ -172,7 +172,7 @@ def test_what_contains_itself(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mae", "dino", "moco_v3", "msn", "simmim", "beit", "vit"])
-def test_names_of_a_format_with_any_shapes(tmp_path, name):
+def test_fuzz_names_of_a_format_with_any_shapes_raise_nothing(tmp_path, name):
     random = np.random.default_rng(0)
 
     def wrong(value):

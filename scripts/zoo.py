@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Train the reference encoders of sightline/zoo again, one after the other, and put them there.
 
-scripts/zoo                 train all of which runs/zoo has no finished training, and store them
-scripts/zoo moco_v3 mae     only these
-scripts/zoo --pack          train nothing, store what is finished
-scripts/zoo --pixels        train nothing, print the k-NN accuracy of raw pixels
+scripts/zoo.py                 train all of which runs/zoo has no finished training, and store them
+scripts/zoo.py moco_v3 mae     only these
+scripts/zoo.py --pack          train nothing, store what is finished
+scripts/zoo.py --pixels        train nothing, print the k-NN accuracy of raw pixels
 
 An interrupted training goes on where it stopped.
 """
@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -24,9 +25,9 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.core.files import write_atomically
 from sightline.core.run_folder import latest
 from sightline.images.preprocess import Preprocess
-from sightline.core.files import write_atomically
 from sightline.training.knn_monitor import OnlineKnn
 from sightline.training.loop import Stopped
 
@@ -66,7 +67,7 @@ def finished(run: Path) -> bool:
 class Pixels(nn.Module):
     """An encoder that leaves its input as it is, or first takes some of it away."""
 
-    PREPARED: dict[str, Callable[[Tensor], Tensor]] = {
+    PREPARED: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
         "as the encoders get them": lambda x: x,
         "without the mean of the image": lambda x: x - x.mean((1, 2, 3), keepdim=True),
         "without the mean of each channel": lambda x: x - x.mean((2, 3), keepdim=True),
@@ -78,6 +79,7 @@ class Pixels(nn.Module):
         self.prepare = self.PREPARED[prepared]
 
     def forward_features(self, x: Tensor) -> Tensor:  # (B, 3, S, S) -> (B, D, 1, 1), a map of one place
+        """All pixels as the features of one place."""
         return self.prepare(x).flatten(1)[..., None, None]
 
 
@@ -92,7 +94,8 @@ def pixels() -> None:
 def main(words: list[str]) -> None:
     """Train and store."""
     if "--pixels" in words:
-        return pixels()
+        pixels()
+        return
     chosen = [word for word in words if not word.startswith("-")] or plugins.names("objectives")
     for name in chosen:
         if "--pack" not in words:
