@@ -1,1 +1,1 @@
-"""One file per analysis."""
+"""One file or folder per analysis."""

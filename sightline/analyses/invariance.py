@@ -25,7 +25,7 @@ from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
 from sightline.images.views import policies_of
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, products, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "figures", "headlines"]
+__all__ = ["Analysis", "Config", "cka", "figures", "headlines"]
 
 
 TITLE = "Augmentation invariance"

@@ -31,7 +31,7 @@ from sightline.report.figures import accuracy_table, figure_over_depth
 if TYPE_CHECKING:
     from sightline.report.figures import Figure
 
-__all__ = ["Analysis", "Config", "figures"]
+__all__ = ["Analysis", "Config", "figures", "headlines", "knn_predict"]
 
 
 TITLE = "k-NN accuracy"

@@ -1,13 +1,13 @@
 """The commands. Each parses its words and calls one plain function; nothing heavy is imported before it is needed.
 
-app         the application, exit codes, errors as one sentence
-options     what several commands share
-ending      the report and its headlines
-compare     compare, dynamics, demo
-train       pretrain, finetune, reinit
-files       list, inspect, convert, report, export
-arguments   encoders, analyses and sites as the user writes them
-listing     what `sightline list` shows
+application   the Typer application, exit codes, errors as one sentence
+options       what several commands share
+ending        the report and its headlines
+compare       compare, dynamics, demo
+train         pretrain, finetune, reinit
+files         list, inspect, convert, report, export
+arguments     encoders, analyses and sites as the user writes them
+listing       what `sightline list` shows
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from sightline.cli import compare, files, train  # noqa: F401 — they add their commands to the application
-from sightline.cli.app import app, main
+from sightline.cli.application import app, main
 
 __all__ = ["app", "main"]

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, load_encoders
 from sightline.cli.ending import finish
 from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
-from sightline.encoders.sources import zoo
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
@@ -118,6 +117,8 @@ def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, de
 
     Example: `sightline demo -o runs/demo`
     """
+
+    from sightline.encoders.sources import zoo
 
     compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
 

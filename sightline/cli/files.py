@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.core.errors import InputError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.cli.ending import finish, first_process
 from sightline.cli.options import (

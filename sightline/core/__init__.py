@@ -1,1 +1,18 @@
-"""What every room stands on: errors, files, random numbers, references, settings, run folders. No model, no image."""
+"""What every room stands on; no model, no image.
+
+errors         the one exception that users see as a sentence
+files          writing whole files or nothing
+ownership      which files of a folder are Sightline's own
+run_folder     the folder of a run: request, results, provenance
+results        words that results share
+plugins        plugins by their name
+references     `source:id[@weights][?option=value]`
+settings       dataclasses from TOML and `--set`, and back
+schedules      progress, warm-up, cosine
+lars           LARS, for pre-training and probes
+keyed_random   random numbers that depend on what they are for
+processes      who am I among the processes
+progress       cost, bars, time left
+bfloat16       whether bf16 works on this CPU; `bfloat16_trial` tries it in a child process
+version        of Sightline
+"""

@@ -1,4 +1,4 @@
-"""Sites: named points of an encoder, the same names for every architecture, and how to look at them.
+"""Sites: named points of an encoder, the same names for every architecture.
 
 | site | activation | shape |
 |---|---|---|

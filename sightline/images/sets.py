@@ -1,7 +1,4 @@
-"""Labelled images with stable ids and splits, and the batches in which a pass sees them.
-
-B images of a batch, h × w pixels that an encoder wants.
-"""
+"""Labelled images with stable ids and splits."""
 
 from __future__ import annotations
 
@@ -41,6 +38,7 @@ class Source(Protocol):
 class Images:
     """A set of images: `ids` and `labels` of all of them, `splits` say which positions belong to which split.
 
+    >>> from sightline.images import load_images
     >>> images = load_images("shapes?train=64&val=0&test=32")
     >>> {split: len(positions) for split, positions in images.splits.items()}
     {'train': 64, 'test': 32}
@@ -135,6 +133,7 @@ def join(images: Images, split: str, others: Images) -> Images:
 
     Their textures, which are classes as well, are translated; extra labels are −1 where there are none.
 
+    >>> from sightline.images import load_images
     >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
     >>> {name: len(positions) for name, positions in both.splits.items()}
     {'train': 4, 'test': 4, 'conflict': 32}

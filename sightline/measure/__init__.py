@@ -1,1 +1,14 @@
-"""The one streaming pass."""
+"""The one streaming pass.
+
+analyze         the pass
+request         what is asked, and what of it cannot be done
+plan            what a pass will see and cost
+streaming       from a metric to its result
+resume          sums on disk, so that a pass goes on
+layers          encoders × sites, and where they lie in a result
+gram_sums       what the analyses by CKA share
+pooled          pooled features of a pass
+feature_cache   features on disk
+classifiers     who decides: the encoder's head or a probe
+estimators/     measures on arrays alone
+"""

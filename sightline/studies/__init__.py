@@ -1,1 +1,4 @@
-"""Experiments made of trainings and passes."""
+"""Experiments made of trainings and passes.
+
+reinit   which blocks does fine-tuning build on?
+"""

@@ -1,4 +1,4 @@
-"""Backbones to train: timm's ViT, Beit, ResNet and ConvNeXt-V2, by name or by measures, and a ViT's forward in steps.
+"""Backbones to train: timm's ViT, Beit, ResNet and ConvNeXt-V2, by name or by measures.
 
 A Beit is the ViT of BEiT and SimMIM: it has no absolute positions, but a bias for every relative position of two tokens
 that is added to the scores of its attention, from a table that all blocks share or that each has, and layer scale.

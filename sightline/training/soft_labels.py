@@ -46,6 +46,7 @@ class Mixing(NamedTuple):
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (B, K), (B, K)
     """Mean cross-entropy over the labelled images of all processes, and how often the larger target is hit.
 
+    >>> import torch
     >>> loss, scalars = soft_cross_entropy(torch.zeros(2, 4), torch.eye(4)[:2])
     >>> round(loss.item(), 4), scalars["accuracy"].item()  # log 4; the first one is told
     (1.3863, 0.5)

@@ -1,1 +1,7 @@
-"""What an encoder is good for: fine-tuning."""
+"""What an encoder is good for.
+
+finetune          encoder + labelled images → a classifier in a run folder
+classifier_head   an encoder with a classifier of its own
+classification    its loss, and the learning rates of its layers
+evaluate          a classifier's decisions on a split
+"""

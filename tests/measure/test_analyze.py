@@ -21,12 +21,11 @@ from support.processes import python_in_two
 from torch import nn
 
 import sightline as sl
-from sightline import analyze as pass_module  # noqa: F401  (the function; its module is imported below)
 from sightline.core import plugins
 from sightline.core.errors import InputError
+from sightline.measure import analyze as module
+from sightline.measure import resume
 from sightline.measure.plan import probe
-
-module = sys.modules["sightline.measure.analyze"]
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_an_interrupted_pass_goes_on(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = measure(encoders, images, ["cka", "knn"])
-    monkeypatch.setattr(module, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
     step, steps = module._step, []
 
     def failing(*arguments: object) -> None:

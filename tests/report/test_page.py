@@ -31,7 +31,7 @@ from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.report import explorer
 from sightline.report.figures import Figure, curve_over_depth
-from sightline.report.page import write_report
+from sightline.report.page import SCRIPTS, write_report
 
 EVIL = '</script><script>document.title="hacked"</script>'
 HOSTILE = [
@@ -189,7 +189,7 @@ def test_names_of_users_are_escaped_everywhere(tmp_path: Path) -> None:
     text, page, data = read(run)
     assert EVIL not in text
     assert "img" not in {tag for tag, _ in page.tags}
-    assert len(page.scripts) == 1 + len(page.SCRIPTS)
+    assert len(page.scripts) == 1 + len(SCRIPTS)
     assert not [a for tag, a in page.tags if any(name.startswith("on") for name in a)]
     assert data["explorers"]["cka"]["encoders"][0] == EVIL
     assert EVIL in data["explorers"]["cka"]["reasons"]

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from sightline import Encoder, Run, load_encoder, load_images, open_run
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.intervals import difference_of, wilson

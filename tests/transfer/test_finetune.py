@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import sightline as sl
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml

@@ -23,6 +23,7 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
+from sightline.analyses.attention.charts import figures, headlines
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, NOT_FINITE
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from sightline.encoders.attention import AttentionProduct
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "attention_distance", "attention_nmi"]
+__all__ = ["Analysis", "Config", "attention_distance", "attention_nmi", "figures", "headlines"]
 
 
 TITLE = "Attention distance and NMI"

@@ -23,10 +23,11 @@ import torchmetrics
 import xarray as xr
 from torch import Tensor
 
+from sightline.analyses.cka.charts import figures, headlines, study_figure
 from sightline.analyses.cka.matching import summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, products, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, centre, cka, products, ratio, study
 from sightline.measure.gram_sums import check_images, check_tokens, grams, reason_of, stacked
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config"]
+__all__ = ["Analysis", "Config", "cka", "figures", "headlines", "study", "study_figure", "summaries"]
 
 
 TITLE = "CKA"

@@ -23,7 +23,8 @@ import torchmetrics
 import xarray as xr
 
 from sightline.analyses.cka.matching import twins
-from sightline.analyses.dynamics.paths import Training, paths_of, trainings_of
+from sightline.analyses.dynamics.charts import figures, headlines
+from sightline.analyses.dynamics.paths import Training, path_efficiency, paths_of, trainings_of
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config"]
+__all__ = ["Analysis", "Config", "figures", "headlines", "path_efficiency"]
 
 
 TITLE = "Dynamics"

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.probes.results import BEST, Answer, At, dataset_of
+from sightline.analyses.probes.advice import headlines, summary
+from sightline.analyses.probes.charts import figures
+from sightline.analyses.probes.results import BEST, Answer, At, dataset_of, mean_of_best
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
 from sightline.measure.estimators.intervals import accuracy_of
@@ -42,7 +44,7 @@ from sightline.measure.request import check_labels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Analysis", "Config"]
+__all__ = ["Analysis", "Config", "figures", "headlines", "mean_of_best", "summary"]
 
 
 TITLE = "Probes"

@@ -1,1 +1,9 @@
-"""Checkpoint files of any kind: read safely, inspected, converted."""
+"""Checkpoint files of any kind.
+
+reading              without running anything in them
+unpickling           PyTorch's files
+weights              into a module, without hiding what is missing; their hash
+inspect              what is in a file, without building a model
+convert              an encoder as timm or transformers load it
+transformers_names   how transformers names weights
+"""

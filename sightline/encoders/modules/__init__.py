@@ -1,1 +1,8 @@
-"""Modules that are both loaded and trained."""
+"""Modules that are both loaded and trained.
+
+vit           a ViT's forward pass in steps, positions and start
+positions     for another grid of patches
+masking       patches, random masks, tokens put back in their places
+mae_decoder   MAE's decoder, and an encoder with it
+projection    projection heads, and an encoder with one
+"""

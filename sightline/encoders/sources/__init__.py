@@ -1,1 +1,1 @@
-"""One file per model source."""
+"""One file per source of encoders."""

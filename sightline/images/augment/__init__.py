@@ -1,1 +1,11 @@
-"""Views of images: policies, crops, colours, RandAugment, erasing and mixing."""
+"""Views of images.
+
+policy        how a view is made
+policies      those of the objectives, by name
+crops         where a view lies, and how it is resized
+colours       jitter, grey, blur, solarisation
+randaugment   RandAugment of whole batches
+erasure       random erasing, and the order of the last steps
+mixup         mixup and CutMix
+batched       pieces of a batch that stay in the cache
+"""

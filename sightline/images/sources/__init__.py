@@ -1,1 +1,1 @@
-"""One file per image source."""
+"""One file or folder per source of images."""

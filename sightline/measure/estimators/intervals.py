@@ -1,4 +1,4 @@
-"""Accuracies: shares of right answers with their intervals, the labels they need, their figure over depth."""
+"""Accuracies: shares of right answers with their intervals."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file per objective."""
+"""One file or folder per objective."""

@@ -18,7 +18,7 @@ from sightline import Encoder, Images, Run, analyze, capture, load_encoder, load
 from sightline.analyses.dynamics import Analysis, Config, cost
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import path_efficiency
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.core.errors import InputError
 from sightline.images.pipeline import batches

@@ -17,7 +17,7 @@ from support.references import SMALL
 from timm.data import create_transform, resolve_data_config
 from typer.testing import CliRunner
 
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.convert import convert

@@ -16,7 +16,7 @@ from support.official_beit import HEADS as TABLE_HEADS
 from support.official_vit import DEPTH, PATCH, SIZE, WIDTH, saved, vit
 from typer.testing import CliRunner
 
-from sightline.cli.app import app
+from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.encoders.files.inspect import as_json, describe, inspect
 from sightline.encoders.loading import load_encoder
