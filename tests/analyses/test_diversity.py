@@ -218,7 +218,7 @@ def fed(encoder: Any, images: Any, change: Any) -> Any:
     settings = {"batch": 8, "seed": 0, "precision": "float32"}
     config = diversity.Config()
     cache, device = SimpleNamespace(), torch.device("cpu")
-    plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]  # type: ignore[arg-type]
+    plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]
     metric = diversity.Analysis(config, plan)
     keys = [Key("a", site, "plain") for site in plan.sites["a"]]
     generator = torch.Generator().manual_seed(0)
@@ -228,7 +228,7 @@ def fed(encoder: Any, images: Any, change: Any) -> Any:
         reductions[key] = metric.reduce(key, activation)
         activation.fill_(7.0)  # the model may go on in place
     assert not metric.before
-    metric.update(SimpleNamespace(), reductions)  # type: ignore[arg-type]
+    metric.update(SimpleNamespace(), reductions)
     return result_of(metric).sel(encoder="a")
 
 

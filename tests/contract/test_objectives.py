@@ -253,8 +253,8 @@ def test_an_objective_can_be_copied(name: str, shapes: Images) -> None:
     assert all(torch.equal(value, before[key]) for key, value in tensors_of(twin).items())
 
 
-@pytest.mark.parametrize("kind", BACKBONES)
-@pytest.mark.parametrize("name", OBJECTIVES)
+# What is saved of another backbone does not depend on the objective: one is enough.
+@pytest.mark.parametrize(("name", "kind"), [*((name, "vit") for name in OBJECTIVES), ("beit", "beit")])
 def test_a_stopped_training_of_any_objective_goes_on_bit_exactly(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

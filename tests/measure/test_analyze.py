@@ -39,7 +39,7 @@ def images() -> sl.Images:
 
 
 def measure(encoders: object, images: object, names: list[str] | None, **options: object) -> sl.Run:
-    return sl.analyze(encoders, images, names, batch=8, workers=0, show_progress=False, **options)  # type: ignore[arg-type]
+    return sl.analyze(encoders, images, names, batch=8, workers=0, show_progress=False, **options)
 
 
 def test_the_readme_example(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     arguments = {"encoders": encoders, "images": images, "analyses": ["cka"], "workers": 0, "out": tmp_path / "x"}
     with pytest.raises(InputError, match=sentence) as caught:
-        sl.analyze(**{**arguments, **options, "show_progress": False})  # type: ignore[arg-type]
+        sl.analyze(**{**arguments, **options, "show_progress": False})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "x").exists()  # nothing half-written
 

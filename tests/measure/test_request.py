@@ -23,7 +23,7 @@ CNN = "timm:resnet18@random?size=32&zero_init_last=False"
 
 
 def measure(encoders: object, images: Images, *args: object, **settings: object) -> Run:
-    return sl.analyze(encoders, images, *args, batch=8, workers=0, show_progress=False, **settings)  # type: ignore[arg-type]
+    return sl.analyze(encoders, images, *args, batch=8, workers=0, show_progress=False, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def check_gather() -> None:
     # Each process weights all rows by numbers of its own; the gradient of a row is the sum over processes.
     weights = [whole(4, seed=1 + number) for number in range(WORLD)]
     (found * weights[rank()]).sum().backward()
-    close(own.grad, sum(weights)[rank() * B : (rank() + 1) * B])  # type: ignore[index]
+    close(own.grad, sum(weights)[rank() * B : (rank() + 1) * B])
 
 
 def check_total_and_mean() -> None:
@@ -73,7 +73,7 @@ def check_contrast() -> None:
     part = layer(mine(x))
     own = torch.arange(len(x)).roll(1)[rank() * B : (rank() + 1) * B]
     nn.functional.cross_entropy(part @ gather(part).T, own).backward()
-    averaged = layer.weight.grad.clone()  # type: ignore[union-attr]
+    averaged = layer.weight.grad.clone()
     dist.all_reduce(averaged)
     close(averaged / WORLD, alone.weight.grad)
 
@@ -182,7 +182,7 @@ def test_one_process_is_left_as_it_is() -> None:
     assert type(module[0]) is nn.BatchNorm1d
     own, plain = BatchNorm(2), nn.BatchNorm1d(2)
     assert torch.equal(own(x), plain(x))
-    assert torch.equal(own.running_var, plain.running_var)  # type: ignore[arg-type]
+    assert torch.equal(own.running_var, plain.running_var)
     assert own(torch.randn(3, 2, 4, 4)).shape == (3, 2, 4, 4)
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from support.references import SMALL
-from timm.data import create_transform, resolve_data_config
+from timm.data import create_transform, resolve_data_config  # type: ignore[attr-defined]
 from typer.testing import CliRunner
 
 from sightline.cli.application import app

@@ -164,7 +164,7 @@ def test_nothing_in_a_file_commands_the_terminal(tmp_path):
 def test_what_contains_itself(tmp_path):
     loop = {"w": torch.zeros(3), "list": []}
     loop["again"] = loop
-    loop["list"].append(loop["list"])
+    loop["list"].append(loop["list"])  # type: ignore[attr-defined]
     found = inspect(saved({"model": loop, "args": loop, "deep": [loop]}, tmp_path))
     assert found.total == 9
     assert describe(found)

@@ -208,7 +208,7 @@ def test_colours_do_not_depend_on_the_class():
 
 def test_boxes_are_the_extents_of_the_masks():
     images = load_images("shapes:scenes?size=96")
-    annotations = images.source.annotations(range(48))
+    annotations = images.source.annotations(range(48))  # type: ignore[attr-defined]
     for found in annotations:
         assert found.masks.dtype == bool
         assert found.boxes.dtype == np.float32
@@ -229,7 +229,7 @@ def test_boxes_are_the_extents_of_the_masks():
 
 def test_the_label_of_a_scene_is_its_largest_object():
     images = load_images("shapes:scenes?size=96")
-    first = [found.labels[0] for found in images.source.annotations(range(48))]
+    first = [found.labels[0] for found in images.source.annotations(range(48))]  # type: ignore[attr-defined]
     assert np.mean(np.array(first) == images.labels[:48]) > 0.95  # unless others hide it
 
 
@@ -246,5 +246,5 @@ def test_annotate_drops_what_is_hidden():
 
 def test_a_portrait_has_one_annotation():
     images = load_images("shapes")
-    for label, found in zip(images.labels[:32], images.source.annotations(range(32)), strict=True):
+    for label, found in zip(images.labels[:32], images.source.annotations(range(32)), strict=True):  # type: ignore[attr-defined]
         assert found.labels.tolist() == [label]

@@ -39,7 +39,7 @@ def dense_twin(convnext: Any, images: Tensor, mask: Tensor) -> Tensor:  # (B, D,
     for module in twin.modules():
         if isinstance(module, GlobalResponseNorm):
             module.register_forward_pre_hook(lambda module, given: masked(given[0]))
-    return twin.stages(twin.stem(images))  # type: ignore[no-any-return]
+    return twin.stages(twin.stem(images))
 
 
 def test_fcmaes_encoder_equals_masked_dense_convolutions(fcmae: Any) -> None:
