@@ -1,11 +1,11 @@
 # make demo   install if needed, compare the reference encoders on the embedded images, leave a report
-# make test   install if needed, run the whole gate (format, lint, types, tests)
+# make test   install if needed, run the whole gate (format, lint, types, tests, coverage); make fast: only the fast part
 # make zoo    train the reference encoders again (hours); what is interrupted goes on
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/ready
 
-.PHONY: demo test zoo install bench clean
+.PHONY: demo test fast zoo install bench clean
 
 demo: $(READY)
 	$(VENV)/bin/sightline demo -o runs/demo
@@ -13,8 +13,11 @@ demo: $(READY)
 test: $(READY)
 	scripts/check
 
+fast: $(READY)
+	scripts/check --fast
+
 zoo: $(READY)
-	$(VENV)/bin/python scripts/zoo
+	$(VENV)/bin/python scripts/zoo.py
 
 install: $(READY)
 
@@ -34,4 +37,4 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/pretrain.py
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* *.egg-info

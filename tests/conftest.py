@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
+from support.references import SMALL
 
 from sightline.core import bfloat16
 from sightline.core.bfloat16_trial import product
@@ -14,18 +16,65 @@ from sightline.core.bfloat16_trial import product
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+TESTS = Path(__file__).parent
+
 # Before anything is computed, so that instructions can still be limited where they kill; test processes inherit that.
 BF16 = bfloat16.usable()
 if BF16:
     product()  # oneDNN has read the limit now, whatever a test does to the environment
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+
+# The tier of a test by where it lies, the longest path first; a marker of its own goes before. Everything else, such
+# as the examples in docstrings, is a unit.
+TIERS = {
+    "analyses": "pass",
+    "cli": "pass",
+    "contract": "pass",
+    "contract/test_docs.py": "unit",
+    "contract/test_objectives.py": "train",
+    "contract/test_plugins.py": "unit",
+    "contract/test_public_api.py": "unit",
+    "contract/test_rooms.py": "unit",
+    "core/test_bfloat16.py": "pass",
+    "core/test_files.py": "processes",
+    "core/test_ownership.py": "pass",
+    "encoders": "pass",
+    "encoders/files": "unit",
+    "encoders/files/test_convert.py": "pass",
+    "encoders/layouts": "unit",
+    "measure": "pass",
+    "measure/estimators": "unit",
+    "report": "pass",
+    "report/test_browser.py": "browser",
+    "studies": "train",
+    "training": "train",
+    "training/test_collectives.py": "processes",
+    "training/test_pretrain_processes.py": "processes",
+    "transfer": "train",
+    "transfer/test_finetune_processes.py": "processes",
+}
+NAMES = {"unit", "pass", "train", "processes", "browser"}
 
 
 @pytest.fixture
 def small() -> str:
     """A reference to a ViT of two blocks on 32 pixels."""
     return SMALL
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test exactly one tier."""
+    for item in items:
+        if not NAMES & {marker.name for marker in item.iter_markers()}:
+            item.add_marker(_tier(item.path))
+
+
+def _tier(path: Path) -> str:
+    if not path.is_relative_to(TESTS):
+        return "unit"
+    place = path.relative_to(TESTS)
+    known = [str(part) for part in (place, *place.parents) if str(part) in TIERS]
+    return TIERS[known[0]] if known else "unit"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -123,7 +123,10 @@ def dynamics(
 
 @app.command()
 def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
-    """Compare the reference encoders on the embedded images that they were trained on, with all analyses."""
+    """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
+
+    Example: `sightline demo -o runs/demo`
+    """
 
     from sightline.encoders.sources import zoo
 

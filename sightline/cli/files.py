@@ -82,7 +82,10 @@ def convert(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
-    """Write `report.html` of a run anew; needs no model and no images."""
+    """Write `report.html` of a run anew; needs no model and no images.
+
+    Example: `sightline report runs/x`
+    """
     from sightline.core.run_folder import open_run
     from sightline.report.page import write_report
 
@@ -101,6 +104,8 @@ def export(
     ] = None,
 ) -> None:
     """Write the results as tables: one row per number, its coordinates in columns.
+
+    Example: `sightline export runs/x`
 
     In Python: `pandas.read_csv("runs/x/export/cka.csv")`, or `sightline.open_run("runs/x")["cka"]` as xarray.
     """

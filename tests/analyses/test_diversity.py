@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plans import make_plan
+from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import diversity
@@ -22,7 +23,6 @@ from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
 from sightline.measure.plan import Key, make_plans
 from sightline.measure.streaming import result_of
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 
 
@@ -218,7 +218,7 @@ def fed(encoder: Any, images: Any, change: Any) -> Any:
     settings = {"batch": 8, "seed": 0, "precision": "float32"}
     config = diversity.Config()
     cache, device = SimpleNamespace(), torch.device("cpu")
-    plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]  # type: ignore[arg-type]
+    plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]
     metric = diversity.Analysis(config, plan)
     keys = [Key("a", site, "plain") for site in plan.sites["a"]]
     generator = torch.Generator().manual_seed(0)
@@ -228,7 +228,7 @@ def fed(encoder: Any, images: Any, change: Any) -> Any:
         reductions[key] = metric.reduce(key, activation)
         activation.fill_(7.0)  # the model may go on in place
     assert not metric.before
-    metric.update(SimpleNamespace(), reductions)  # type: ignore[arg-type]
+    metric.update(SimpleNamespace(), reductions)
     return result_of(metric).sel(encoder="a")
 
 

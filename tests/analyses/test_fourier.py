@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plans import make_plan
+from support.references import SMALL
 from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
@@ -20,7 +21,6 @@ from sightline.core.errors import InputError
 from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
 from sightline.measure.streaming import result_of
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from support.references import SMALL
 from torch import Tensor, nn
 
 from sightline import analyze, capture, load_encoder, load_images
@@ -16,7 +17,6 @@ from sightline.core.errors import InputError
 from sightline.images.views import make_view
 from sightline.measure.estimators.cka import cka
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 STILL = "supervised?crop=[1, 1]&ratio=[1, 1]"  # the whole image; half of the time mirrored
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
-from support.plans import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
+from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import orientation as plugin
@@ -95,19 +94,6 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     assert "most at block.0" in detail
     decoded = result.assign_coords(site=["block.0", "block.1", "decoder.block.0"])
     assert plugin.headlines(decoded)[0][2].startswith("at block.1")
-
-
-def test_any_batching_and_shards_give_the_same(tmp_path: Path) -> None:
-    plans = [make_plan(tmp_path / name, views=BOTH) for name in "abc"]
-    data = mirrored(plans[0])
-    expected = computed(Analysis(Config(), plans[0]), plans[0], data)
-    xr.testing.assert_identical(computed(Analysis(Config(), plans[1]), plans[1], data, 5), expected)
-    one, two = (Analysis(Config(), plans[2]) for _ in range(2))
-    for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
-        torch.manual_seed(0)
-        feed(metric, plans[2], data, 8, part)
-    one.merge_state(two)
-    xr.testing.assert_identical(Analysis.compute(one), expected)
 
 
 def test_flaws_have_a_reason(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from support.plans import LAYERS, TEST, TRAIN, activations, computed, feed, make_plan
+from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import shape_bias as plugin
@@ -70,19 +69,6 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
         how_well = f"by its {row.classifier.item()}, {float(row[number]):.1%} right on training images"
         assert how_well in line[2]
         assert how_well in figure.caption
-
-
-def test_any_batching_and_shards_give_the_same(tmp_path: Path) -> None:
-    plans = [plan_of(tmp_path / name) for name in "abc"]
-    data = activations(plans[0])
-    expected = computed(Analysis(Config(), plans[0]), plans[0], data)
-    xr.testing.assert_identical(computed(Analysis(Config(), plans[1]), plans[1], data, 5), expected)
-    one, two = (Analysis(Config(), plans[2]) for _ in range(2))
-    for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
-        torch.manual_seed(0)
-        feed(metric, plans[2], data, 8, part)
-    one.merge_state(two)
-    xr.testing.assert_identical(Analysis.compute(one), expected)
 
 
 def test_flaws_have_a_reason(tmp_path: Path) -> None:

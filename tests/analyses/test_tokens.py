@@ -12,6 +12,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import silhouette_score
+from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import tokens as module
@@ -22,7 +23,6 @@ from sightline.images.sets import Images
 from sightline.measure.plan import Key
 from sightline.measure.streaming import result_of
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
+from support.references import SMALL
 
 import sightline as sl
 from sightline import cli

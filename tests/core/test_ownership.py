@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.cli import app as cli
+from sightline import cli
 from sightline.core import ownership as owned
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest

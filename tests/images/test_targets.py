@@ -78,7 +78,7 @@ def test_targets_move_as_a_plain_loop_moves_them(box: tuple[int, ...], flip: boo
 @pytest.mark.parametrize(("box", "flip", "size"), CROPS)
 def test_boxes_are_torchvisions(box: tuple[int, ...], flip: bool, size: int) -> None:
     given = sample(5)
-    boxes: Any = tv_tensors.BoundingBoxes(  # type: ignore[call-overload]
+    boxes: Any = tv_tensors.BoundingBoxes(
         torch.from_numpy(given.boxes).double(), format="XYXY", canvas_size=(HEIGHT, WIDTH)
     )
     theirs = tv.resized_crop(boxes, *box, [size, size])

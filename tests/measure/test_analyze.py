@@ -17,6 +17,7 @@ import pytest
 import torch
 import xarray as xr
 from PIL import Image
+from support.processes import python_in_two
 from torch import nn
 
 import sightline as sl
@@ -38,7 +39,7 @@ def images() -> sl.Images:
 
 
 def measure(encoders: object, images: object, names: list[str] | None, **options: object) -> sl.Run:
-    return sl.analyze(encoders, images, names, batch=8, workers=0, show_progress=False, **options)  # type: ignore[arg-type]
+    return sl.analyze(encoders, images, names, batch=8, workers=0, show_progress=False, **options)
 
 
 def test_the_readme_example(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
@@ -310,9 +311,7 @@ def test_two_processes_give_the_result_of_one(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, small: str
 ) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "worker.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *arguments, small, str(tmp_path / "x")], check=True, env=environment, timeout=300)
+    python_in_two(str(tmp_path / "worker.py"), small, str(tmp_path / "x"))
     shared, alone = sl.open_run(tmp_path / "x"), measure(encoders, images, None)
     assert shared.request["timing"]["processes"] == 2
     assert not list(tmp_path.glob("*-later"))
@@ -345,7 +344,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     arguments = {"encoders": encoders, "images": images, "analyses": ["cka"], "workers": 0, "out": tmp_path / "x"}
     with pytest.raises(InputError, match=sentence) as caught:
-        sl.analyze(**{**arguments, **options, "show_progress": False})  # type: ignore[arg-type]
+        sl.analyze(**{**arguments, **options, "show_progress": False})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "x").exists()  # nothing half-written
 

@@ -142,7 +142,7 @@ def _half(cache: Path, first: int) -> None:
 
 def test_two_processes_fill_one_entry(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
-    writers = [context.Process(target=_half, args=(tmp_path, first)) for first in (0, 1)]
+    writers = [context.Process(target=_half, args=(tmp_path, first)) for first in (0, 1)]  # type: ignore[attr-defined]
     for writer in writers:
         writer.start()
     for writer in writers:

@@ -19,7 +19,7 @@ ONE = {("vit", "norm"): ("cls",)}
 
 
 class Bare(Pooled):
-    def compute(self) -> None:
+    def compute(self) -> None:  # type: ignore[override]
         self.finish()
 
 
@@ -135,7 +135,7 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_flaws(change: object, reason: str) -> None:
-    values = change(np.random.default_rng(0).normal(size=(30, 4)))  # type: ignore[operator]
+    values = change(np.random.default_rng(0).normal(size=(30, 4)))
     assert flaw(Matrix(values, np.arange(30)), "train") == reason
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.references import SMALL
 
 import sightline as sl
 from sightline.core import plugins
@@ -17,12 +18,12 @@ from sightline.images.sets import Images, join
 from sightline.measure.contract import analysis
 from sightline.measure.request import choose_analyses, default_analyses
 
-VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+VIT = SMALL
 CNN = "timm:resnet18@random?size=32&zero_init_last=False"
 
 
 def measure(encoders: object, images: Images, *args: object, **settings: object) -> Run:
-    return sl.analyze(encoders, images, *args, batch=8, workers=0, show_progress=False, **settings)  # type: ignore[arg-type]
+    return sl.analyze(encoders, images, *args, batch=8, workers=0, show_progress=False, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import xarray as xr
 from PIL import Image
+from support import browser as browser_support
+from support.browser import needs_browser
 from support.results import SampleRun, request, vit_sites
 
 from sightline.report.attention_viewer import pack_viewer, relative_depths
@@ -55,7 +57,7 @@ def sample(encoders: tuple[int, ...] = (0, 2)) -> xr.Dataset:
 
 def report_of(path: Path, result: xr.Dataset) -> SampleRun:
     run = SampleRun(path, request(NAMES, {name: vit_sites(2) for name in NAMES}, ["maps"]), {"maps": result})
-    write_report(run)  # type: ignore[arg-type]
+    write_report(run)
     return run
 
 
@@ -112,12 +114,8 @@ def test_texts_of_users_are_escaped(run: SampleRun) -> None:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-browsing = pytest.importorskip("test_report_browser", reason="no Playwright")
-browser = browsing.browser
-needs_browser = browsing.pytestmark
 
-
-class Reader(browsing.Reader):  # type: ignore[misc,name-defined]
+class Reader(browser_support.Reader):
     """A tab on the page of the maps."""
 
     def __init__(self, browser: Any, run: SampleRun, **options: Any) -> None:

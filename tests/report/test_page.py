@@ -74,7 +74,7 @@ class Scripts(html.parser.HTMLParser):
 
 
 def read(run: SampleRun) -> tuple[str, Scripts, dict[str, Any]]:
-    text = write_report(run).read_text("utf-8")  # type: ignore[arg-type]
+    text = write_report(run).read_text("utf-8")
     page = Scripts(text)
     return text, page, json.loads(page.data)
 
@@ -325,7 +325,7 @@ def test_a_figure_name_that_is_no_file_name_is_refused(tmp_path: Path, monkeypat
 
 def test_a_run_in_memory_has_no_report() -> None:
     with pytest.raises(InputError, match="in memory"):
-        write_report(SampleRun(None, {}, {}))  # type: ignore[arg-type]
+        write_report(SampleRun(None, {}, {}))
 
 
 def test_a_failing_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(tmp_path: Path) 
         ({"settings": {"epoch": 3}}, "There is no setting 'epoch'"),
     ):
         with pytest.raises(InputError, match=sentence) as caught:
-            reinit(TINY, SHAPES, tmp_path / "x", **words)  # type: ignore[arg-type]
+            reinit(TINY, SHAPES, tmp_path / "x", **words)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "x").exists()
 

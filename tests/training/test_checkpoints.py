@@ -31,7 +31,7 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.frozen(self.alias(self.body(x)))
-        self.centre.lerp_(y.detach().mean(0), 0.1)  # type: ignore[operator]
+        self.centre.lerp_(y.detach().mean(0), 0.1)
         return y
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.processes import python_in_two
 from torch import Tensor, nn
 
 from sightline.core.processes import rank, world
@@ -49,7 +48,7 @@ def check_gather() -> None:
     # Each process weights all rows by numbers of its own; the gradient of a row is the sum over processes.
     weights = [whole(4, seed=1 + number) for number in range(WORLD)]
     (found * weights[rank()]).sum().backward()
-    close(own.grad, sum(weights)[rank() * B : (rank() + 1) * B])  # type: ignore[index]
+    close(own.grad, sum(weights)[rank() * B : (rank() + 1) * B])
 
 
 def check_total_and_mean() -> None:
@@ -74,7 +73,7 @@ def check_contrast() -> None:
     part = layer(mine(x))
     own = torch.arange(len(x)).roll(1)[rank() * B : (rank() + 1) * B]
     nn.functional.cross_entropy(part @ gather(part).T, own).backward()
-    averaged = layer.weight.grad.clone()  # type: ignore[union-attr]
+    averaged = layer.weight.grad.clone()
     dist.all_reduce(averaged)
     close(averaged / WORLD, alone.weight.grad)
 
@@ -142,12 +141,11 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def work(number: int, folder: str) -> None:
+def work(folder: str) -> None:
     """One of two processes: runs all checks, and leaves what went wrong in a file."""
     torch.set_num_threads(1)
-    meet = f"file://{folder}/meet"
     # A check that fails in one process leaves the other one waiting.
-    dist.init_process_group("gloo", meet, timedelta(seconds=30), rank=number, world_size=WORLD)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name, check in CHECKS.items():
         try:
             check()
@@ -155,23 +153,14 @@ def work(number: int, folder: str) -> None:
             said = ""
         except Exception:
             said = traceback.format_exc()
-        Path(folder, f"{name}.{number}").write_text(said)
+        Path(folder, f"{name}.{rank()}").write_text(said)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(number), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for number in range(WORLD)
-    ]
-    for process in started:
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said
+    python_in_two(__file__, str(folder))
     return folder
 
 
@@ -193,9 +182,9 @@ def test_one_process_is_left_as_it_is() -> None:
     assert type(module[0]) is nn.BatchNorm1d
     own, plain = BatchNorm(2), nn.BatchNorm1d(2)
     assert torch.equal(own(x), plain(x))
-    assert torch.equal(own.running_var, plain.running_var)  # type: ignore[arg-type]
+    assert torch.equal(own.running_var, plain.running_var)
     assert own(torch.randn(3, 2, 4, 4)).shape == (3, 2, 4, 4)
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), sys.argv[2])
+    work(sys.argv[1])

@@ -88,7 +88,7 @@ def joined(parts: Sequence[Views]) -> Views:
 
 def grey(views: Views) -> list[int]:
     """Which image each row shows, told by its grey."""
-    mean, std = torch.tensor(feeding.IMAGENET_MEAN), torch.tensor(STD)
+    mean, std = torch.tensor(feeding.IMAGENET_MEAN), torch.tensor(STD)  # type: ignore[attr-defined]
     shade = (views.pixels[0] * std.view(1, 3, 1, 1) + mean.view(1, 3, 1, 1)).mean((1, 2, 3)) * 255
     return [round(value) for value in ((shade - 1) / 5).tolist()]
 
@@ -164,7 +164,7 @@ def test_pixels_are_normalised() -> None:
     for row, number in enumerate(feed.order.at(0)[0]):
         raw = images.source.read([int(number)])[0].image
         assert raw is not None
-        expected = (raw / 255 - np.array(feeding.IMAGENET_MEAN)) / np.array(STD)
+        expected = (raw / 255 - np.array(feeding.IMAGENET_MEAN)) / np.array(STD)  # type: ignore[attr-defined]
         np.testing.assert_allclose(views.pixels[0][row].permute(1, 2, 0).numpy(), expected, atol=1e-5)
 
 

@@ -1,14 +1,17 @@
-"""The moving average of weights, against a loop."""
+"""What objectives with a teacher share: the moving average of weights, Sinkhorn's balance, the spread of embeddings."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from support.joint_embedding import plain_sinkhorn, random
 from torch import nn
 
-from sightline.training.momentum import follow
+from sightline.training.momentum import follow, sinkhorn, spread
 
 
 def model(seed: int) -> nn.Module:
@@ -40,7 +43,21 @@ def test_the_average_is_that_of_a_loop(momentum: float, buffers: bool) -> None:
 def test_shared_weights_follow_once() -> None:
     average, leader = model(0), model(1)
     for made in (average, leader):
-        made[2].weight = made[0].weight  # type: ignore[index]
-    before = average[0].weight.clone()  # type: ignore[index]
+        made[2].weight = made[0].weight
+    before = average[0].weight.clone()
     follow(average, leader, 0.75, buffers=True)
-    torch.testing.assert_close(average[0].weight, 0.75 * before + 0.25 * leader[0].weight)  # type: ignore[index]
+    torch.testing.assert_close(average[0].weight, 0.75 * before + 0.25 * leader[0].weight)
+
+
+def test_sinkhorn_is_the_papers_and_survives_a_prototype_that_nobody_wants() -> None:
+    p = F.softmax(random(6, 5) * 4, 1)
+    np.testing.assert_allclose(sinkhorn(p).numpy(), plain_sinkhorn(p.double().numpy()), atol=1e-6)
+    unwanted = torch.tensor([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])
+    assert torch.allclose(sinkhorn(unwanted).sum(1), torch.ones(2))
+
+
+def test_spread_is_one_for_all_directions_and_zero_for_one() -> None:
+    both = torch.cat([torch.eye(4), -torch.eye(4)]) * 3
+    assert spread(both).item() == pytest.approx(1.0)  # each axis: √(2/8), times √4
+    assert spread(torch.ones(5, 4)).item() == pytest.approx(0.0, abs=1e-6)
+    assert spread(torch.ones(1, 4)).item() == 0.0

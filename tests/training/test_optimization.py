@@ -170,7 +170,7 @@ def test_tokens_and_positions_are_not_decayed_by_other_names() -> None:
 
 def test_frozen_parameters_are_in_no_group() -> None:
     module = WithTokens()
-    fix_positions(module.backbone)  # type: ignore[arg-type]
+    fix_positions(module.backbone)
     module.head.requires_grad_(False)
     names = {parameter: name for name, parameter in module.named_parameters()}
     held = {names[p] for group in make_optimizer(module, Optimization()).param_groups for p in group["params"]}

@@ -312,8 +312,8 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
     from sightline.core import plugins
     from sightline.core.schedules import Progress
     from sightline.training import backbones
-    from sightline.training.monitor import COLLAPSED
     from sightline.training.objective import Views
+    from sightline.training.watchers import COLLAPSED
 
     plugin = plugins.find("objectives", objective)
     names = {field.name for field in dataclasses.fields(plugin.Config)}

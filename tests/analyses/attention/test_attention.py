@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.references import SMALL
 
 import sightline as sl
 from sightline.analyses import attention
@@ -23,7 +24,7 @@ from sightline.encoders.sites import Tokens
 from sightline.measure.estimators.attention import distance_and_nmi, unattended
 from sightline.measure.plan import Key
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=3&embed_dim=48&num_heads=3"
+DEEPER = SMALL.replace("depth=2", "depth=3")
 OPTIONS: dict[str, Any] = {"workers": 0, "show_progress": False}
 
 
@@ -257,8 +258,8 @@ def test_a_mask_that_is_shared_is_known_for_every_image(shape: tuple[int, ...]) 
 @pytest.fixture(scope="module")
 def compared() -> tuple[dict[str, sl.Encoder], Any, xr.Dataset]:
     encoders = {
-        "vit": sl.load_encoder(SMALL),
-        "registers": sl.load_encoder(SMALL.replace("num_heads=3", "num_heads=4") + "&reg_tokens=2&seed=1"),
+        "vit": sl.load_encoder(DEEPER),
+        "registers": sl.load_encoder(DEEPER.replace("num_heads=3", "num_heads=4") + "&reg_tokens=2&seed=1"),
         "cnn": sl.load_encoder("timm:resnet18@random?size=32"),
     }
     images = sl.load_images("shapes?size=32", limit=20)
@@ -311,7 +312,7 @@ def test_a_map_that_is_not_the_layers_own_is_refused(compared: Any, monkeypatch:
         return torch.zeros(2, *product.shape[:2]).unbind()
 
     monkeypatch.setattr("sightline.analyses.attention.distance_and_nmi", wrong)
-    fresh = sl.load_encoder(SMALL)
+    fresh = sl.load_encoder(DEEPER)
     with pytest.raises(sl.InputError, match=r"block.0.attn_map.*differs from the layer's own output"):
         sl.analyze({"vit": fresh}, compared[1], ["attention"], batch=8, **OPTIONS)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.references import SMALL
 from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
@@ -16,8 +17,6 @@ from sightline.analyses import cka as plugin
 from sightline.analyses.cka import Config
 from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import _products, centre, cka, gram, products
-
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 
 
 def textbook_hsic(k: np.ndarray, l: np.ndarray) -> float:  # noqa: E741
@@ -177,7 +176,7 @@ def test_mismatched_or_too_few_images() -> None:
 # The pass
 
 
-def activations(encoder, images, sites, order):  # type: ignore[no-untyped-def]
+def activations(encoder, images, sites, order):
     """All activations of a site in the order of the pass: what the stream never holds."""
     arrays = [item.image for item in images.source.read([int(i) for i in order])]
     with torch.inference_mode(), capture(encoder, sites) as acts:
@@ -192,7 +191,7 @@ def view(x: np.ndarray, tokens: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def compared():  # type: ignore[no-untyped-def]
+def compared():
     encoders = {
         "a": load_encoder(SMALL),
         "b": load_encoder(SMALL + "&seed=1"),
@@ -202,7 +201,7 @@ def compared():  # type: ignore[no-untyped-def]
     return encoders, images, analyze(encoders, images, ["cka"], batch=32, workers=0, show_progress=False)["cka"]
 
 
-def test_the_pass_equals_the_whole_array(compared) -> None:  # type: ignore[no-untyped-def]
+def test_the_pass_equals_the_whole_array(compared) -> None:
     encoders, images, result = compared
     order = images.order("test", 0)
     sites = {"a": ["block.1", "block.1.qkv"], "b": ["block.0", "block.1.fc1"], "r": ["block.3", "block.3.residual"]}
@@ -228,7 +227,7 @@ def test_the_pass_equals_the_whole_array(compared) -> None:  # type: ignore[no-u
     assert checked > 100
 
 
-def test_symmetry_ones_and_reasons(compared) -> None:  # type: ignore[no-untyped-def]
+def test_symmetry_ones_and_reasons(compared) -> None:
     _, _, result = compared
     swapped = result.cka.transpose("tokens", "encoder_b", "encoder_a", "site_b", "site_a").values
     np.testing.assert_allclose(result.cka.values, swapped, atol=1e-12, equal_nan=True)
@@ -253,7 +252,7 @@ def test_symmetry_ones_and_reasons(compared) -> None:  # type: ignore[no-untyped
     np.testing.assert_array_equal(np.isfinite(diagonal), unknown)  # NaN exactly where there is a reason
 
 
-def test_null_and_interval(compared) -> None:  # type: ignore[no-untyped-def]
+def test_null_and_interval(compared) -> None:
     _, _, result = compared
     known = np.isfinite(result.cka.values)
     assert np.nanmax(np.abs(result.cka_null.values)) < 0.6
@@ -368,18 +367,18 @@ def test_unknown_token_view() -> None:
         plugin.Config(tokens=("patch",))
     for nothing in ({"tokens": ()}, {"bootstrap": 0}):
         with pytest.raises(InputError, match="at least"):
-            plugin.Config(**nothing)  # type: ignore[arg-type]
+            plugin.Config(**nothing)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Class CKA
 
 
-def relabelled(images, labels):  # type: ignore[no-untyped-def]
+def relabelled(images, labels):
     return dataclasses.replace(images, labels=np.asarray(labels, np.int64))
 
 
-def class_cka(encoder, images, **options):  # type: ignore[no-untyped-def]
+def class_cka(encoder, images, **options):
     settings = {"batch": 16, "workers": 0, "sites": ["block.1"], "show_progress": False, **options}
     return analyze({"a": encoder}, images, {"cka": Config(bootstrap=50)}, **settings)["cka"]
 

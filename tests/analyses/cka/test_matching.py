@@ -7,6 +7,7 @@ import pytest
 import torch
 import vl_convert
 import xarray as xr
+from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses.cka import Config
@@ -192,7 +193,7 @@ def test_odd_layers_are_before_the_addition_and_even_ones_after(result: xr.Datas
 
 
 def test_exported_tables_name_layer_types_and_blocks_of_both_sides() -> None:
-    encoder = load_encoder("timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3")
+    encoder = load_encoder(SMALL)
     images = load_images("shapes?size=32", limit=16)
     config = {"cka": Config(tokens=("mean",))}
     run = analyze({"a": encoder}, images, config, batch=16, workers=0, show_progress=False)
@@ -247,7 +248,7 @@ def test_study_refuses_what_it_cannot_draw() -> None:
 
 def test_study_of_captured_features() -> None:
     """The example of the documentation."""
-    encoder = load_encoder("timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3")
+    encoder = load_encoder(SMALL)
     images = load_images("shapes?size=32", limit=64)
     pictures = [item.image for item in images.source.read(images.indices("test").tolist())]
     with torch.inference_mode(), capture(encoder, ["block.0", "block.1"]) as activations:

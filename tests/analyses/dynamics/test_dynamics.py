@@ -11,6 +11,7 @@ import pytest
 import torch
 import xarray as xr
 from support.plans import MAP, TOKENS, activations, computed, make_plan
+from support.references import SMALL
 from typer.testing import CliRunner
 
 from sightline import Encoder, Images, Run, analyze, capture, load_encoder, load_images, open_run, save_encoder
@@ -24,7 +25,6 @@ from sightline.images.pipeline import batches
 from sightline.measure.estimators.cka import cka
 from sightline.measure.plan import Key, Plan
 
-SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 DEEPER = SMALL.replace("depth=2", "depth=4") + "&class_token=False&global_pool=avg&reg_tokens=2"
 EPOCHS = 3
 

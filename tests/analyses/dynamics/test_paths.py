@@ -26,7 +26,7 @@ SMALL = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim
 def random_path(points: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     random = torch.Generator().manual_seed(seed)
     steps = [{"a": torch.randn(3, 4, generator=random), "b": torch.randn(5, generator=random)} for _ in range(points)]
-    return [{name: sum(step[name] for step in steps[: t + 1]) for name in "ab"} for t in range(points)]  # type: ignore[misc]
+    return [{name: sum(step[name] for step in steps[: t + 1]) for name in "ab"} for t in range(points)]
 
 
 def plain(points: np.ndarray) -> np.ndarray:

@@ -91,7 +91,7 @@ def load(checks, name):
     model, config, values, _, _ = MEMBERS[name]
     module = getattr(transformers, model)(getattr(transformers, config)(**values)).eval()
     checks.shake(module)
-    size = values.get("image_size", 32)
+    size = values.get("image_size", 32)  # type: ignore[attr-defined]
     preprocess = Preprocess(size=(size, size) if isinstance(size, int) else size)
     encoder = build_encoder(module, reference="module:test", preprocess=preprocess, forward=forward_of(module))
     return encoder, checks.images(encoder)

@@ -13,7 +13,8 @@ import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
-from timm.data import create_transform, resolve_data_config
+from support.references import SMALL
+from timm.data import create_transform, resolve_data_config  # type: ignore[attr-defined]
 from typer.testing import CliRunner
 
 from sightline.cli.application import app
@@ -27,7 +28,7 @@ from sightline.images.preprocess import Preprocess
 
 transformers = pytest.importorskip("transformers")
 
-VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
+VIT = SMALL
 BEIT = "timm:beit_base_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 SHARED = "&global_pool=token&use_rel_pos_bias=False&use_shared_rel_pos_bias=True"
 CONVNEXT = "timm:convnextv2_atto@random?size=32&dims=(8,16,16,24)&depths=(1,1,2,1)"

@@ -150,9 +150,9 @@ def test_objects_of_any_class_are_their_attributes(tmp_path, foreign, monkeypatc
 
 def test_objects_that_copyreg_makes(tmp_path, foreign, monkeypatch):
     node = foreign("yacs.config", "CfgNode", (dict,))
-    node.__reduce__ = lambda self: (copyreg._reconstructor, (node, dict, dict(self)), {"__immutable__": True})
+    node.__reduce__ = lambda self: (copyreg._reconstructor, (node, dict, dict(self)), {"__immutable__": True})  # type: ignore[attr-defined]
     assert save({"w": STATE, "cfg": node(a=1)}, tmp_path / "f", monkeypatch).content["cfg"] == {"a": 1}
-    torch.save({"w": STATE, "x": Call(copyreg._reconstructor, torch.Tensor, object, None)}, tmp_path / "f")
+    torch.save({"w": STATE, "x": Call(copyreg._reconstructor, torch.Tensor, object, None)}, tmp_path / "f")  # type: ignore[attr-defined]
     assert "would call copyreg._reconstructor" in refusal(tmp_path / "f")
 
 

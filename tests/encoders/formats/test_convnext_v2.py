@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint
 from sightline.encoders.formats import convnext_v2
 from sightline.encoders.formats.convnext_v2 import NO_NORM
+from sightline.encoders.layouts.layout import Layout
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.saved import save_encoder
 from sightline.encoders.watching import capture
@@ -151,7 +153,7 @@ def fcmae() -> dict[str, Tensor]:
     return {f"encoder.{name}": value for name, value in sparse().items()} | {name: torch.zeros(2) for name in decoder}
 
 
-def saved(folder: Path, content: dict) -> Path:
+def saved(folder: Path, content: dict[str, Any]) -> Path:
     torch.save(content, folder / "some.pth")
     return folder / "some.pth"
 
@@ -199,7 +201,7 @@ def test_saved_and_loaded_again(tmp_path):
     assert torch.equal(again(images), encoder(images))
 
 
-def layout(state: dict[str, Tensor], **options: str) -> convnext_v2.Layout:
+def layout(state: dict[str, Tensor], **options: str) -> Layout:
     return convnext_v2.layout(Checkpoint(Path("some.pth"), "", {"model": state}, {}), options)
 
 

@@ -124,7 +124,7 @@ def test_moco_v3_with_a_resnet(tmp_path: Path) -> None:
     projector, predictor = moco_mlp("fc", 512, 2), moco_mlp("predictor", OUT, 2, last_norm=False)
     path = saved(moco_file(projector, predictor, core), tmp_path)
     encoder = sl.load_encoder(f"moco_v3:{path}?size=64&head=true")
-    model.fc = torch.nn.Identity()  # type: ignore[assignment]
+    model.fc = torch.nn.Identity()
     x = model(images(64, 64)).double()
     with capture(encoder, "head.*") as sites:
         encoder(images(64, 64))

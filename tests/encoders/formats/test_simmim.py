@@ -38,7 +38,7 @@ def cfg_node(monkeypatch) -> Any:
     """The class of SimMIM's settings as its files name it, there while they are written."""
     node = type("CfgNode", (dict,), {"__module__": "yacs.config"})
     package, module = ModuleType("yacs"), ModuleType("yacs.config")
-    module.CfgNode = node
+    module.CfgNode = node  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "yacs", package)
     monkeypatch.setitem(sys.modules, "yacs.config", module)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config  # type: ignore[attr-defined]
 
 from sightline.core import plugins
 from sightline.core.errors import InputError

@@ -91,7 +91,7 @@ def test_an_encoder_of_the_zoo_is_small_and_says_how_it_was_made(name: str) -> N
     assert table.loss.notna().all()
     assert table.epoch.iloc[-1] == pytest.approx(recipe.optimization.epochs, rel=0.01)
     accuracy = table.filter(like="knn").dropna()
-    assert accuracy.iloc[-1].max() > 0.22  # raw pixels by the same protocol (scripts/zoo --pixels); chance is 1/16
+    assert accuracy.iloc[-1].max() > 0.22  # raw pixels by the same protocol (scripts/zoo.py --pixels); chance is 1/16
 
 
 def test_unknown_names_are_sentences() -> None:

@@ -63,7 +63,7 @@ def test_any_order_over_many_row_groups_with_a_small_cache(tmp_path, monkeypatch
     images = load_images(f"parquet:{tmp_path}")
     order = np.random.default_rng(0).permutation(50).tolist()
     assert reds(images, order) == order
-    assert len(images.source._kept) == 1
+    assert len(images.source._kept) == 1  # type: ignore[attr-defined]
     assert reds(pickle.loads(pickle.dumps(images)), order) == order
 
 

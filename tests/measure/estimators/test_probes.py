@@ -53,7 +53,7 @@ class PlainLars(torch.optim.Optimizer):
     """As He et al. (2022) probe MAE: matrices are decayed and scaled, everything else is left to momentum alone."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 change = p.grad.clone()

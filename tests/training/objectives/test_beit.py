@@ -203,7 +203,7 @@ def _share(rank: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_mean_gradient_of_one(tmp_path: Path) -> None:
-    mp.start_processes(_share, (str(tmp_path),), nprocs=2, start_method="fork")
+    mp.start_processes(_share, (str(tmp_path),), nprocs=2, start_method="fork")  # type: ignore[attr-defined]
     objective = make()
     loss, _ = objective(some_views())
     loss.backward()

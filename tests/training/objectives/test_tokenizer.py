@@ -236,7 +236,7 @@ def _some_of(step: int, which: slice) -> Views:
 
 
 def test_two_processes_make_the_codebook_of_one(tmp_path: Path) -> None:
-    mp.start_processes(_share, (str(tmp_path),), nprocs=2, start_method="fork")
+    mp.start_processes(_share, (str(tmp_path),), nprocs=2, start_method="fork")  # type: ignore[attr-defined]
     tokenizer = make()
     for step in range(3):
         _, scalars = tokenizer(_some_of(step, slice(None)))

@@ -5,10 +5,10 @@ Each sees the same number of images through the same backbone. Its learning rate
 same length for every objective: the rate with the lowest loss of a reconstructive objective, with the highest k-NN
 accuracy on val of any other. The trials are stored with the encoder (trials.csv).
 
-scripts/zoo                 train all of which runs/zoo has no finished training, and store them
-scripts/zoo moco_v3 mae     only these
-scripts/zoo --pack          train nothing, store what is finished
-scripts/zoo --pixels        train nothing, print the k-NN accuracy of raw pixels
+scripts/zoo.py                 train all of which runs/zoo has no finished training, and store them
+scripts/zoo.py moco_v3 mae     only these
+scripts/zoo.py --pack          train nothing, store what is finished
+scripts/zoo.py --pixels        train nothing, print the k-NN accuracy of raw pixels
 
 An interrupted training goes on where it stopped.
 """
@@ -20,6 +20,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -27,11 +28,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import sightline as sl
+from sightline.core.files import write_atomically
 from sightline.core.run_folder import latest
 from sightline.images.preprocess import Preprocess
-from sightline.core.files import write_atomically
-from sightline.training.watchers import FeatureWatch
 from sightline.training.loop import Stopped
+from sightline.training.watchers import FeatureWatch
 
 RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")
 ROLES = ("moco_v3", "dino", "mae", "simmim", "simclr", "msn", "beit", "supervised", "hybrid", "dino_single")
@@ -56,8 +57,8 @@ def tried(name: str) -> pd.DataFrame:
 def best(name: str, trials: pd.DataFrame) -> float:
     """The learning rate that the trials choose."""
     if name in BY_LOSS:
-        return float(trials.lr[trials.loss.idxmin()])
-    return float(trials.lr[trials.filter(like="knn").max(axis=1).idxmax()])
+        return float(trials.lr.iloc[int(trials.loss.argmin())])
+    return float(trials.lr.iloc[int(trials.filter(like="knn").max(axis=1).argmax())])
 
 
 def pack(run: Path, target: Path) -> None:
@@ -93,7 +94,7 @@ def finished(run: Path) -> bool:
 class Pixels(nn.Module):
     """An encoder that leaves its input as it is, or first takes some of it away."""
 
-    PREPARED: dict[str, Callable[[Tensor], Tensor]] = {
+    PREPARED: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
         "as the encoders get them": lambda x: x,
         "without the mean of the image": lambda x: x - x.mean((1, 2, 3), keepdim=True),
         "without the mean of each channel": lambda x: x - x.mean((2, 3), keepdim=True),
@@ -105,6 +106,7 @@ class Pixels(nn.Module):
         self.prepare = self.PREPARED[prepared]
 
     def forward_features(self, x: Tensor) -> Tensor:  # (B, 3, S, S) -> (B, D, 1, 1), a map of one place
+        """All pixels as the features of one place."""
         return self.prepare(x).flatten(1)[..., None, None]
 
 
@@ -119,7 +121,8 @@ def pixels() -> None:
 def main(words: list[str]) -> None:
     """Train and store."""
     if "--pixels" in words:
-        return pixels()
+        pixels()
+        return
     for name in [word for word in words if not word.startswith("-")] or ROLES:
         try:
             if "--pack" not in words and not finished(RUNS / name):

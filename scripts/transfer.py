@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Probe and fine-tune the reference encoders and random weights, and print the table of docs/transfer.md.
 
-scripts/transfer                  all of them, those first of which runs/transfer has nothing yet
-scripts/transfer moco_v3 random   only these
-scripts/transfer --table          train nothing, print what is finished
+scripts/transfer.py                  all of them, those first of which runs/transfer has nothing yet
+scripts/transfer.py moco_v3 random   only these
+scripts/transfer.py --table          train nothing, print what is finished
 
 Given again it goes on where it stopped. Measured on one core: see docs/transfer.md.
 """
@@ -19,11 +19,11 @@ import xarray as xr
 from safetensors import safe_open
 
 import sightline as sl
-from sightline.measure.estimators.intervals import wilson
-from sightline.encoders.sources import zoo
-from sightline.core.run_folder import kept_epochs
-from sightline.training.loop import Stopped
 from sightline.analyses.dynamics.paths import path_efficiency
+from sightline.core.run_folder import kept_epochs
+from sightline.encoders.sources import zoo
+from sightline.measure.estimators.intervals import wilson
+from sightline.training.loop import Stopped
 
 RUNS, IMAGES = Path("runs/transfer"), "shapes?size=48"
 PROBED = 4096  # training images of the probes; fine-tuning has all

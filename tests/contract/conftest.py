@@ -1,0 +1,17 @@
+"""What the checks of several kinds of plugins share."""
+
+from __future__ import annotations
+
+import pytest
+from support.references import SMALL
+
+import sightline as sl
+
+
+@pytest.fixture(scope="module")
+def encoders() -> dict[str, sl.Encoder]:
+    return {
+        "vit": sl.load_encoder(SMALL),
+        "no cls": sl.load_encoder(SMALL + "&class_token=False&global_pool=avg&reg_tokens=2"),
+        "cnn": sl.load_encoder("timm:resnet18@random?size=32&zero_init_last=False"),
+    }
