@@ -11,7 +11,12 @@ import pytest
 from sightline.core.errors import InputError
 from sightline.core.files import lock
 
-HOLD = "import sys, time; from pathlib import Path; from sightline.files import lock; held = lock(Path(sys.argv[1])); "
+HOLD = """
+import sys, time
+from pathlib import Path
+from sightline.core.files import lock
+held = lock(Path(sys.argv[1]))
+"""
 
 
 def test_a_locked_folder_is_free_again_when_the_lock_is_closed(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_analyses_of_different_days_tell_their_own(encoders: dict[str, sl.Encode
 FULL = """
 import resource, signal, sys, numpy as np, xarray as xr
 from pathlib import Path
-from sightline.run import Run
+from sightline.core.run_folder import Run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 values = np.random.default_rng(0).normal(size=(500, 500))
