@@ -38,7 +38,27 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = ["Analysis", "Config", "cohen_kappa", "figures", "kendall_tau", "macro_f1"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cohen_kappa",
+    "cost",
+    "figures",
+    "headlines",
+    "kendall_tau",
+    "macro_f1",
+    "views",
+]
 
 
 TITLE = "Agreement of decisions"

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from sightline.core import bfloat16
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, curve_over_depth, with_depth
@@ -40,7 +40,27 @@ from sightline.report.figures import Figure, curve_over_depth, with_depth
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "depth_cosine", "figures", "head_cosine", "token_cosine"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "depth_cosine",
+    "figures",
+    "head_cosine",
+    "headlines",
+    "token_cosine",
+    "views",
+]
 
 
 TITLE = "Diversity"
@@ -178,7 +198,7 @@ def _like(given: Array, values: Tensor) -> Array:
 # The streaming analysis
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums the three cosines of every block over images; keeps the stream until its attention layer has seen it.
 
     `sums` and `flawed` have a row for each kind of each layer.

@@ -27,13 +27,13 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
+from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, curve_over_depth, with_depth
@@ -41,7 +41,25 @@ from sightline.report.figures import Figure, curve_over_depth, with_depth
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "figures", "relative_log_amplitude"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "relative_log_amplitude",
+    "views",
+]
 
 
 TITLE = "Fourier"
@@ -135,7 +153,7 @@ def amplitudes(patches: Tensor, waves: Tensor) -> Tensor:
 # The streaming analysis
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums Δ log amplitudes over images, for every layer on its own grid."""
 
     full_state_update = False

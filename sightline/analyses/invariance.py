@@ -33,7 +33,26 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "cka", "figures", "headlines"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "PROJECTION",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cka",
+    "cost",
+    "figures",
+    "headlines",
+    "views",
+]
 
 
 TITLE = "Augmentation invariance"

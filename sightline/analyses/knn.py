@@ -31,7 +31,26 @@ from sightline.report.figures import accuracy_table, figure_over_depth
 if TYPE_CHECKING:
     from sightline.report.figures import Figure
 
-__all__ = ["Analysis", "Config", "figures", "headlines", "knn_predict"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "PROJECTION",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "knn_predict",
+    "views",
+]
 
 
 TITLE = "k-NN accuracy"

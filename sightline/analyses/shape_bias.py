@@ -24,6 +24,7 @@ from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
 from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Cost, Plan
 
@@ -32,7 +33,26 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = ["Analysis", "Config", "figures", "shape_bias"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "IMAGES",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "shape_bias",
+    "views",
+]
 
 
 TITLE = "Shape bias"
@@ -53,6 +73,15 @@ SOURCE = (
 )
 SITES = classifiers.SITES
 SPLITS = ("train", "conflict")
+IMAGES = {
+    "conflict": FurtherImages(
+        title="Cue-conflict images",
+        what="cue-conflict images, the shape of one class with the texture of another",
+        labels=("texture",),
+        which="cue-conflict images are shapes:conflict, or files named after shape and texture, cat4-truck3.png, with "
+        "folder:PATH?names=shape-texture",
+    )
+}
 ANY_SITE = False
 BY_DEFAULT = False
 INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})

@@ -25,13 +25,14 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
+from sightline.measure import contract
+from sightline.measure.estimators.rank import effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
@@ -39,7 +40,26 @@ from sightline.report.figures import Figure, depth_figure
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "effective_rank", "figures", "log_singular_values"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "effective_rank",
+    "figures",
+    "headlines",
+    "log_singular_values",
+    "views",
+]
 
 
 TITLE = "Singular value spectra"
@@ -119,20 +139,6 @@ def log_singular_values(tokens: Array) -> Array:
     return _logs(_checked(tokens))
 
 
-def effective_rank(singular_values: Array) -> Array:
-    """RankMe, exp of the entropy of σ / Σσ over the last axis: from 1, one direction, to R, all alike; NaN for zeros.
-
-    >>> effective_rank(np.array([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).round(6)
-    array([2., 1.])
-    """
-    if not isinstance(singular_values, Tensor):
-        return effective_rank(torch.from_numpy(np.array(singular_values, order="C"))).numpy()
-    values = singular_values.double()
-    share = values / values.sum(-1, keepdim=True)
-    rank: Tensor = torch.special.entr(share).sum(-1).exp()
-    return rank
-
-
 def _checked(tokens: Tensor) -> Tensor:
     if tokens.ndim not in (2, 3) or 0 in tokens.shape[-2:]:
         raise InputError(f"Spectra need tokens (N, D) or (B, N, D), at least one of each; got {tuple(tokens.shape)}")
@@ -168,7 +174,7 @@ def _numbers(logs: Tensor) -> Tensor:
 # The streaming analysis
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
     full_state_update = False

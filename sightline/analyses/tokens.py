@@ -26,7 +26,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from sightline.core.errors import InputError
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
@@ -41,7 +41,26 @@ from sightline.report.figures import Figure, depth_figure
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "figures", "silhouette", "token_clouds"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "silhouette",
+    "token_clouds",
+    "views",
+]
 
 
 TITLE = "Token clouds"
@@ -171,7 +190,7 @@ def _silhouettes(distances: Tensor, groups: Tensor) -> Numbers:
 # The streaming analysis
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Keeps the tokens of a few images at every layer; all is computed at the end."""
 
     full_state_update = False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 
 from sightline.cli.arguments import spread_sites
 from sightline.core.errors import InputError
+from sightline.core.plugins import PluginWarning
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +36,7 @@ Encoders are written `source:id[@weights][?option=value&…]`; `sightline list e
 
 def main() -> None:
     """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
+    warnings.showwarning = _show
     try:
         app(spread_sites(sys.argv[1:]), prog_name="sightline")
     except InputError as error:
@@ -53,6 +57,21 @@ def main() -> None:
             "Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders",
             2,
         )
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What is said of plugins is meant for the user, without the place in the code; others are as Python shows them."""
+    if issubclass(category, PluginWarning):
+        typer.secho(str(message), fg=typer.colors.YELLOW, err=True)
+    else:
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _out_of_memory(error: BaseException) -> bool:

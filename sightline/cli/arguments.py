@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["chosen_analyses", "load_encoders", "spread_sites"]
+__all__ = ["chosen_analyses", "further_images", "load_encoders", "spread_sites"]
 
 
 def load_encoders(words: list[str]) -> dict[str, Encoder]:
@@ -56,19 +55,20 @@ def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str
 def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
     """The two choices of `analyze`: the analyses, and others or other settings besides."""
     from sightline.core.settings import make_settings, parse_settings
+    from sightline.measure.contract import analysis
 
     if only is not None and also is not None:
         raise InputError("--only names all analyses, --also adds to the default ones; give one of the two")
     names, more = ([name.strip() for name in (text or "").split(",") if name.strip()] for text in (only, also))
     settings = parse_settings(words)
     for name in [*(names if names != ["all"] else []), *more, *settings]:
-        plugins.find("analyses", name)
+        analysis(name)
     for name in settings:
         if only is not None and names != ["all"] and name not in names:
             raise InputError(f"--set {name}.…: {name} is not among the analyses of --only; add it there")
     chosen = {}
     for name in dict.fromkeys([*more, *settings]):
-        config, values = plugins.find("analyses", name).Config, settings.get(name, {})
+        config, values = analysis(name).Config, settings.get(name, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
         known = [field.name for field in fields(config)]
@@ -77,6 +77,19 @@ def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tup
                 raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")
         chosen[name] = make_settings(config, values)
     return None if only is None else "all" if names == ["all"] else names, chosen
+
+
+def further_images(words: list[str]) -> dict[str, str]:
+    """`conflict=folder:PATH`: images that an analysis asks for by this name.
+
+    >>> further_images(["conflict=folder:/data/conflict?names=shape-texture"])
+    {'conflict': 'folder:/data/conflict?names=shape-texture'}
+    """
+    pairs = [word.partition("=") for word in words]
+    for word, (name, _, reference) in zip(words, pairs, strict=True):
+        if not name.isidentifier() or not reference:
+            raise InputError(f"--further {word}: write name=images, such as --further conflict=folder:PATH")
+    return {name: reference for name, _, reference in pairs}
 
 
 def spread_sites(words: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.application import app
-from sightline.cli.arguments import chosen_analyses, load_encoders
+from sightline.cli.arguments import chosen_analyses, further_images, load_encoders
 from sightline.cli.ending import finish
 from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
 from sightline.core.references import Reference
@@ -39,7 +39,12 @@ def compare(
         typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be given many times."),
     ] = None,
     conflict: Annotated[
-        str | None, typer.Option(help="Cue-conflict images for shape_bias; the embedded images have their own.")
+        str | None,
+        typer.Option(help="Short for `--further conflict=…`: cue-conflict images; the embedded images have their own."),
+    ] = None,
+    further: Annotated[
+        list[str] | None,
+        typer.Option(help="`NAME=IMAGES` that an analysis asks for, such as `conflict=…` for shape_bias; many times."),
     ] = None,
     sites: Annotated[
         list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` stays within a dot.")
@@ -65,13 +70,16 @@ def compare(
     from sightline.measure.analyze import analyze
 
     chosen, besides = chosen_analyses(only, also, set_ or [])
+    sets = further_images([*(further or []), *([] if conflict is None else [f"conflict={conflict}"])])
     loaded = load_encoders(encoders)
     run = analyze(
         loaded,
         load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
         chosen,
         also=besides,
-        conflict=None if conflict is None else load_images(conflict, limit=limit or None, seed=seed, strict=strict),
+        further={
+            name: load_images(others, limit=limit or None, seed=seed, strict=strict) for name, others in sets.items()
+        },
         out=out or new_folder(),
         sites=sites,
         batch=batch,

@@ -22,8 +22,16 @@ FOLDERS = {
 def list_plugins(what: str) -> str:
     """The files of one kind, each with the first line of its docstring."""
     folder, heading = FOLDERS[what]
-    about = {name: plugins.find(folder, name).__doc__ or "" for name in plugins.names(folder)}
-    return _table({name: text.strip().splitlines()[0] for name, text in about.items()}, heading)
+    return _table({name: _about(folder, name) for name in plugins.names(folder)}, heading)
+
+
+def _about(folder: str, name: str) -> str:
+    """The first line of a docstring; of a plugin of another package that cannot be used, why."""
+    try:
+        text = (plugins.find(folder, name).__doc__ or "").strip()
+    except InputError as error:
+        text = str(error)
+    return (text.splitlines() or [""])[0]
 
 
 def list_recipes() -> str:
@@ -49,7 +57,9 @@ def list_sites(reference: str | None) -> str:
 def matching_encoders(pattern: str) -> str:
     """References of the encoders whose name matches, `vit_small*`, or contains the pattern."""
     pattern = pattern.partition(":")[2] or pattern
-    every = {source: plugins.find("sources", source).names() for source in plugins.names("sources")}
+    from sightline.encoders.contract import source
+
+    every = {name: plugin.names() for name, plugin in plugins.usable("sources", source).items()}
     wanted = pattern if "*" in pattern else f"*{pattern}*"
     found = [f"{source}:{name}" for source, names in every.items() for name in names if fnmatch(name, wanted)]
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ from sightline.cli.options import (
     new_folder,
 )
 from sightline.core.errors import InputError
+from sightline.training.launch import Launch
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
@@ -65,7 +67,8 @@ def pretrain(
     """
     from sightline.training.pretrain import pretrain as train
 
-    _train(train, objective, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+    launch = Launch(resume, overwrite, device, devices, nodes, workers)
+    _train(train, objective, images, out, recipe, set_, launch)
 
 
 @app.command()
@@ -99,7 +102,8 @@ def finetune(
     """
     from sightline.transfer.finetune import finetune as tune
 
-    _train(tune, encoder, images, out, recipe, set_, resume, overwrite, device, devices, nodes, workers)
+    launch = Launch(resume, overwrite, device, devices, nodes, workers)
+    _train(tune, encoder, images, out, recipe, set_, launch)
 
 
 @app.command()
@@ -163,12 +167,7 @@ def _train(
     out: Path | None,
     recipe: str | None,
     words: list[str] | None,
-    resume: bool,
-    overwrite: bool,
-    device: str,
-    devices: int | None,
-    nodes: int,
-    workers: int | None,
+    launch: Launch,
 ) -> None:
     """Pre-train or fine-tune; how it ended is said by the first process."""
     from sightline.core.settings import parse_settings
@@ -182,12 +181,7 @@ def _train(
             out,
             recipe=recipe,
             settings=parse_settings(words or []),
-            resume=resume,
-            overwrite=overwrite,
-            device=device,
-            devices=devices,
-            nodes=nodes,
-            workers=workers,
+            **asdict(launch),
         )
     except Stopped as stop:
         if not first_process():

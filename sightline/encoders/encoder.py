@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from sightline.core import bfloat16, plugins
+from sightline.encoders.contract import family
 from sightline.encoders.files.weights import hash_weights
+from sightline.encoders.modules.mode import evaluating
 from sightline.encoders.sites import Anatomy, Tap, Tokens
 from sightline.images.preprocess import Preprocess
 
 __all__ = ["Encoder", "anatomy", "build_encoder", "name_apart"]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Encoder:
     """A vision model and how to use it; calling it takes images that `preprocess` has prepared."""
 
@@ -34,7 +36,7 @@ class Encoder:
     sites: Mapping[str, Tap]
     architecture: str | None = None  # a reference that builds the module anew, without weights
     classes: tuple[str, ...] | None = None  # what the outputs of its classifier mean, where that is known
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()  # what the user should know
     forward: Callable[[Tensor], Any] | None = None  # where calling the module is not enough
 
     def __call__(self, images: Tensor) -> Any:
@@ -66,19 +68,12 @@ class Encoder:
             "weights": self.weights,
             "preprocess": asdict(self.preprocess),
             "tokens": None if self.tokens is None else asdict(self.tokens),
-            "notes": self.notes,
+            "notes": list(self.notes),
         }
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Evaluation mode for a while; every submodule gets its own mode back."""
-        modes = {module: module.training for module in self.module.modules()}
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        return evaluating(self.module)
 
 
 def name_apart(encoders: Iterable[Encoder]) -> dict[str, Encoder]:
@@ -87,7 +82,7 @@ def name_apart(encoders: Iterable[Encoder]) -> dict[str, Encoder]:
     for encoder in encoders:
         name, number = encoder.name, 2
         while encoder.name in named:
-            encoder.name, number = f"{name} ({number})", number + 1
+            encoder, number = replace(encoder, name=f"{name} ({number})"), number + 1
         named[encoder.name] = encoder
     return named
 
@@ -100,6 +95,7 @@ def build_encoder(
     preprocess: Preprocess | None = None,
     tokens: Tokens | None = None,
     architecture: str | None = None,
+    classes: Sequence[str] | None = None,
     notes: Sequence[str] = (),
     forward: Callable[[Tensor], Any] | None = None,
 ) -> Encoder:
@@ -118,6 +114,7 @@ def build_encoder(
         family=known.family,
         sites=known.taps,
         architecture=architecture,
+        classes=None if classes is None else tuple(classes),
         notes=list(notes),
         forward=forward or known.forward,
     )
@@ -130,11 +127,9 @@ def _whole_image(size: tuple[int, int]) -> Preprocess:
 
 def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
     """Where a module's sites are: asked of the families in turn; an unknown module shows its own module names."""
-    for family in plugins.names("families"):
-        plugin = plugins.find("families", family)
-        if plugin.matches(module):
-            found: Anatomy = plugin.anatomy(module, size)
-            return found
+    for name in plugins.names("families"):
+        if (known := family(name)).matches(module):
+            return known.anatomy(module, size)
     return Anatomy("module", 0, {name: Tap(part) for name, part in module.named_modules() if name and _computes(part)})
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from sightline.core import plugins
 from sightline.core.references import Reference, parse_reference
+from sightline.encoders.contract import source
 from sightline.encoders.encoder import Encoder, anatomy, build_encoder
 from sightline.encoders.files.weights import check_finite
 from sightline.encoders.sites import Tokens
@@ -31,16 +31,15 @@ def load_encoder(
     if isinstance(what, nn.Module):
         encoder = build_encoder(what, reference=f"module:{type(what).__name__}", preprocess=preprocess, tokens=tokens)
     else:
-        encoder = replace(what) if isinstance(what, Encoder) else _load(parse_reference(what))
+        encoder = what if isinstance(what, Encoder) else _load(parse_reference(what))
         if preprocess is not None:
-            encoder.preprocess = preprocess
-            encoder.tokens = anatomy(encoder.module, preprocess.size).tokens or encoder.tokens
-        encoder.tokens = tokens or encoder.tokens
-    encoder.name = name or encoder.name
+            known = anatomy(encoder.module, preprocess.size).tokens
+            encoder = replace(encoder, preprocess=preprocess, tokens=known or encoder.tokens)
+        encoder = replace(encoder, tokens=tokens or encoder.tokens)
+    encoder = replace(encoder, name=name or encoder.name)
     check_finite(encoder.module, encoder.name)
     return encoder
 
 
 def _load(reference: Reference) -> Encoder:
-    encoder: Encoder = plugins.find("sources", reference.source).load(reference)
-    return encoder
+    return source(reference.source).load(reference)

@@ -72,20 +72,19 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
     encoder = _load(folder, name, reference, recipe)
     if not wanted:
         return encoder
-    both = _with_decoder(encoder, folder, recipe) if wanted == ["decoder"] else _with_head(encoder, folder)
-    return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=encoder.notes)
+    if wanted == ["decoder"]:
+        both, notes = _with_decoder(encoder, folder, recipe), encoder.notes
+    else:
+        layers, state = read_head(folder)
+        both = projected(encoder.module, layers, state, f"The projection head in {str(folder)!r}")
+        notes = [*encoder.notes, parts_in_words(layers)]
+    return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=notes)
 
 
 def _with_decoder(encoder: Encoder, folder: Path, recipe: Path) -> nn.Module:
     from sightline.encoders.modules.mae_decoder import Autoencoder, load_decoder
 
     return Autoencoder(encoder.module, load_decoder(encoder.module, folder, recipe))
-
-
-def _with_head(encoder: Encoder, folder: Path) -> nn.Module:
-    layers, state = read_head(folder)
-    encoder.notes.append(parts_in_words(layers))
-    return projected(encoder.module, layers, state, f"The projection head in {str(folder)!r}")
 
 
 def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
@@ -99,15 +98,23 @@ def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encode
     architecture, notes = _windowed(architecture, reference, recipe)
     encoder = load_encoder(architecture)
     state = read_weights(folder / "encoder.safetensors")
-    encoder.notes += notes + load_weights(encoder.module, state, f"Run {str(folder)!r}")
+    notes += load_weights(encoder.module, state, f"Run {str(folder)!r}")
     # Once more, because the classifier may have been replaced by one of another size.
     known = anatomy(encoder.module, preprocess.size)
-    encoder.preprocess, encoder.sites, encoder.tokens = preprocess, known.taps, known.tokens
-    encoder.weights, encoder.name, encoder.reference = hash_weights(encoder.module), name, str(reference)
-    encoder.classes = tuple(map(str, about["classes"])) if about.get("classes") else None
-    if encoder.weights != about.get("weights"):
+    weights = hash_weights(encoder.module)
+    if weights != about.get("weights"):
         raise InputError(f"The weights in {str(folder)!r} are not those that its encoder.json describes; save it again")
-    return encoder
+    return replace(
+        encoder,
+        name=name,
+        preprocess=preprocess,
+        tokens=known.tokens,
+        weights=weights,
+        reference=str(reference),
+        sites=known.taps,
+        classes=tuple(map(str, about["classes"])) if about.get("classes") else None,
+        notes=[*encoder.notes, *notes],
+    )
 
 
 def _windowed(architecture: str, reference: Reference, recipe: Path) -> tuple[str, list[str]]:

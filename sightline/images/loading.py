@@ -15,6 +15,7 @@ from torch import Tensor
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.references import take_apart
+from sightline.images.contract import image_source
 from sightline.images.sets import FEWEST, Images
 
 __all__ = ["load_images", "read_options"]
@@ -62,8 +63,7 @@ def _load(reference: str) -> Images:
     source, where, options = parts
     if source not in plugins.names("datasets") and Path(reference).exists():
         raise InputError(f"There is no dataset {source!r}; did you mean 'folder:{reference}'?")
-    plugin = plugins.find("datasets", source)
-    images: Images = plugin.load(where, options)
+    images = image_source(source).load(where, options)
     return replace(images, name=reference)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
+from sightline.images.targets import Targets
 
-__all__ = ["FEWEST", "Images", "Item", "Source", "by_name", "halves", "join", "split_name"]
+__all__ = ["FEWEST", "Images", "Item", "Source", "TargetSource", "by_name", "halves", "join", "split_name"]
 
 
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
@@ -31,6 +33,15 @@ class Source(Protocol):
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Decode the images at these positions; never raises for a bad image."""
+        ...
+
+
+@runtime_checkable
+class TargetSource(Source, Protocol):
+    """A source that also knows what is to be found in its images."""
+
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """Boxes, masks and maps of the images at these positions, whether they can be decoded or not."""
         ...
 
 
@@ -53,9 +64,10 @@ class Images:
     classes: tuple[str, ...]
     splits: Mapping[str, np.ndarray]  # name -> sorted positions into ids
     own_splits: bool = True  # False: the source had none, and `halves` made train and test
-    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels, {"texture": int64 (n,)}
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # further labels as `labels`, {"texture": (n,)}
     fingerprint: str = ""  # whatever else decides the pixels, so that `digest` notices when it changes
     beside: Mapping[str, str] = field(default_factory=dict)  # splits that `join` added, and their own fingerprint
+    relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
 
@@ -75,6 +87,22 @@ class Images:
         """Labels of a split, in the order of `indices`."""
         labels: np.ndarray = self.labels[self.indices(split)]
         return labels
+
+    def target_source(self) -> TargetSource:
+        """The source, if it has targets."""
+        if not isinstance(self.source, TargetSource):
+            raise InputError(
+                f"{self.name} has no boxes, masks or segmentation maps; give others, such as shapes:scenes"
+            )
+        return self.source
+
+    def targets(self, positions: Sequence[int] | np.ndarray) -> list[Targets[NDArray[Any]]]:
+        """What is to be found in the images at these positions: boxes, masks, segmentation maps.
+
+        >>> load_images("shapes:scenes").targets([3])[0].labels
+        array([3, 8])
+        """
+        return self.target_source().targets([int(position) for position in positions])
 
     def sample(self, limit: int | None, seed: int) -> Images:
         """At most `limit` images of every split, as balanced over the classes as they allow, without replacement.
@@ -131,7 +159,7 @@ class Images:
 def join(images: Images, split: str, others: Images) -> Images:
     """The same images with one more split: the test images of another set, whose classes must be among theirs.
 
-    Their textures, which are classes as well, are translated; extra labels are −1 where there are none.
+    Their labels, further ones too, are translated; further labels are −1 where there are none.
 
     >>> from sightline.images import load_images
     >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
@@ -146,7 +174,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     where = others.indices("test")
     translate = np.array([*(images.classes.index(name) for name in others.classes), -1])  # [-1]: without a label
     n, m = len(images.ids), len(where)
-    theirs = {name: translate[v[where]] if name == "texture" else v[where] for name, v in others.extras.items()}
+    theirs = {name: translate[values[where]] for name, values in others.extras.items()}
     extras = {
         name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
         for name, values in theirs.items()

@@ -29,16 +29,17 @@ from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
+from sightline.measure.contract import Analysis, analysis
 from sightline.measure.plan import Key, Plan, announce, make_plans, question
 from sightline.measure.request import (
     check_settings,
     choose_analyses,
     describe_request,
-    lacking_splits,
+    lacking_images,
     left_out_of,
     make_metrics,
     members_of,
-    with_conflict,
+    with_further,
 )
 from sightline.measure.resume import Sums, sums_file
 from sightline.measure.streaming import result_of
@@ -58,6 +59,7 @@ def analyze(
     *,
     also: Sequence[str] | Mapping[str, Any] = (),
     conflict: Images | str | None = None,
+    further: Mapping[str, Images | str] | None = None,
     out: str | Path | None = None,
     sites: Sequence[str] | str | None = None,
     batch: int = 32,
@@ -72,10 +74,10 @@ def analyze(
 
     `analyses` are names, or names with their `Config`; by default those that need one forward pass of each image,
     with "all" all; `also` adds to them. What was not named is left out where it makes no sense, and `run.request`
-    says why. `conflict` are cue-conflict images for `shape_bias`; the embedded images have their own. With `out`
-    the run is a folder that can be resumed: what is finished there is not computed again. `sites` replaces the
-    sites of those analyses that can take any. Started by torchrun, the processes share the images, and the results
-    are those of one process.
+    says why. `further` are images that analyses ask for by name; `conflict` is short for further={"conflict": …},
+    the cue-conflict images. With `out` the run is a folder that can be resumed: what is finished there is not computed
+    again. `sites` replaces the sites of those analyses that can take any. Started by torchrun, the processes share
+    the images, and the results are those of one process.
     """
     join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
     target = _device(device)
@@ -86,7 +88,8 @@ def analyze(
     for where, which in precisions:
         bfloat16.ensure(where, which)
     members = members_of(encoders)
-    images = with_conflict(load_images(images), conflict, configs)
+    sets = {**(further or {}), **({} if conflict is None else {"conflict": conflict})}
+    images = with_further(load_images(images), sets, configs)
     sites = [sites] if isinstance(sites, str) else sites
     settings = {"batch": batch, "seed": seed, "precision": precision}
     check_settings(batch, precision, seed)
@@ -97,7 +100,7 @@ def analyze(
                 encoder.module.to(target)
                 stack.callback(encoder.module.to, home)
         cache = agreed(_cache_folder(out, stack))
-        lacking = lacking_splits(configs, images, named)
+        lacking = lacking_images(configs, images, named)
         configs = {name: config for name, config in configs.items() if name not in lacking}
         plans = make_plans(members, images, configs, sites, settings, cache, target)
         metrics, declined = make_metrics(configs, plans, target, named)
@@ -138,7 +141,7 @@ def _device(name: str) -> torch.device:
 
 def _own_precision(configs: Mapping[str, Any]) -> str:
     """Of what analyses train (probes)."""
-    return "bf16" if any(getattr(config, "precision", "") == "bf16" for config in configs.values()) else "float32"
+    return "bf16" if any(analysis(name).precision(config) == "bf16" for name, config in configs.items()) else "float32"
 
 
 def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
@@ -161,7 +164,7 @@ def _begin(run: Run, names: Iterable[str]) -> None:
 
 
 def _pass(
-    metrics: Mapping[str, Any],
+    metrics: Mapping[str, Analysis],
     plans: Mapping[str, Plan],
     keys: Mapping[str, str],
     run: Run,
@@ -223,15 +226,14 @@ def _pass(
     barrier()
 
 
-def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device) -> None:
+def _step(batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], device: torch.device) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     plan = plans[next(iter(metrics))]
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
     views = dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split])
     for metric in metrics.values():
-        if hasattr(metric, "begin"):
-            metric.begin(batch)
+        metric.begin(batch)
     for key, encoder in encoders.items():
         pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
         for view in views:
@@ -255,7 +257,7 @@ def _step(batch: Batch, metrics: Mapping[str, Any], plans: Mapping[str, Plan], d
 def _see(
     whose: Key,
     asking: Mapping[str, set[str]],
-    metrics: Mapping[str, Any],
+    metrics: Mapping[str, Analysis],
     reductions: Mapping[str, dict[Key, Any]],
     device: torch.device,
 ) -> Callable[[str, Any], None]:
@@ -268,7 +270,7 @@ def _see(
             for name, sites in asking.items():
                 if site not in sites:
                     continue
-                product = isinstance(activation, AttentionProduct) and getattr(metrics[name], "products", False)
+                product = isinstance(activation, AttentionProduct) and metrics[name].products
                 if not product and whole is None:
                     whole = activation.map() if isinstance(activation, AttentionProduct) else activation
                 reductions[name][key] = metrics[name].reduce(key, activation if product else whole)

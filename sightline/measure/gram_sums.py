@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchmetrics
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.results import ENDS
 from sightline.encoders.sites import Tokens, token_view
 from sightline.images.sets import FEWEST
+from sightline.measure.contract import Analysis
 from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, gram, ratio
 
 if TYPE_CHECKING:
@@ -57,13 +57,12 @@ def _flat(activation: Tensor) -> Tensor:
     return activation.permute(0, *order).flatten(1)
 
 
-class GramSums(torchmetrics.Metric):
+class GramSums(Analysis):
     """Sums of HSIC over batches in groups; a batch of fewer than 4 images cannot enter HSIC₁.
 
     An analysis gives the shapes of its own sums, adds to them in `update`, and keeps its pairs and its axes.
     """
 
-    full_state_update = False
     flaws: Tensor  # (T, S, 3), or more axes for S: batches seen, those that were constant, those that were not finite
     images: Tensor  # (G,)
 

@@ -6,14 +6,13 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from rich.filesize import decimal
 from torch import Tensor
 
-from sightline.core import plugins, progress
+from sightline.core import progress
 from sightline.core.errors import InputError, first_line
 from sightline.core.run_folder import fingerprint
 from sightline.core.version import __version__
@@ -22,9 +21,10 @@ from sightline.encoders.sites import select, unmatched
 from sightline.encoders.watching import watch
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import Images
+from sightline.measure.contract import analysis
 from sightline.measure.feature_cache import describe_encoder
 
-__all__ = ["Cost", "Key", "Plan", "announce", "make_plans", "module_of", "probe", "question"]
+__all__ = ["Cost", "Key", "Plan", "announce", "make_plans", "probe", "question"]
 
 
 class Key(NamedTuple):
@@ -60,11 +60,6 @@ class Plan:
     left_out: Mapping[str, str]  # encoders that take no part, and why
 
 
-def module_of(analysis: str) -> ModuleType:
-    """The plugin of an analysis."""
-    return plugins.find("analyses", analysis)
-
-
 def make_plans(
     encoders: Mapping[str, Encoder],
     images: Images,
@@ -89,7 +84,7 @@ def make_plans(
             raise InputError(f"No forward pass reaches a site that matches {pattern!r}; leave it out")
     plans = {}
     for name, config in configs.items():
-        module = module_of(name)
+        module = analysis(name)
         splits = _splits(images, module.SPLITS)
         for split in splits:
             if not len(images.indices(split)):
@@ -122,11 +117,11 @@ def _splits(images: Images, wanted: Sequence[str]) -> tuple[str, ...]:
     return tuple(wanted if images.own_splits else dict.fromkeys([*images.common_splits, *wanted]))
 
 
-def _sites(encoder: Encoder, analysis: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
+def _sites(encoder: Encoder, name: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
     """The sites of an encoder that an analysis will see; the user's choice goes to those that can take any site."""
-    module = module_of(analysis)
+    module = analysis(name)
     own = patterns is None or not module.ANY_SITE
-    usual = (*module.SITES, *(getattr(module, "PROJECTION", ()) if encoder.family == "projected" else ()))
+    usual = (*module.SITES, *(module.PROJECTION if encoder.family == "projected" else ()))
     found = tuple(select(encoder.sites, usual if own or patterns is None else patterns))
     if not found and encoder.family == "module" and module.ANY_SITE and own:
         found = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
@@ -185,7 +180,7 @@ def question(name: str, config: Any, plan: Plan) -> str:
 def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool) -> None:
     """Say what the pass will take, and refuse to start what the disk cannot hold."""
     plan = next(iter(plans.values()))
-    costs = [module_of(name).cost(configs[name], p) for name, p in plans.items()]
+    costs = [analysis(name).cost(configs[name], p) for name, p in plans.items()]
     disk = sum(cost.disk for cost in costs)
     where = next(p for p in (plan.cache, *plan.cache.absolute().parents) if p.exists())
     free = shutil.disk_usage(where).free

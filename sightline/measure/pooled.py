@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from sightline.core.errors import InputError
 from sightline.core.processes import barrier, rank
 from sightline.core.results import ABSENT
 from sightline.encoders.sites import token_view
+from sightline.measure.contract import Analysis
 from sightline.measure.feature_cache import Features, describe_features, reserve
 from sightline.measure.layers import Layers
 
@@ -131,7 +131,7 @@ class Matrix:
         return (self[start : start + BLOCK] for start in range(0, len(self), BLOCK))
 
 
-class Pooled(torchmetrics.Metric):
+class Pooled(Analysis):
     """Writes the features that are wanted to disk; the analysis that derives from it computes with them at the end."""
 
     full_state_update = False

@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from sightline.core import plugins
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, nearest
 from sightline.core.run_folder import provenance
 from sightline.encoders.encoder import Encoder, name_apart
 from sightline.encoders.files.weights import hash_weights
 from sightline.encoders.loading import load_encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import FEWEST, Images, join
-from sightline.measure.plan import Plan, module_of
+from sightline.measure.contract import Analysis, FurtherImages, analysis
+from sightline.measure.plan import Plan
 
 __all__ = [
     "check_labels",
@@ -25,11 +26,11 @@ __all__ = [
     "choose_analyses",
     "default_analyses",
     "describe_request",
-    "lacking_splits",
+    "lacking_images",
     "left_out_of",
     "make_metrics",
     "members_of",
-    "with_conflict",
+    "with_further",
 ]
 
 
@@ -72,14 +73,14 @@ def choose_analyses(
     """Analyses with their settings, and those of them that were named, which may not be left out."""
     if analyses is None or analyses == "all":
         given: Mapping[str, Any] = {}
-        others = default_analyses() if analyses is None else plugins.names("analyses")
+        others = default_analyses() if analyses is None else list(plugins.usable("analyses", analysis))
     else:
         given, others = _with_settings(analyses), []
     given = {**given, **_with_settings(also)}
     chosen = {**dict.fromkeys(others), **given}
     if not chosen:
         raise InputError("No analysis is chosen; name at least one (`sightline list analyses`)")
-    return {n: module_of(n).Config() if config is None else config for n, config in chosen.items()}, set(given)
+    return {n: analysis(n).Config() if config is None else config for n, config in chosen.items()}, set(given)
 
 
 def _with_settings(analyses: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,39 +90,50 @@ def _with_settings(analyses: Sequence[str] | Mapping[str, Any]) -> Mapping[str, 
 
 def default_analyses() -> list[str]:
     """Those that need no more than one forward pass of each image; the others run when they are named."""
-    return [name for name in plugins.names("analyses") if module_of(name).BY_DEFAULT]
+    return [name for name, plugin in plugins.usable("analyses", analysis).items() if plugin.BY_DEFAULT]
 
 
-def with_conflict(images: Images, conflict: Images | str | None, configs: Mapping[str, Any]) -> Images:
-    """The images with the cue-conflict images beside them, if an analysis asks for some and there are any."""
-    from sightline.images.sources.shapes import Shapes
-
-    if not any("conflict" in module_of(name).SPLITS for name in configs):
-        if conflict is not None:
-            raise InputError("Cue-conflict images are of use for shape_bias only; name it (--also shape_bias)")
-        return images
-    source = images.source
-    if conflict is None and isinstance(source, Shapes) and source.kind == "plain":
-        conflict = f"shapes:conflict?size={source.size}&seed={source.seed}"
-    if conflict is None:
-        return images
-    others = load_images(conflict)
-    if "texture" not in others.extras:
-        raise InputError(
-            f"{others.name} has no texture labels; cue-conflict images are shapes:conflict, or files named after shape "
-            "and texture, cat4-truck3.png, with folder:PATH?names=shape-texture"
-        )
-    count = len(images.indices("test")) if isinstance(conflict, str) else None  # as many as there are others
-    return join(images, "conflict", others.sample(count, seed=0))
+def with_further(images: Images, given: Mapping[str, Images | str], configs: Mapping[str, Any]) -> Images:
+    """The images with the further sets that analyses ask for beside them: those given, else their relatives."""
+    wanted = {split: what for name in configs for split, what in analysis(name).IMAGES.items()}
+    for split in given:
+        if split not in wanted:
+            raise InputError(_nobody_asks(split))
+    references = {split: images.relatives[split] for split in wanted if split in images.relatives}
+    for split, what in wanted.items():
+        chosen = given.get(split, None if split in images.splits else references.get(split))
+        if chosen is not None:
+            images = join(images, split, _further(chosen, what, images))
+    return images
 
 
-def lacking_splits(configs: Mapping[str, Any], images: Images, named: Collection[str]) -> dict[str, str]:
-    """Analyses that need a split which only `join` could have given."""
+def _further(chosen: Images | str, what: FurtherImages, images: Images) -> Images:
+    others = load_images(chosen)
+    for label in what.labels:
+        if label not in others.extras:
+            raise InputError(f"{others.name} has no {label} labels; {what.which}")
+    count = len(images.indices("test")) if isinstance(chosen, str) else None  # as many as there are others
+    return others.sample(count, seed=0)
+
+
+def _nobody_asks(split: str) -> str:
+    """For whom further images would be that no analysis of this pass wants."""
+    known = plugins.usable("analyses", analysis)
+    users = [name for name, plugin in known.items() if split in plugin.IMAGES]
+    if not users:
+        sets = dict.fromkeys(split for plugin in known.values() for split in plugin.IMAGES)
+        return f"No analysis asks for images called {split!r}{nearest(split, sets)}"
+    title = known[users[0]].IMAGES[split].title
+    return f"{title} are of use for {' and '.join(users)} only; name it (--also {users[0]})"
+
+
+def lacking_images(configs: Mapping[str, Any], images: Images, named: Collection[str]) -> dict[str, str]:
+    """Analyses that need a further set of images which is not there."""
     lacking = {
-        name: f"{name} needs cue-conflict images, the shape of one class with the texture of another; "
-        "give them with --conflict (conflict= in Python), or leave it out"
+        name: f"{name} needs {what.what}; give them with --further {split}=IMAGES (further= in Python), or leave it out"
         for name in configs
-        if "conflict" in module_of(name).SPLITS and "conflict" not in images.splits
+        for split, what in analysis(name).IMAGES.items()
+        if split not in images.splits
     }
     for name in named:
         if name in lacking:
@@ -131,15 +143,16 @@ def lacking_splits(configs: Mapping[str, Any], images: Images, named: Collection
 
 def make_metrics(
     configs: Mapping[str, Any], plans: Mapping[str, Plan], device: torch.device, named: Collection[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, Analysis], dict[str, str]]:
     """The analyses that these encoders and images allow, and why not the others; of those `named` that is an error."""
-    metrics, declined = {}, {}
+    metrics: dict[str, Analysis] = {}
+    declined: dict[str, str] = {}
     for name, plan in plans.items():
         try:
             if not plan.encoders:
                 reasons = "; ".join(f"{key}: {why}" for key, why in plan.left_out.items())
                 raise InputError(f"{name} cannot be measured on these encoders ({reasons}); leave it out")
-            metrics[name] = module_of(name).Analysis(configs[name], plan).to(device)
+            metrics[name] = analysis(name).Analysis(configs[name], plan).to(device)
         except InputError as error:
             if name in named:
                 raise

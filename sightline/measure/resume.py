@@ -6,10 +6,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
+
+from torch import Tensor
 
 from sightline.core.files import write_atomically
 from sightline.core.processes import rank, world
+from sightline.measure.contract import Analysis
 
 __all__ = ["Sums"]
 
@@ -20,7 +23,7 @@ SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
 class Sums:
     """The sums of an interrupted pass on disk: with the same question, the pass goes on where it stopped."""
 
-    def __init__(self, folder: Path | None, key: str, metrics: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, key: str, metrics: Mapping[str, Analysis]) -> None:
         self.path = None if folder is None else sums_file(folder, rank(), world())
         self.key, self.metrics, self.saved = key, metrics, time.monotonic()
 
@@ -33,7 +36,7 @@ class Sums:
         state = {
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name, metric in self.metrics.items()
-            for key, value in metric.metric_state.items()
+            for key, value in _states(metric).items()
         }
         about = {"question": self.key, "next": str(number), "skipped": json.dumps(skipped)}
         write_atomically(self.path, save(state, metadata=about))
@@ -54,7 +57,7 @@ class Sums:
         except (SafetensorError, OSError, KeyError, ValueError):  # damaged: begin anew
             return 0, []
         for name, metric in self.metrics.items():
-            for key, value in metric.metric_state.items():
+            for key, value in _states(metric).items():
                 value.copy_(tensors[f"{name}.{key}"])
         return number, skipped
 
@@ -67,3 +70,8 @@ class Sums:
 def sums_file(folder: Path, number: int, count: int) -> Path:
     """Where process `number` of `count` keeps its sums."""
     return folder / "cache" / f"pass-{number}-of-{count}.safetensors"
+
+
+def _states(metric: Analysis) -> dict[str, Tensor]:
+    """The states of an analysis, which are tensors and never lists."""
+    return cast(dict[str, Tensor], metric.metric_state)

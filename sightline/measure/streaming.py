@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from sightline.measure.contract import Analysis
+
 __all__ = ["result_of"]
 
 
-def result_of(metric: Any) -> xr.Dataset:
+def result_of(metric: Analysis) -> xr.Dataset:
     """What an analysis has to say, with the sums of all processes.
 
     The class's own `compute`: the one that torchmetrics wraps rebuilds mappings, and a Dataset loses its attributes.
     """
     with metric.sync_context():
-        result: xr.Dataset = type(metric).compute(metric)
-        return result
+        return type(metric).compute(metric)

@@ -257,7 +257,7 @@ def _left_out(run: Run, name: str) -> Mapping[str, str]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _module(name: str) -> tuple[ModuleType, str]:
+def _module(name: str) -> tuple[object, str]:
     try:
         return plugins.author(name), ""
     except InputError as error:

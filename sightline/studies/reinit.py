@@ -16,10 +16,12 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from sightline.core import ownership
@@ -34,16 +36,16 @@ from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
 from sightline.measure.request import members_of
 from sightline.report.figures import Figure, curve_over_depth
-from sightline.training.folder import processes
-from sightline.training.loop import make_fabric
+from sightline.training.folder import start
+from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
-from sightline.transfer.evaluate import _right
+from sightline.transfer.evaluate import decisions, right
 from sightline.transfer.finetune import NAME, Recipe, finetune, make_recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["figures", "headlines", "reinit"]
+__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "reinit"]
 
 
 TITLE = "Re-initialised blocks"
@@ -87,10 +89,8 @@ def reinit(
     """
     members, out = members_of(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    fabric = make_fabric(device, base.training.precision, *processes(None, 1))
-    data = load_images(base.training.images if images is None else images)
-    if base.training.limit:
-        data = data.sample(base.training.limit, base.training.seed)
+    launch = Launch(resume=True, device=device, workers=workers, show_progress=show_progress)
+    fabric, data = start(base, None if images is None else load_images(images), launch)
     if not (data.labels_of("test") >= 0).any():
         raise InputError(f"The test images of {data.name} have no labels, so that there is no accuracy; give others")
     variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
@@ -100,7 +100,7 @@ def reinit(
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
     by_first(lambda: _begin(run, overwrite))
-    right: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
+    rights: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
     for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
         folder = _folder(out, name, variant)
         by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
@@ -110,17 +110,23 @@ def reinit(
             folder,
             recipe=recipe,
             settings={**(settings or {}), "reinit": variant},
-            resume=True,
-            device=device,
-            workers=workers,
-            show_progress=show_progress,
+            **asdict(launch),
         )
-        found = by_first(functools.partial(_right, tuned, data, base.optimization.batch, fabric.device, workers))
+        found = by_first(functools.partial(_rights, tuned, data, base.optimization.batch, fabric.device, workers))
         if found is not None:  # the first process
-            right[name, variant] = found
-            done = len(right) == sum(map(len, variants.values()))
-            run.save("reinit", _result(right, members, variants).assign_attrs({"fingerprint": key} if done else {}))
+            rights[name, variant] = found
+            done = len(rights) == sum(map(len, variants.values()))
+            run.save("reinit", _result(rights, members, variants).assign_attrs({"fingerprint": key} if done else {}))
     return run
+
+
+def _rights(
+    tuned: Encoder, data: Images, batch: int, device: torch.device, workers: int | None
+) -> npt.NDArray[np.bool_]:
+    """Which of the labelled test images that can be read the classifier gets right."""
+    module = tuned.module.to(device)
+    decided = decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
+    return right(decided, data.labels_of("test"))
 
 
 def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str]) -> list[str]:
@@ -165,7 +171,7 @@ def _folder(out: Path, encoder: str, variant: str) -> Path:
 
 
 def _result(
-    right: Mapping[tuple[str, str], npt.NDArray[np.bool_]],
+    rights: Mapping[tuple[str, str], npt.NDArray[np.bool_]],
     members: Mapping[str, Encoder],
     variants: Mapping[str, Sequence[str]],
 ) -> xr.Dataset:
@@ -179,10 +185,10 @@ def _result(
         variant = f"{end}:{n}" if n else ""
         if variant in variants[name]:
             reason[i, j, k] = NOT_YET
-        if (name, variant) in right:
-            mine = right[name, variant]
+        if (name, variant) in rights:
+            mine = rights[name, variant]
             accuracy[i, j, k] = mine.mean(), *wilson(mine.sum(), len(mine))
-            drop[i, j, k] = difference_of(right[name, ""], mine)
+            drop[i, j, k] = difference_of(rights[name, ""], mine)
             reason[i, j, k] = ""
     dims, values = ("encoder", "end", "n"), {"accuracy": accuracy, "accuracy_drop": drop}
     return xr.Dataset(
@@ -192,7 +198,7 @@ def _result(
         },
         coords={"encoder": list(members), "end": ends, "n": counts},
         attrs={
-            "test_images": len(next(iter(right.values()))),
+            "test_images": len(next(iter(rights.values()))),
             "interval": "95 %: Wilson for accuracies, paired over test images for drops",
         },
     )

@@ -125,7 +125,7 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     """An encoder with random weights, ready to be trained."""
     encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
-    encoder.preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     if backbone.init:
         if not is_vit(encoder.module):
             raise InputError(f"init={backbone.init} is for a plain ViT, not for {backbone.backbone}; leave it out")
@@ -133,4 +133,4 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
             torch.manual_seed(seed)
             initialise(encoder.module)
     encoder.module.train()
-    return encoder
+    return replace(encoder, preprocess=preprocess)

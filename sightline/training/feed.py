@@ -15,7 +15,7 @@ import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from sightline.images.augment.crops import boxes, crop, crop_one, flips
 from sightline.images.augment.erasure import finish
 from sightline.images.augment.policy import Policy
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from sightline.images.sets import Images, Source
+from sightline.images.sets import Images, Source, TargetSource
+from sightline.images.targets import Targets, move, tensors
 from sightline.images.workers import parallel
 from sightline.training.objective import Views
 
@@ -84,8 +85,12 @@ class Feed:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         pairs: bool = False,
+        targets: bool = False,
     ) -> None:
-        """`pairs` says that the images of a forward will be mixed two by two."""
+        """`pairs` says that the images of a forward will be mixed two by two, `targets` that theirs are wanted.
+
+        Images with targets are not kept in memory, which their masks would fill.
+        """
         share, rest = divmod(batch, world() * accumulate)
         if rest:
             raise InputError(
@@ -99,10 +104,15 @@ class Feed:
                 "another batch"
             )
         self.images, self.policies, self.workers = images, tuple(policies), workers
+        self.targets = images.target_source() if targets else None
+        if targets and any(policy.randaugment[0] for policy in policies):
+            raise InputError(
+                "RandAugment turns and shears images, but not their boxes and masks; set its magnitude to 0"
+            )
         self.positions, self.device = images.indices(split), torch.device(device)
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
-        self.resident = self._decode()
+        self.resident = None if targets else self._decode()
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
         if not self.order.per_epoch:
             raise InputError(
@@ -130,7 +140,7 @@ class Feed:
             for step in range(start, self.steps):
                 yield [self._resident_views(self.resident, step, part) for part in range(self.accumulate)]
             return
-        reader = _Crops(self.images.source, self.positions, self.policies, self.order, self.accumulate)
+        reader = _Crops(self.images.source, self.positions, self.policies, self.order, self.accumulate, self.targets)
         size = self.batch // world() * sum(3 * policy.size**2 for policy in self.policies)
         for step, crops in zip(
             range(start, self.steps),
@@ -170,7 +180,8 @@ class Feed:
             for number, (policy, pixels) in enumerate(zip(self.policies, crops.pixels, strict=True))
         ]
         labels = self.labels[crops.shown[where]].to(self.device)
-        return Views(views, labels, keys, self.progress(step), self.order.seed)
+        targets = [[tensors(one, self.device) for one in of[where]] for of in crops.targets]
+        return Views(views, labels, keys, self.progress(step), self.order.seed, targets)
 
     def _finish(self, floats: Tensor, policy: Policy, keys: Keys) -> Tensor:
         view = finish(distort(floats, policy, keys), policy, keys, self.mean, self.std)
@@ -218,6 +229,7 @@ class _Cropped(NamedTuple):
     pixels: list[Tensor | NDArray[np.uint8]]  # one (B, 3, h, w) per policy
     errors: list[tuple[int, str]]  # position of each unreadable image, and why
     shown: NDArray[np.int64]  # numbers of the images that are seen
+    targets: Sequence[Sequence[Targets[NDArray[Any]]]] = ()  # of B images per policy
 
 
 class _Whole:
@@ -250,7 +262,9 @@ class _Crops:
         policies: Sequence[Policy],
         order: Order,
         parts: int,
+        targets: TargetSource | None = None,
     ) -> None:
+        self.targets = targets  # the source once more, if its targets are wanted
         self.source, self.positions, self.policies, self.order = source, positions, policies, order
         self.parts, self.shared_memory = parts, False
         self.rank, self.world = rank(), world()  # worker processes do not know
@@ -271,10 +285,15 @@ class _Crops:
         standing = [min(good, key=lambda g, i=i: (g - i) % len(job)) for i in range(len(job))]  # type: ignore[misc]
         images = [image for i in standing if (image := items[i].image) is not None]
         height, width = (np.array([image.shape[axis] for image in images]) for axis in (0, 1))
+        known = [] if self.targets is None else self.targets.targets(job[standing].tolist())
         pixels: list[Tensor | NDArray[np.uint8]] = []
+        targets = []
         for number, policy in enumerate(self.policies):
             own = fold(keys, 2, number)
             where, mirrored = boxes(height, width, policy, own), flips(policy, own)
             crops = np.stack([crop_one(*one, policy) for one in zip(images, where, mirrored.tolist(), strict=True)])
             pixels.append(torch.from_numpy(crops) if self.shared_memory else crops)
-        return _Cropped(pixels, errors, chosen[standing])
+            if known:
+                seen = zip(known, where, mirrored.tolist(), strict=True)
+                targets.append([move(one, box, flip, policy.size) for one, box, flip in seen])
+        return _Cropped(pixels, errors, chosen[standing], targets)

@@ -9,34 +9,33 @@ RUN/.sightline.json    the list of these files, see core/ownership.py
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 from lightning.fabric import Fabric
 from torch import nn
 
 from sightline.core import bfloat16, ownership
 from sightline.core.errors import InputError, counted
-from sightline.core.files import lock, write_atomically
-from sightline.core.processes import by_first, rank
+from sightline.core.files import lock
+from sightline.core.processes import barrier, by_first, rank
 from sightline.core.progress import console
 from sightline.core.run_folder import provenance
 from sightline.core.settings import to_toml
-from sightline.encoders.encoder import Encoder, build_encoder
+from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
-from sightline.encoders.modules.projection import save_head
-from sightline.encoders.saved import save_encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
-from sightline.training.checkpoints import tensors_of
 from sightline.training.feed import Feed
+from sightline.training.launch import Launch
 from sightline.training.loop import make_fabric
 from sightline.training.recipe import Training, read_recipe
 
-__all__ = ["Prepared", "compile_blocks", "export", "export_head", "kept_recipe", "processes", "train_in"]
+__all__ = ["Folder", "check_unchanged", "compile_blocks", "kept_recipe", "start", "tell_skipped", "training_folder"]
 
 
 KIND = "training"
@@ -55,91 +54,73 @@ class Recipe(Protocol):
     def values(self) -> dict[str, Any]: ...
 
 
-R = TypeVar("R", bound=Recipe)
-
-
-class Prepared(NamedTuple):
-    """A training that can begin: settings that do not fit have been found, and nothing has been written yet."""
-
-    feed: Feed
-    train: Callable[[], Mapping[str, float]]  # gives the last row of the metrics, nothing if it was finished already
-    encoder: Encoder | None = None  # what it begins with, where that is not made by it
-
-
-def kept_recipe(
-    out: Path,
-    make: Callable[..., R],
-    recipe: str | Path | None,
-    layers: list[dict[str, Any]],
-    resume: bool,
-    anew: bool,
-) -> R | None:
-    """The recipe of the training in a folder that is to go on, unchanged; None where one may begin.
-
-    `make` puts a recipe together from layers of settings, the first of which is that of the folder.
-    """
+def kept_recipe(out: Path, launch: Launch) -> dict[str, Any] | None:
+    """The settings of the training in a folder that is to go on; None where one may begin."""
     kept, there = out / "recipe.toml", ownership.holds(out, KIND)
-    if resume and there and kept.is_file():
-        before = make(read_recipe(kept))
-        given = [] if recipe is None else [read_recipe(recipe)]
-        after = make(before.values(), *given, *layers)
-        changed = [key for key, value in after.values().items() if before.values().get(key) != value]
-        if changed:
-            raise InputError(
-                f"{str(out)!r} was trained with another {' and '.join(changed)}; resume it without changes, "
-                "or train into another folder"
-            )
-        return before
-    if there and not anew and any((out / name).exists() for name in STARTED):
+    if launch.resume and there and kept.is_file():
+        return read_recipe(kept)
+    if there and not launch.overwrite and any((out / name).exists() for name in STARTED):
         goes_on = "pass --resume to go on" if kept.is_file() else "restore its recipe.toml to go on"
         raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start anew")
     ownership.replaceable(out)
     return None
 
 
-def train_in(
-    out: Path,
-    kind: str,
-    wanted: Recipe,
-    images: str | Images | None,
-    prepare: Callable[[Images, Fabric], Prepared],
-    *,
-    resume: bool,
-    device: str,
-    devices: int | None,
-    nodes: int,
-    show_progress: bool,
-) -> Encoder:
-    """Train in a folder that no other process trains in meanwhile; gives the encoder that the folder then holds."""
-    fabric = make_fabric(device, wanted.training.precision, *processes(devices, nodes))
-    if rank() == 0 and show_progress:
+def check_unchanged(out: Path, before: Recipe, after: Recipe) -> None:
+    """Only a training with the settings that it began with can go on."""
+    changed = [key for key, value in after.values().items() if before.values().get(key) != value]
+    if changed:
+        raise InputError(
+            f"{str(out)!r} was trained with another {' and '.join(changed)}; resume it without changes, "
+            "or train into another folder"
+        )
+
+
+def start(wanted: Recipe, images: str | Images | None, launch: Launch) -> tuple[Fabric, Images]:
+    """The processes of a training, and the images that it is given."""
+    fabric = make_fabric(launch.device, wanted.training.precision, *launch.processes())
+    if rank() == 0 and launch.show_progress:
         bfloat16.tell_if_slower(fabric.device, wanted.training.precision)
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)
-    ready = prepare(data, fabric)
+    return fabric, data
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a training that is under way or has ended."""
+
+    path: Path
+
+    def encoder(self, last: Mapping[str, float]) -> Encoder:
+        """What the training has left, for one that ends in an encoder; `last` is empty if it was finished before."""
+        barrier()  # the first process has written everything
+        trained = load_encoder(f"run:{self.path}")
+        if not last:
+            trained = replace(
+                trained, notes=[*trained.notes, f"The training in {str(self.path)!r} was already finished"]
+            )
+        return trained
+
+
+@contextlib.contextmanager
+def training_folder(
+    out: Path, kind: str, wanted: Recipe, data: Images, *, resume: bool, begins_with: Encoder | None = None
+) -> Iterator[Folder]:
+    """A folder to train in that no other process trains in meanwhile, with what is going to be trained written down.
+
+    Everything that may not fit has to be found before: from here on there are files. `begins_with` is the encoder that
+    the training begins with, where it does not make that itself; a resumed training must be of the same encoder on the
+    same images.
+    """
     held = by_first(lambda: lock(out))
     try:
-        by_first(lambda: _begin(out, kind, wanted, data, ready.encoder, resume))
-        last = ready.train()
-        if rank() == 0 and show_progress:
-            _tell_skipped(ready.feed)
+        by_first(lambda: _begin(out, kind, wanted, data, begins_with, resume))
+        yield Folder(out)
     finally:
         if held is not None:
             held.close()
-    fabric.barrier()
-    trained = load_encoder(f"run:{out}")
-    if not last:
-        trained.notes.append(f"The training in {str(out)!r} was already finished")
-    return trained
-
-
-def processes(devices: int | None, nodes: int) -> tuple[int, int]:
-    """Processes per node and nodes: torchrun says, otherwise the caller, otherwise one."""
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return local, int(os.environ.get("WORLD_SIZE", local)) // local
-    return devices or 1, nodes
 
 
 def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder | None, resume: bool) -> None:
@@ -162,39 +143,12 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
     ownership.write(out, out / "run.json", json.dumps(about | provenance(), indent=2).encode())
 
 
-def _tell_skipped(feed: Feed) -> None:
-    if feed.skipped:
+def tell_skipped(feed: Feed) -> None:
+    """Which images could not be read, at the end of a training; said by the first process."""
+    if rank() == 0 and feed.skipped:
         example, reason = next(iter(feed.skipped.items()))
         images, were = counted(n := len(feed.skipped), "image"), "was" if n == 1 else "were"
         console().print(f"{images} could not be read and {were} left out, such as {example}: {reason}")
-
-
-def export(folder: Path, encoder: Encoder, module: Any, name: str) -> None:
-    """What `run:FOLDER` loads: the encoder of an objective, and the decoder and the head of those that have them."""
-    from safetensors.torch import save
-
-    built = build_encoder(
-        module.encoder,
-        reference=f"run:{name}",
-        name=name,
-        preprocess=encoder.preprocess,
-        architecture=encoder.architecture,
-    )
-    built.classes = encoder.classes
-    save_encoder(built, folder)
-    if hasattr(module, "decoder"):
-        decoder = {key: value.cpu().contiguous() for key, value in tensors_of(module.decoder).items()}
-        write_atomically(folder / "decoder.safetensors", save(decoder))
-        if hasattr(module.decoder, "describe"):
-            write_atomically(folder / "decoder.json", json.dumps(module.decoder.describe(), indent=2).encode())
-    export_head(folder, module)
-
-
-def export_head(folder: Path, module: Any) -> None:
-    """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
-    head = module.head_of(module.encoder) if hasattr(module, "head_of") else ()
-    if head and not (folder / "head.json").is_file():
-        save_head(head, folder)
 
 
 def compile_blocks(module: nn.Module) -> None:

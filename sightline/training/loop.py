@@ -11,27 +11,30 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
-from sightline.core import bfloat16
+from sightline.core import bfloat16, ownership
 from sightline.core.errors import InputError
 from sightline.core.processes import by_first, rank, world
 from sightline.core.progress import bar, console
 from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
+from sightline.encoders.encoder import Encoder
 from sightline.training.checkpoints import load, save_checkpoint
 from sightline.training.collectives import gather, mean, sync_batch_norm
 from sightline.training.feed import Feed
 from sightline.training.monitor import Monitor
+from sightline.training.objective import Learner
 from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
+from sightline.training.watchers import Watcher
 
 __all__ = ["Loop", "Stopped", "make_fabric"]
 
@@ -70,21 +73,21 @@ def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric
 class Loop:
     """Trains one objective to its end, or until it is told to stop.
 
-    `objective` follows the contract of objective.py; `export(folder)` writes what else belongs into a checkpoint,
-    `evaluate(progress)` gives numbers for metrics.csv and is called in all processes, `keep(epoch)` is called in the
-    first one before the first step and after every epoch.
+    `objective` follows the contract of objective.py. What it exports lies in the checkpoints, and with `keep_epochs`
+    also in epochs/0000, 0001, …, as it is before the first step and after every epoch; `encoder` says how its encoder
+    is called, built and used, and is None for an objective that ends in none.
     """
 
-    objective: nn.Module
+    objective: Learner
     feed: Feed
     settings: Optimization
     folder: Path
     fabric: Fabric
     title: str
-    evaluate: Callable[[Progress], Mapping[str, float]] | None = None
+    encoder: Encoder | None = None
+    watchers: Sequence[Watcher] = ()
     evaluate_every: float = 5
-    export: Callable[[Path], None] | None = None
-    keep: Callable[[int], None] | None = None
+    keep_epochs: bool = False
     log_every: int = 20
     save_minutes: float = 2.0
     show_progress: bool = True
@@ -92,16 +95,15 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
-        objective = sync_batch_norm(self.objective.to(self.fabric.device))
+        objective = cast(Learner, sync_batch_norm(self.objective.to(self.fabric.device)))
         self.objective = objective
-        scales: Any = getattr(objective, "lr_scales", None)
-        optimizer = make_optimizer(objective, self.settings, scales and scales())
+        optimizer = make_optimizer(objective, self.settings, objective.lr_scales())
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer
         step, kept = self._restore()
         if step >= self.feed.steps:
             return {}
-        if self.keep is not None and step == 0:
+        if self.keep_epochs and step == 0:
             self._keep(0)
         self.monitor = by_first(lambda: Monitor(self.folder, step))
         earlier = self.monitor.rows[-1:] if self.monitor else []
@@ -114,7 +116,7 @@ class Loop:
                 self.monitor.close()
 
     def _train(self, wrapped: Any, start: int, watch: _Watch) -> dict[str, float]:
-        objective: Any = self.objective
+        objective = self.objective
         objective.train()
         row: dict[str, float] = {}
         shown = self.show_progress and rank() == 0
@@ -137,8 +139,7 @@ class Loop:
                     norm = self.fabric.clip_gradients(
                         wrapped, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
                     )
-                if hasattr(objective, "before_step"):
-                    objective.before_step(before)
+                objective.before_step(before)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 done = self.feed.progress(step + 1)
@@ -167,12 +168,14 @@ class Loop:
 
     def _evaluation_due(self, done: Progress) -> bool:
         every = max(1, round(self.evaluate_every * done.per_epoch)) if self.evaluate_every else done.steps
-        return self.evaluate is not None and (done.step % every == 0 or done.step == done.steps)
+        return any(watcher.evaluates for watcher in self.watchers) and (
+            done.step % every == 0 or done.step == done.steps
+        )
 
     def _evaluated(self, done: Progress) -> dict[str, float]:
-        if self.evaluate is None or not self._evaluation_due(done):
+        if not self._evaluation_due(done):
             return {}
-        return dict(self.evaluate(done))
+        return {name: value for watcher in self.watchers for name, value in watcher.evaluate(done).items()}
 
     def _tell(self, row: dict[str, float], evaluated: Mapping[str, float]) -> None:
         row.update(evaluated)
@@ -180,17 +183,16 @@ class Loop:
         by_first(lambda: monitor.write(row) if monitor is not None else None)
         if monitor is None:
             return
-        note = monitor.collapse(row)
-        if note:
+        for note in filter(None, (watcher.warning(row) for watcher in self.watchers)):
             console().print(f"[yellow]{note}[/yellow]")
         if self.show_progress and evaluated:
-            numbers = ", ".join(f"{key.replace('_', ' ')} {value:.1%}" for key, value in evaluated.items())
+            numbers = ", ".join(f"{key.replace('_', ' ')} {_shown(key, value)}" for key, value in evaluated.items())
             console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")
 
     def _save_when_due(self, watch: _Watch, done: Progress) -> None:
         last = done.step == done.steps
         stop, due = self._largest(self._told_to_stop(), watch.since_save() > 60 * self.save_minutes)
-        whole = self.keep is not None and done.step % done.per_epoch == 0  # an epoch to be kept
+        whole = self.keep_epochs and done.step % done.per_epoch == 0  # an epoch to be kept
         if not last and not stop and not due and not whole:
             return
         sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
@@ -230,11 +232,18 @@ class Loop:
         if self.fabric.device.type == "cuda":
             generators["cuda"] = self._gathered(torch.cuda.get_rng_state())
         optimizer, sums = getattr(self.optimizer, "optimizer", self.optimizer), watch.kept()
-        by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self.export))
+        by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self._export))
 
     def _keep(self, epoch: int) -> None:
-        keep = self.keep
-        by_first(lambda: keep(epoch) if keep is not None else None)
+        by_first(lambda: self._keep_epoch(epoch))
+
+    def _keep_epoch(self, epoch: int) -> None:
+        """What is exported after an epoch, a whole folder or none."""
+        with ownership.new_folder(self.folder, self.folder / "epochs" / f"{epoch:04d}") as temporary:
+            self._export(temporary)
+
+    def _export(self, folder: Path) -> None:
+        self.objective.export(folder, self.encoder)
 
     def _gathered(self, state: Tensor) -> Tensor:
         """A generator's state of every process, (world, bytes)."""
@@ -252,6 +261,11 @@ class Loop:
         if "cuda" in mine and torch.cuda.is_available():
             torch.cuda.set_rng_state(mine["cuda"])
         return step, sums
+
+
+def _shown(name: str, value: float) -> str:
+    """A number in the terminal: ranks as they are, accuracies in per cent."""
+    return f"{value:.1f}" if name.startswith("rank_") else f"{value:.1%}"
 
 
 class _Watch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -10,16 +12,17 @@ import torch.nn.functional as F
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
+from sightline.training.checkpoints import tensors_of
 from sightline.training.collectives import total
 
-__all__ = ["momentum_copy", "sinkhorn", "spread", "update_momentum"]
+__all__ = ["follow", "momentum_copy", "sinkhorn", "spread"]
 
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def momentum_copy(module: M) -> M:
-    """A copy that follows `module` by `update_momentum`, gets no gradients and drops no paths."""
+    """A copy that follows `module` by `follow`, gets no gradients and drops no paths."""
     follower = copy.deepcopy(module).requires_grad_(False)
     for part in follower.modules():
         if isinstance(part, DropPath):
@@ -28,13 +31,31 @@ def momentum_copy(module: M) -> M:
 
 
 @torch.no_grad()
-def update_momentum(follower: nn.Module, leader: nn.Module, momentum: float) -> None:
-    """follower ← momentum · follower + (1 − momentum) · leader, for all parameters; buffers are its own."""
-    ours, theirs = ([p.detach() for p in module.parameters()] for module in (follower, leader))
-    if momentum == 0:  # exactly equal, where lerp would round
-        torch._foreach_copy_(ours, theirs)
-    else:
-        torch._foreach_lerp_(ours, theirs, 1 - momentum)
+def follow(average: nn.Module, model: nn.Module, momentum: float, buffers: bool = False) -> None:
+    """average ← momentum · average + (1 − momentum) · model, for all parameters.
+
+    With `buffers` also for the statistics of norms, while counters are copied; otherwise buffers are the average's own.
+
+    >>> average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(average.weight, 1.0), nn.init.constant_(model.weight, 2.0)
+    >>> follow(average, model, 0.75)
+    >>> average.weight.item()
+    1.25
+    """
+    ours, theirs = (
+        list(tensors_of(module).values()) if buffers else [p.detach() for p in module.parameters()]
+        for module in (average, model)
+    )
+    moves = [bool(momentum) and tensor.is_floating_point() for tensor in ours]
+    if any(moves):
+        torch._foreach_lerp_(_chosen(ours, moves), _chosen(theirs, moves), 1 - momentum)
+    if not all(moves):  # exactly equal, where lerp would round
+        stay = [not move for move in moves]
+        torch._foreach_copy_(_chosen(ours, stay), _chosen(theirs, stay))
+
+
+def _chosen(tensors: Iterable[Tensor], which: Iterable[bool]) -> list[Tensor]:
+    return list(itertools.compress(tensors, which))
 
 
 @torch.no_grad()

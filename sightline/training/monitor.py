@@ -1,4 +1,4 @@
-"""What a training tells while it runs: `metrics.csv`, TensorBoard, a line per epoch, and a word when it collapses."""
+"""What a training tells while it runs: `metrics.csv` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from sightline.core.files import explain, write_atomically
 __all__ = ["Monitor", "read_metrics"]
 
 
-COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have
-
-
 class Monitor:
     """Rows of numbers by step, in a CSV file that opens in pandas in one line and in TensorBoard."""
 
@@ -29,7 +26,6 @@ class Monitor:
         self.path = folder / "metrics.csv"
         self.rows = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
         self.columns = list(self.rows[0]) if self.rows else []
-        self.warned = False
         ownership.claim(folder, self.path)
         self._rewrite()
         self.board: Any = _board(folder, step)
@@ -50,18 +46,6 @@ class Monitor:
                     self.board.add_scalar(key, value, int(row["step"]))
         except OSError as error:
             raise InputError(explain(error, self.path)) from error
-
-    def collapse(self, row: Mapping[str, float]) -> str | None:
-        """A sentence, once, when the embeddings of different images have become nearly the same."""
-        spread = {key: value for key, value in row.items() if key.rpartition(".")[2] == "std"}
-        low = [f"{key} = {value:.3f}" for key, value in spread.items() if value < COLLAPSED]
-        if not low or self.warned:
-            return None
-        self.warned = True
-        return (
-            f"The embeddings have nearly collapsed at step {int(row['step'])}: {', '.join(low)}, where 1 is spread out "
-            "and 0 is the same for all images; a lower lr, a longer warm-up or a larger batch may help"
-        )
 
     def close(self) -> None:
         """Flush what TensorBoard has not written yet."""

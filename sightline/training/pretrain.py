@@ -5,30 +5,37 @@ The folder is described in folder.py; RUN/tokenizer/ is, of BEiT, the training t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.processes import by_first, rank
-from sightline.core.progress import console
 from sightline.core.run_folder import latest
-from sightline.core.schedules import Progress
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 from sightline.training.backbones import build
+from sightline.training.export import export_head
 from sightline.training.feed import Feed
-from sightline.training.folder import Prepared, compile_blocks, export, export_head, kept_recipe, train_in
-from sightline.training.knn_monitor import OnlineKnn
+from sightline.training.folder import (
+    check_unchanged,
+    compile_blocks,
+    kept_recipe,
+    start,
+    tell_skipped,
+    training_folder,
+)
+from sightline.training.launch import Launch
 from sightline.training.loop import Loop
-from sightline.training.objective import First
+from sightline.training.objective import First, Objective
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Recipe, make_recipe, read_recipe, recipe_names
+from sightline.training.watchers import make_watchers
 
 __all__ = ["pretrain"]
 
@@ -53,39 +60,29 @@ def pretrain(
     `recipe` is the name of one of Sightline's or a file, by default the small one of the objective; `settings` override
     it: `pretrain("moco_v3", "shapes?size=48", "runs/moco", settings={"epochs": 5, "depth": 4})`.
     """
-    out = Path(out)
+    launch, out = Launch(resume, overwrite, device, devices, nodes, workers, show_progress), Path(out)
     layers = [dict(settings or {})]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})
-    wanted = _resolve(out, objective, recipe, layers, resume, overwrite)
-
-    def prepare(data: Images, fabric: Fabric) -> Prepared:
-        parts = _prepare(wanted, data, fabric, workers)
-        return Prepared(parts.feed, lambda: _train(wanted, data, parts, out, fabric, show_progress))
-
-    return train_in(
-        out,
-        "pretrain",
-        wanted,
-        images,
-        prepare,
-        resume=resume,
-        device=device,
-        devices=devices,
-        nodes=nodes,
-        show_progress=show_progress,
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------
+    wanted = _resolve(out, objective, recipe, layers, launch)
+    fabric, data = start(wanted, images, launch)
+    parts = _prepare(wanted, data, fabric, launch.workers)
+    with training_folder(out, "pretrain", wanted, data, resume=launch.resume) as folder:
+        last = _train(wanted, data, parts, folder.path, fabric, launch.show_progress)
+        if launch.show_progress:
+            tell_skipped(parts.feed)
+    return folder.encoder(last)
 
 
 def _resolve(
-    out: Path, objective: str | None, recipe: str | Path | None, layers: list[dict[str, Any]], resume: bool, anew: bool
+    out: Path, objective: str | None, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch
 ) -> Recipe:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
-    before = kept_recipe(out, _remake, recipe, layers, resume, anew)
-    if before is not None:
+    kept = kept_recipe(out, launch)
+    if kept is not None:
+        before = _remake(kept)
+        given = [] if recipe is None else [read_recipe(recipe)]
+        check_unchanged(out, before, _remake(before.values(), *given, *layers))
         if objective not in (None, before.objective):
             raise InputError(f"{str(out)!r} holds a training of {before.objective}, not of {objective}; name that one")
         return before
@@ -105,7 +102,7 @@ def _remake(*layers: Mapping[str, Any]) -> Recipe:
 
 
 def _classes(wanted: Recipe, data: Images) -> int:
-    if not getattr(wanted.plugin, "LABELS", False):
+    if not wanted.plugin.LABELS:
         return 0
     if not (data.labels_of("train") >= 0).any():
         raise InputError(f"{wanted.objective} learns from labels, but {data.name} has none; choose another objective")
@@ -114,7 +111,7 @@ def _classes(wanted: Recipe, data: Images) -> int:
 
 class _Parts(NamedTuple):
     encoder: Encoder
-    objective: nn.Module
+    objective: Objective
     first: First | None
     feed: Feed
 
@@ -122,9 +119,9 @@ class _Parts(NamedTuple):
 def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
     """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
     encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
-    encoder.classes = data.classes if classes else None
+    encoder = replace(encoder, classes=data.classes if classes else None)
     torch.manual_seed(wanted.training.seed)
-    first: First | None = getattr(wanted.plugin, "first", lambda *_: None)(wanted.config, wanted.backbone)
+    first = wanted.plugin.first(wanted.config, wanted.backbone)
     torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
     objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
     if wanted.training.compile:
@@ -141,7 +138,8 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
         std=encoder.preprocess.std,
         device=fabric.device,
         workers=workers,
-        pairs=getattr(objective, "pairs", False),
+        pairs=objective.pairs,
+        targets=wanted.plugin.TARGETS,
     )
     return _Parts(encoder, objective, first, feed)
 
@@ -166,14 +164,22 @@ def _train(
         folder=out,
         fabric=fabric,
         title=f"{wanted.objective} on {data.name}",
-        evaluate=_evaluation(wanted, data, parts, fabric.device, show_progress),
+        encoder=replace(parts.encoder, name=out.name, reference=f"run:{out.name}"),
+        watchers=make_watchers(
+            wanted.training.watch,
+            parts.objective,
+            data,
+            parts.encoder.preprocess,
+            fabric.device,
+            seed=wanted.training.seed,
+            show_progress=show_progress,
+        ),
         evaluate_every=wanted.training.evaluate_every,
-        export=lambda folder: export(folder, parts.encoder, parts.objective, out.name),
         log_every=wanted.training.log_every,
         **saving,
     ).run()
     if not last:  # finished before, perhaps when heads were not saved
-        by_first(lambda: export_head(latest(out) or out, parts.objective))
+        by_first(lambda: export_head(parts.objective, latest(out) or out))
     return last
 
 
@@ -184,16 +190,3 @@ def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str
     views = feed.over(first.views, first.epochs)
     Loop(first.objective, views, settings, out / first.name, fabric, title, **saving).run()
     first.objective.requires_grad_(False)
-
-
-def _evaluation(
-    wanted: Recipe, data: Images, parts: _Parts, device: torch.device, told: bool
-) -> Callable[[Progress], Mapping[str, float]] | None:
-    """Online k-NN, if there are labels and a split that is held out; the work of the first process."""
-    if not OnlineKnn.possible(data):
-        if rank() == 0 and told:
-            console().print(f"{data.name} has no labels or no held-out split, so there is no k-NN accuracy on the way")
-        return None
-    knn = by_first(lambda: OnlineKnn(data, parts.encoder.preprocess, device, wanted.training.seed))
-    objective: Any = parts.objective
-    return lambda _: by_first(lambda: {} if knn is None else knn(objective.encoder)) or {}

@@ -10,16 +10,16 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.settings import flatten, make_settings, to_toml
 from sightline.training.backbones import Backbone
+from sightline.training.objective import ObjectivePlugin, objective_named
 from sightline.training.optimization import Optimization
 
-__all__ = ["FOLDER", "Recipe", "Training", "make_parts", "make_recipe", "read_recipe", "recipe_names"]
+__all__ = ["FOLDER", "Pretraining", "Recipe", "Training", "make_parts", "make_recipe", "read_recipe", "recipe_names"]
 
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -49,6 +49,22 @@ class Training:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
 
 
+WATCHERS = ("knn", "rank", "collapse")
+
+
+@dataclass(frozen=True)
+class Pretraining(Training):
+    """Settings of the loop of a pre-training."""
+
+    watch: tuple[str, ...] = WATCHERS  # what is told on the way, see watchers.py
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.watch:
+            if name not in WATCHERS:
+                raise InputError(f"There is no watcher {name!r}{nearest(name, WATCHERS)}")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a training."""
@@ -56,13 +72,13 @@ class Recipe:
     objective: str
     backbone: Backbone
     optimization: Optimization
-    training: Training
+    training: Pretraining
     config: Any  # the objective's own settings
 
     @property
-    def plugin(self) -> ModuleType:
+    def plugin(self) -> ObjectivePlugin:
         """The file of `training/objectives/`."""
-        return plugins.find("objectives", self.objective)
+        return objective_named(self.objective)
 
     def values(self) -> dict[str, Any]:
         """All settings in one flat table; those of a hybrid's parts in tables of their own."""
@@ -99,8 +115,8 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     """
     if objective == "finetune":
         raise InputError("This is a recipe of fine-tuning, not of pre-training; use it with `sightline finetune`")
-    config = plugins.find("objectives", objective).Config
-    return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Training, config), layers))
+    config = objective_named(objective).Config
+    return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 
 
 def make_parts(objective: str, parts: Sequence[type[Any]], layers: Iterable[Mapping[str, Any]]) -> list[Any]:

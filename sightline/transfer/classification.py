@@ -11,17 +11,18 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sightline.core.schedules import Progress
+from sightline.training import objective
+from sightline.training.momentum import follow
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
-__all__ = ["Objective", "logits_of", "update_average"]
+__all__ = ["Objective", "logits_of"]
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Objective(nn.Module):
     def after_step(self, progress: Progress) -> None:
         """The average follows."""
         if self.average is not None:
-            update_average(self.average, self.model, self.ema)
+            follow(self.average, self.model, self.ema, buffers=True)
 
     def lr_scales(self) -> dict[str, float]:
         """layer_decay^(L + 1 − layer) by the name of the parameter."""
@@ -75,20 +76,3 @@ def logits_of(output: Any) -> Tensor:
     """Scores of classes (B, K) from what a model says; those of Hugging Face say more."""
     scores: Tensor = getattr(output, "logits", output)
     return scores
-
-
-@torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
-    """average ← momentum · average + (1 − momentum) · model, for weights and for the statistics of norms.
-
-    >>> average, model = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    >>> _ = nn.init.constant_(average.weight, 1.0), nn.init.constant_(model.weight, 2.0)
-    >>> update_average(average, model, 0.75)
-    >>> average.weight.item()
-    1.25
-    """
-    pairs = list(zip(average.state_dict().values(), model.state_dict().values(), strict=True))
-    ours, theirs = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
-    torch._foreach_lerp_(ours, theirs, 1 - momentum)
-    for counter, theirs_ in ((a, b) for a, b in pairs if not a.is_floating_point()):
-        counter.copy_(theirs_)

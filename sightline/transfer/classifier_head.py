@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,17 +68,18 @@ def with_classifier(
     with torch.no_grad():
         for name, value in kept.items():
             built.module.get_parameter(name).copy_(value)
-    ready = build_encoder(
+    notes = []
+    if drop_path and "drop_path_rate" not in parse_reference(str(built.architecture)).options:
+        notes.append(f"drop_path={drop_path} is for encoders of timm, {encoder.reference} keeps its own")
+    return build_encoder(
         built.module,
         reference=encoder.reference,
         name=encoder.name,
         preprocess=encoder.preprocess,
         architecture=built.architecture,
+        classes=classes,
+        notes=notes,
     )
-    ready.classes = tuple(classes)
-    if drop_path and "drop_path_rate" not in parse_reference(str(built.architecture)).options:
-        ready.notes.append(f"drop_path={drop_path} is for encoders of timm, {encoder.reference} keeps its own")
-    return ready
 
 
 def _built(encoder: Encoder, classes: int, pool: str, drop_path: float, seed: int) -> Encoder:
@@ -107,8 +109,7 @@ def _built(encoder: Encoder, classes: int, pool: str, drop_path: float, seed: in
         without = {"head", "pooler", *filter(None, options.get("without", "").split(","))}
         options |= {"num_classes": str(classes), "without": ",".join(sorted(without))}
     built = load_encoder(str(Reference(reference.source, reference.id, "random", options | {"seed": str(seed)})))
-    built.architecture = str(Reference(reference.source, reference.id, "random", options))
-    return built
+    return replace(built, architecture=str(Reference(reference.source, reference.id, "random", options)))
 
 
 def _unpooled(encoder: Encoder) -> str | None:

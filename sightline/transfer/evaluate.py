@@ -1,49 +1,75 @@
-"""A classifier's decisions on a split."""
+"""A classifier's decisions on a split, and how many of them are right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from sightline.encoders.encoder import Encoder
-from sightline.images.pipeline import Batch, batches
+from sightline.core.processes import rank, world
+from sightline.encoders.modules.mode import evaluating
+from sightline.images.pipeline import batches
+from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.training.collectives import total
 from sightline.transfer.classification import logits_of
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-__all__ = ["_accuracy", "_right"]
+__all__ = ["accuracy", "decisions", "right"]
 
 
-@torch.no_grad()
-def _right(
-    tuned: Encoder, data: Images, batch: int, device: torch.device, workers: int | None
-) -> npt.NDArray[np.bool_]:
-    """Which of the labelled test images that can be read the classifier gets right."""
-    truth, decided = data.labels_of("test"), np.full(len(data.indices("test")), -1)
-    module = tuned.module.to(device).eval()
-    for part in batches(data, [tuned.preprocess], splits=["test"], batch=batch, workers=workers):
-        scores = logits_of(module(tuned.preprocess.normalize(part.pixels[tuned.preprocess].to(device))))
-        decided[part.rows] = scores.argmax(1).cpu()
-    right: npt.NDArray[np.bool_] = (decided == truth)[(decided >= 0) & (truth >= 0)]
-    return right
+BATCH = 256
 
 
 @torch.no_grad()
-def _accuracy(module: nn.Module, encoder: Encoder, found: Iterable[Batch], device: torch.device) -> float:
-    """Share of the labelled images that the classifier gets right, over all processes; `encoder` prepares them."""
-    counts = torch.zeros(2, dtype=torch.float64, device=device)  # right, of so many
-    with replace(encoder, module=module).evaluating():
-        for batch in found:
-            labels = batch.labels.to(device)
-            scores = logits_of(module(encoder.preprocess.normalize(batch.pixels[encoder.preprocess].to(device))))
-            counts += torch.stack([(scores.argmax(1) == labels).sum(), (labels >= 0).sum()])
-    right, n = total(counts)
-    return float(right / n)
+def decisions(
+    module: nn.Module,
+    images: Images,
+    split: str,
+    *,
+    preprocess: Preprocess,
+    device: torch.device,
+    batch: int = BATCH,
+    workers: int | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> npt.NDArray[np.int64]:
+    """The class that each image of a split is taken for; −1 where it cannot be read or is not in the share.
+
+    `share` is the number of this process and that of all: each of them decides on some of the batches.
+    """
+    decided = np.full(len(images.indices(split)), -1)
+    found = batches(images, [preprocess], splits=[split], batch=batch, workers=workers, rank=share[0], world=share[1])
+    with evaluating(module):
+        for part in found:
+            scores = logits_of(module(preprocess.normalize(part.pixels[preprocess].to(device))))
+            decided[part.rows] = scores.argmax(1).cpu()
+    return decided
+
+
+def right(decided: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each decision that was made on a labelled image is right.
+
+    >>> right(np.array([3, 1, -1, 2]), np.array([3, 2, 0, -1]))
+    array([ True, False])
+    """
+    result: npt.NDArray[np.bool_] = (decided == truth)[(decided >= 0) & (truth >= 0)]
+    return result
+
+
+def accuracy(
+    module: nn.Module,
+    images: Images,
+    split: str,
+    *,
+    preprocess: Preprocess,
+    device: torch.device,
+    workers: int | None = None,
+) -> float:
+    """Share of the labelled images that the classifier gets right; the processes of a training share the images."""
+    decided = decisions(
+        module, images, split, preprocess=preprocess, device=device, workers=workers, share=(rank(), world())
+    )
+    mine = right(decided, images.labels_of(split))
+    counts = torch.tensor([mine.sum(), len(mine)], dtype=torch.float64, device=device)
+    hits, n = total(counts)
+    return float(hits / n)

@@ -7,27 +7,34 @@ start and after every epoch, `run:FOLDER?epoch=3`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
 
 from sightline.core import ownership
 from sightline.core.errors import InputError, nearest
-from sightline.core.processes import by_first, rank, world
+from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
 from sightline.core.schedules import Progress
 from sightline.core.settings import flatten
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
-from sightline.images.pipeline import batches
 from sightline.images.sets import Images
 from sightline.training.feed import Feed
-from sightline.training.folder import Prepared, compile_blocks, export, kept_recipe, train_in
+from sightline.training.folder import (
+    check_unchanged,
+    compile_blocks,
+    kept_recipe,
+    start,
+    tell_skipped,
+    training_folder,
+)
+from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.monitor import read_metrics
 from sightline.training.optimization import Optimization
@@ -35,14 +42,13 @@ from sightline.training.recipe import Training, make_parts, read_recipe
 from sightline.training.soft_labels import Mixing
 from sightline.transfer.classification import Objective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
-from sightline.transfer.evaluate import _accuracy
+from sightline.transfer.evaluate import accuracy
 
 __all__ = ["NAME", "Config", "Recipe", "finetune", "make_recipe"]
 
 
 NAME = "finetune"  # of the objective in recipes
 ACCURACIES = ("val_accuracy", "test_accuracy")
-BATCH = 256  # of evaluations
 
 
 @dataclass(frozen=True)
@@ -125,54 +131,54 @@ def finetune(
     `finetune("zoo:moco_v3", "shapes?size=48", "runs/tuned", settings={"epochs": 2, "reinit": "last:2"})`.
     Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
     """
-    out = Path(out)
+    launch, out = Launch(resume, overwrite, device, devices, nodes, workers, show_progress), Path(out)
     layers = [dict(settings or {})]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})
     if what is not None:
         layers.append({"encoder": what if isinstance(what, str) else what.reference})
-    wanted = kept_recipe(out, make_recipe, recipe, layers, resume, overwrite)
-    if wanted is None:
+    wanted = _resolve(out, recipe, layers, launch)
+    begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
+    fabric, data = start(wanted, images, launch)
+    parts = _prepare(wanted, begins_with, data, fabric, launch)
+    with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with) as folder:
+        last = _train(wanted, data, parts, folder.path, fabric, launch)
+        by_first(lambda: _note_results(out))
+        if launch.show_progress:
+            tell_skipped(parts.feed)
+    tuned = folder.encoder(last)
+    results = json.loads((out / "run.json").read_text()).get("results", {})
+    told = [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
+    return replace(tuned, notes=[*tuned.notes, *told])
+
+
+def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch) -> Recipe:
+    """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
+    kept = kept_recipe(out, launch)
+    if kept is None:
         wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), *layers)
+    else:
+        wanted = make_recipe(kept)
+        given = [] if recipe is None else [read_recipe(recipe)]
+        check_unchanged(out, wanted, make_recipe(wanted.values(), *given, *layers))
     if not wanted.config.encoder:
         raise InputError("Say what to fine-tune, such as `sightline finetune zoo:moco_v3`")
-    start = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
-
-    def prepare(data: Images, fabric: Fabric) -> Prepared:
-        return _prepare(wanted, start, data, out, fabric, workers, show_progress)
-
-    tuned = train_in(
-        out,
-        NAME,
-        wanted,
-        images,
-        prepare,
-        resume=resume,
-        device=device,
-        devices=devices,
-        nodes=nodes,
-        show_progress=show_progress,
-    )
-    results = json.loads((out / "run.json").read_text()).get("results", {})
-    tuned.notes += [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
-    return tuned
+    return wanted
 
 
-def _prepare(
-    wanted: Recipe,
-    start: Encoder,
-    data: Images,
-    out: Path,
-    fabric: Fabric,
-    workers: int | None,
-    show_progress: bool,
-) -> Prepared:
+class _Parts(NamedTuple):
+    encoder: Encoder
+    objective: Objective
+    feed: Feed
+
+
+def _prepare(wanted: Recipe, begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
     if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
         raise InputError(f"Fine-tuning needs labels of two classes or more, which {data.name} has not; give others")
     encoder = with_classifier(
-        start,
+        begins_with,
         data.classes,
         pool=config.pool,
         drop_path=config.drop_path,
@@ -180,7 +186,7 @@ def _prepare(
         keep_head=config.keep_head,
         seed=seed,
     )
-    if show_progress and rank() == 0:
+    if launch.show_progress and rank() == 0:
         for note in encoder.notes:
             console().print(note)
     objective = Objective(
@@ -195,41 +201,45 @@ def _prepare(
     )
     if wanted.training.compile:
         compile_blocks(objective)
-    feed = Feed(
+    return _Parts(encoder, objective, _feed(wanted, encoder, objective, data, fabric.device, launch.workers))
+
+
+def _feed(
+    wanted: Recipe, encoder: Encoder, objective: Objective, data: Images, device: torch.device, workers: int | None
+) -> Feed:
+    return Feed(
         data,
-        (_view(config, encoder),),
+        (_view(wanted.config, encoder),),
         batch=wanted.optimization.batch,
         epochs=wanted.optimization.epochs,
-        seed=seed,
+        seed=wanted.training.seed,
         accumulate=wanted.optimization.accumulate,
         mean=encoder.preprocess.mean,
         std=encoder.preprocess.std,
-        device=fabric.device,
+        device=device,
         workers=workers,
         pairs=objective.pairs,
     )
 
-    def train() -> Mapping[str, float]:
-        torch.manual_seed(seed + 1 + rank())  # drop path differs between processes
-        last = Loop(
-            objective=objective,
-            feed=feed,
-            settings=wanted.optimization,
-            folder=out,
-            fabric=fabric,
-            title=f"{encoder.name} on {data.name}",
-            evaluate=_evaluation(objective, encoder, data, fabric.device, workers, show_progress),
-            evaluate_every=wanted.training.evaluate_every,
-            export=lambda folder: export(folder, encoder, objective, out.name),
-            keep=(lambda epoch: _keep(out, epoch, encoder, objective)) if config.save_epochs else None,
-            log_every=wanted.training.log_every,
-            save_minutes=wanted.training.save_minutes,
-            show_progress=show_progress,
-        ).run()
-        by_first(lambda: _note_results(out))
-        return last
 
-    return Prepared(feed, train, start)
+def _train(wanted: Recipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch) -> dict[str, float]:
+    """Gives the last row of the metrics, nothing if the training was finished already."""
+    torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
+    return Loop(
+        objective=parts.objective,
+        feed=parts.feed,
+        settings=wanted.optimization,
+        folder=out,
+        fabric=fabric,
+        title=f"{parts.encoder.name} on {data.name}",
+        encoder=replace(parts.encoder, name=out.name, reference=f"run:{out.name}"),
+        watchers=[_Accuracies(parts.objective, parts.encoder, data, fabric.device, launch)],
+        evaluate_every=wanted.training.evaluate_every,
+        keep_epochs=wanted.config.save_epochs,
+        log_every=wanted.training.log_every,
+        save_minutes=wanted.training.save_minutes,
+        show_progress=launch.show_progress,
+    ).run()
 
 
 def _view(config: Config, encoder: Encoder) -> Policy:
@@ -248,31 +258,40 @@ def _view(config: Config, encoder: Encoder) -> Policy:
     )
 
 
-def _evaluation(
-    objective: Objective, encoder: Encoder, data: Images, device: torch.device, workers: int | None, told: bool
-) -> Callable[[Progress], dict[str, float]]:
+class _Accuracies:
     """Accuracy on val on the way, and on test when all is done; processes share the images."""
-    labelled = [split for split in ("val", "test") if split in data.splits and (data.labels_of(split) >= 0).any()]
-    if "val" not in labelled and rank() == 0 and told:
-        console().print(f"{data.name} has no labelled val split, so there is no accuracy on the way")
 
-    def evaluate(progress: Progress) -> dict[str, float]:
-        found = {}
-        for split in labelled:
-            if split == "val" or progress.step == progress.steps:
-                share = batches(
-                    data, [encoder.preprocess], splits=[split], batch=BATCH, workers=workers, rank=rank(), world=world()
-                )
-                found[f"{split}_accuracy"] = _accuracy(objective.encoder, encoder, share, device)
-        return found
+    evaluates = True
 
-    return evaluate
+    def __init__(
+        self, objective: Objective, encoder: Encoder, data: Images, device: torch.device, launch: Launch
+    ) -> None:
+        self.objective, self.preprocess, self.data = objective, encoder.preprocess, data
+        self.device, self.workers = device, launch.workers
+        self.splits = [
+            split for split in ("val", "test") if split in data.splits and (data.labels_of(split) >= 0).any()
+        ]
+        if "val" not in self.splits and rank() == 0 and launch.show_progress:
+            console().print(f"{data.name} has no labelled val split, so there is no accuracy on the way")
 
+    def evaluate(self, progress: Progress) -> dict[str, float]:
+        """By split."""
+        return {
+            f"{split}_accuracy": accuracy(
+                self.objective.encoder,
+                self.data,
+                split,
+                preprocess=self.preprocess,
+                device=self.device,
+                workers=self.workers,
+            )
+            for split in self.splits
+            if split == "val" or progress.step == progress.steps
+        }
 
-def _keep(out: Path, epoch: int, encoder: Encoder, objective: Objective) -> None:
-    """The weights after an epoch, a whole folder or none."""
-    with ownership.new_folder(out, out / "epochs" / f"{epoch:04d}") as temporary:
-        export(temporary, encoder, objective, out.name)
+    def warning(self, row: Mapping[str, float]) -> str | None:
+        """It has none."""
+        return None
 
 
 def _note_results(out: Path) -> None:

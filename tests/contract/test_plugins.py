@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 import vl_convert
 import xarray as xr
 
@@ -30,6 +29,7 @@ from sightline.images.augment.policy import Policy
 from sightline.images.pipeline import batches
 from sightline.images.sets import Images, join
 from sightline.images.views import make_view
+from sightline.measure.contract import Analysis, analysis
 from sightline.measure.plan import Cost, Key, Plan, make_plans
 from sightline.measure.streaming import result_of
 from sightline.report.figures import Figure
@@ -37,14 +37,15 @@ from sightline.training.backbones import Backbone, build
 from sightline.training.checkpoints import load_module, save_checkpoint, tensors_of
 from sightline.training.feed import Feed
 from sightline.training.loop import Loop, Stopped
-from sightline.training.objective import First, Views
+from sightline.training.objective import First, Objective, Views, objective_named
+from sightline.training.objectives.hybrid import possible_parts
 from sightline.training.optimization import Optimization, make_optimizer
 from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
 
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
-ANALYSES = plugins.names("analyses")
-OBJECTIVES = plugins.names("objectives")
+ANALYSES = plugins.built_in("analyses")
+OBJECTIVES = plugins.built_in("objectives")
 BATCH = 8
 
 
@@ -87,13 +88,12 @@ def feed(metric: Any, name: str, plan: Plan, numbers: Any = None, change: Any = 
             if numbers is not None and batch.number not in numbers:
                 continue
             reductions: dict[Key, Any] = {}
-            if hasattr(metric, "begin"):
-                metric.begin(batch)
+            metric.begin(batch)
             for (key, encoder), view in itertools.product(plan.encoders.items(), plan.views[batch.split]):
 
                 def see(site: str, x: Any, key: str = key, view: str = view, into: Any = reductions) -> None:
                     whose = Key(key, site, view)
-                    if isinstance(x, AttentionProduct) and not getattr(metric, "products", False):
+                    if isinstance(x, AttentionProduct) and not metric.products:
                         x = x.map()
                     into[whose] = metric.reduce(whose, x if change is None else change(whose, x))
 
@@ -134,7 +134,7 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     for text in (module.__doc__, module.TITLE, module.QUESTION, module.FORMULA, module.HOW_TO_READ, module.SOURCE):
         assert text.strip()
     assert isinstance(module.SITES, tuple)
-    assert set(module.SPLITS) <= {"train", "val", "test", "conflict"}
+    assert set(module.SPLITS) <= {"train", "val", "test", *analysis(name).IMAGES}
     assert isinstance(module.ANY_SITE, bool)
     for split in module.SPLITS:
         assert module.views(module.Config(), split)
@@ -143,7 +143,7 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     assert {"rotation", "scale", "translation", "batching", "order"} >= module.INVARIANT_TO
     assert dataclasses.is_dataclass(module.Config)
     assert module.Config.__dataclass_params__.frozen
-    assert issubclass(module.Analysis, torchmetrics.Metric)
+    assert issubclass(module.Analysis, Analysis)
     public = [getattr(module, word) for word in module.__all__]
     assert any(inspect.isfunction(word) and ">>>" in (word.__doc__ or "") for word in public)
     page = Path(__file__).parents[2] / "docs" / "analyses" / f"{name}.md"
@@ -273,8 +273,8 @@ def little(name: str) -> dict[str, Any]:
 
 
 def parts_of(name: str) -> set[str]:
-    module = plugins.find("objectives", name)
-    return {*module.RECONSTRUCTIVE, *module.JOINT_EMBEDDING}
+    assert name == "hybrid"
+    return set(possible_parts("reconstructive", "joint-embedding"))
 
 
 @dataclasses.dataclass
@@ -287,11 +287,11 @@ class Made:
 
 
 def make_objective(name: str, data: Images, seed: int = 0, kind: str = "vit") -> Made:
-    module = plugins.find("objectives", name)
+    module = objective_named(name)
     config = make_recipe(name, little(name)).config
-    encoder = build(BACKBONES[kind], len(data.classes) if getattr(module, "LABELS", False) else 0, seed)
+    encoder = build(BACKBONES[kind], len(data.classes) if module.LABELS else 0, seed)
     torch.manual_seed(seed)
-    plan = getattr(module, "first", lambda *_: None)(config, TINY)
+    plan = module.first(config, TINY)
     objective = module.Objective(encoder.module, config, *([] if plan is None else [plan.objective]))
     feed = Feed(data, module.views(config, TINY), batch=16, epochs=1, workers=0)
     return Made(objective.train(), next(feed.views())[0], encoder)
@@ -308,7 +308,7 @@ def no_progress(views: Views) -> Views:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_says_what_it_is(name: str) -> None:
-    module = plugins.find("objectives", name)
+    module: Any = objective_named(name)
     assert module.__doc__.strip()
     assert "Source" in module.__doc__
     assert module.TITLE.strip()
@@ -321,11 +321,10 @@ def test_an_objective_says_what_it_is(name: str) -> None:
     assert isinstance(policies, tuple)
     assert policies
     assert all(isinstance(policy, Policy) for policy in policies)
-    assert issubclass(module.Objective, torch.nn.Module)
+    assert issubclass(module.Objective, Objective)
     assert isinstance(module.Objective.encoder, property)
     assert callable(module.Objective.after_step)
-    if hasattr(module, "first"):
-        assert isinstance(module.first(config, Backbone()), First | None)
+    assert isinstance(module.first(config, Backbone()), First | None)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -347,7 +346,7 @@ def test_an_objective_gives_a_loss_and_scalars(name: str, shapes: Images) -> Non
 def test_layers_of_a_head_fit_together(name: str, kind: str, shapes: Images) -> None:
     """The first sees the features of the encoder, each other one what the one before it gives."""
     made: Any = make_objective(name, shapes, kind=kind).objective
-    layers = [layer for layer, _ in made.head_of(made.encoder)] if hasattr(made, "head_of") else []
+    layers = [layer for layer, _ in made.head_of(made.encoder)]
     widths = [made.encoder.num_features, *(layer.outputs for layer in layers)]
     assert [layer.inputs for layer in layers] == widths[:-1]
 
@@ -379,8 +378,7 @@ def descend(made: Made, steps: int, follow: bool) -> list[float]:
         loss, _ = made.objective(no_progress(made.views))
         loss.backward()
         losses.append(loss.item())
-        if hasattr(made.objective, "before_step"):
-            made.objective.before_step(STEP)
+        made.objective.before_step(STEP)
         optimizer.step()
         optimizer.zero_grad()
         if follow:
@@ -491,7 +489,7 @@ def test_a_stopped_training_of_any_objective_goes_on_bit_exactly(
 def _finished(loop: Loop) -> int:
     """Steps of a training proper; what it needs trained before is not stopped."""
     assert loop.monitor is not None
-    return int(loop.monitor.rows[-1]["step"]) if loop.export is not None and loop.monitor.rows else 0
+    return int(loop.monitor.rows[-1]["step"]) if loop.encoder is not None and loop.monitor.rows else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -545,4 +543,4 @@ def test_plugins_are_the_files_of_their_folder() -> None:
     for kind, rooms in plugins.ROOMS.items():
         folders = [Path(sl.__file__).parent / room.replace(".", "/") for room in rooms]
         files = [path for folder in folders for path in folder.iterdir() if not path.name.startswith("_")]
-        assert plugins.names(kind) == sorted(path.stem for path in files if path.suffix == ".py" or path.is_dir())
+        assert plugins.built_in(kind) == sorted(path.stem for path in files if path.suffix == ".py" or path.is_dir())

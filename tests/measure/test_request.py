@@ -14,7 +14,7 @@ from sightline.core.errors import InputError
 from sightline.core.run_folder import Run
 from sightline.images.loading import load_images
 from sightline.images.sets import Images, join
-from sightline.measure.plan import module_of
+from sightline.measure.contract import analysis
 from sightline.measure.request import choose_analyses, default_analyses
 
 VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
@@ -33,7 +33,7 @@ def images() -> Images:
 def test_what_is_forwarded_once_runs_by_default() -> None:
     assert {"cka", "knn", "attention", "fourier"} <= set(default_analyses())
     assert not {"noise", "invariance", "orientation", "shape_bias"} & set(default_analyses())
-    configs, named = choose_analyses(None, {"knn": module_of("knn").Config(k=3)})
+    configs, named = choose_analyses(None, {"knn": analysis("knn").Config(k=3)})
     assert list(configs) == default_analyses()
     assert configs["knn"].k == 3
     assert named == {"knn"}

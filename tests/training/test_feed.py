@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from sightline.core.errors import InputError
-from sightline.core.keyed_random import id_keys
+from sightline.core.keyed_random import fold, id_keys
+from sightline.images.augment.crops import boxes, flips
 from sightline.images.augment.policies import moco_v3
 from sightline.images.augment.policy import Policy
 from sightline.images.loading import load_images
 from sightline.images.sets import Images, Item
+from sightline.images.targets import move
 from sightline.training import feed as feeding
 from sightline.training.feed import Feed, Order
 from sightline.training.objective import Views
@@ -347,3 +349,64 @@ def test_a_batch_that_cannot_be_shared_is_a_sentence(monkeypatch: pytest.MonkeyP
     as_process(monkeypatch, 0, 3)
     with pytest.raises(InputError, match="8 images cannot be shared by 3 processes with 1 forward each"):
         make(make_images())
+
+
+def test_targets_come_with_the_views_and_are_those_of_their_crops() -> None:
+    images = load_images("shapes:scenes?size=24&train=24&val=0&test=0")
+    policies = (Policy(12, crop=(0.3, 0.8)), Policy(24, crop=None, flip=0.0))
+    feed = make(images, policies, targets=True, epochs=1)
+    seen = 0
+    for step, (views,) in enumerate(feed.views()):
+        chosen, keys = feed.order.at(step)
+        assert [len(of) for of in views.targets] == [BATCH, BATCH]
+        for number, policy in enumerate(policies):
+            own = fold(keys, 2, number)
+            where = boxes(np.full(BATCH, 24), np.full(BATCH, 24), policy, own)
+            for i, given in enumerate(images.targets(chosen)):
+                expected = move(given, where[i], bool(flips(policy, own)[i]), policy.size)
+                for part, other in zip(views.targets[number][i], expected, strict=True):
+                    assert torch.equal(part, torch.from_numpy(other))
+                seen += len(expected.labels)
+        assert views.part(slice(1, 2)).targets == views.targets[1:]
+        # The whole image has all that is in it.
+        assert [one.labels.tolist() for one in views.targets[1]] == [t.labels.tolist() for t in images.targets(chosen)]
+    assert seen > 48
+
+
+def test_targets_do_not_depend_on_workers_processes_and_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = load_images("shapes:scenes?size=24&train=24&val=0&test=0")
+
+    def told(feed: Feed) -> list[list[list[float]]]:
+        return [[one.boxes.flatten().tolist() for v in step for one in v.targets[0]] for step in feed.views()]
+
+    whole = told(make(images, POLICIES[:1], targets=True, epochs=1))
+    assert told(make(images, POLICIES[:1], targets=True, epochs=1, workers=2)) == whole
+    assert told(make(images, POLICIES[:1], targets=True, epochs=1, accumulate=2)) == whole
+    shares = []
+    for rank in range(2):
+        monkeypatch.setattr(feeding, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(feeding, "world", lambda: 2)
+        shares.append(told(make(images, POLICIES[:1], targets=True, epochs=1)))
+    assert [one + other for one, other in zip(*shares, strict=True)] == whole
+
+
+def test_an_unreadable_image_is_replaced_with_its_targets() -> None:
+    images = load_images("shapes:scenes?size=24&train=24&val=0&test=0")
+
+    @dataclass(frozen=True)
+    class Damaged(Broken):
+        def targets(self, indices: Sequence[int]) -> list[Any]:
+            found: list[Any] = self.source.targets(indices)
+            return found
+
+    damaged = replace(images, source=Damaged(images.source, frozenset({3, 11})))
+    for (views,) in make(damaged, PLAIN, targets=True, epochs=1).views():
+        firsts = [int(one.labels[0]) if len(one.labels) else None for one in views.targets[0]]
+        assert all(first in (None, label) for first, label in zip(firsts, views.labels.tolist(), strict=True))
+
+
+def test_targets_that_cannot_be_moved_are_refused() -> None:
+    with pytest.raises(InputError, match="has no boxes, masks or segmentation maps"):
+        make(make_images(), targets=True)
+    with pytest.raises(InputError, match="RandAugment"):
+        make(load_images("shapes:scenes?train=24"), [Policy(12, randaugment=(9.0, 0.5))], targets=True)

@@ -113,17 +113,6 @@ def test_a_file_without_rows_is_no_obstacle(tmp_path: Path, content: bytes) -> N
     assert table(tmp_path).step.tolist() == [4]
 
 
-def test_collapse_is_said_once(tmp_path: Path) -> None:
-    with monitor(tmp_path) as it:
-        assert it.collapse(row(1, std=0.8)) is None
-        assert it.collapse(row(2, deviation_std=0.0, stdev=0.0)) is None  # other numbers
-        assert it.collapse({"step": 3, "moco_v3.std": 0.02}) == (
-            "The embeddings have nearly collapsed at step 3: moco_v3.std = 0.020, where 1 is spread out and 0 is the "
-            "same for all images; a lower lr, a longer warm-up or a larger batch may help"
-        )
-        assert it.collapse(row(4, std=0.0)) is None
-
-
 def test_what_is_not_a_number_is_written_but_not_drawn(tmp_path: Path) -> None:
     with monitor(tmp_path) as it:
         it.write(row(1, gradient_norm=float("inf"), entropy=float("nan")))

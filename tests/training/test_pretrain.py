@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
-from sightline.training.knn_monitor import OnlineKnn
 from sightline.training.loop import Loop, Stopped
 from sightline.training.pretrain import pretrain
+from sightline.training.watchers import FeatureWatch
 
 TINY: dict[str, Any] = {
     "backbone": "vit",
@@ -91,7 +91,7 @@ def test_a_training_leaves_an_encoder_and_its_numbers(whole: Path) -> None:
 
 def test_the_encoder_is_the_one_that_was_evaluated(whole: Path) -> None:
     encoder = sl.load_encoder(f"run:{whole}")
-    knn = OnlineKnn(sl.load_images(TINY["images"]), encoder.preprocess, torch.device("cpu"))
+    knn = FeatureWatch(sl.load_images(TINY["images"]), encoder.preprocess, torch.device("cpu"))
     last = pd.read_csv(whole / "metrics.csv").iloc[-1]
     assert knn(encoder.module) == pytest.approx({"knn_cls": last.knn_cls, "knn_gap": last.knn_gap}, abs=1e-5)
 

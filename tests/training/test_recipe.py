@@ -17,7 +17,7 @@ from sightline.core.errors import InputError
 from sightline.core.settings import parse_settings, to_toml
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization
-from sightline.training.recipe import FOLDER, Training, make_recipe, read_recipe, recipe_names
+from sightline.training.recipe import FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
 from sightline.transfer.finetune import make_recipe as make_finetuning
 
 OBJECTIVES = plugins.names("objectives")
@@ -66,7 +66,7 @@ def test_layers_override_each_other() -> None:
     recipe = make_recipe("mae", {"lr": 0.1, "depth": 3, "mask_ratio": 0.5}, {"lr": 0.2}, {"mask_ratio": 0.6})
     assert recipe.optimization == Optimization(lr=0.2)
     assert recipe.backbone == Backbone(depth=3)
-    assert recipe.training == Training()
+    assert recipe.training == Pretraining()
     assert recipe.config == plugins.find("objectives", "mae").Config(mask_ratio=0.6)
 
 
@@ -146,7 +146,7 @@ def test_a_recipe_of_another_objective_is_refused() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_keys_are_unambiguous(objective: str) -> None:
     """A recipe is one flat table, so no two parts may have a setting of the same name."""
-    parts = (Backbone, Optimization, Training, plugins.find("objectives", objective).Config)
+    parts = (Backbone, Optimization, Pretraining, plugins.find("objectives", objective).Config)
     keys = [{field.name for field in dataclasses.fields(part)} for part in parts]
     for one, other in combinations(keys, 2):
         assert not one & other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -296,8 +297,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     unlabelled = sl.load_images(np.zeros((40, 16, 16, 3), np.uint8))
     with pytest.raises(InputError, match="needs labels of two classes or more"):
         tune(tmp_path / "run", images=unlabelled)
-    tall = sl.load_encoder(VIT)
-    tall.preprocess = sl.Preprocess((16, 8), (16, 8))
+    tall = dataclasses.replace(sl.load_encoder(VIT), preprocess=sl.Preprocess((16, 8), (16, 8)))
     with pytest.raises(InputError, match="16 × 8; only square ones"):
         tune(tmp_path / "run", tall)
     with pytest.raises(

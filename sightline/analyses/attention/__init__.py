@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torchmetrics
 import xarray as xr
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from sightline.analyses.attention.charts import figures, headlines
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
+from sightline.measure import contract
 from sightline.measure.estimators.attention import EPSILON, distance_and_nmi, nmi_of, patch_distances, unattended
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -37,7 +37,26 @@ if TYPE_CHECKING:
     from sightline.encoders.attention import AttentionProduct
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "attention_distance", "attention_nmi", "figures", "headlines"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "attention_distance",
+    "attention_nmi",
+    "cost",
+    "figures",
+    "headlines",
+    "views",
+]
 
 
 TITLE = "Attention distance and NMI"
@@ -155,7 +174,7 @@ class Reduction(NamedTuple):
     maps: Tensor | None  # uint8 (chosen images, H, queries, keys)
 
 
-class Analysis(torchmetrics.Metric):
+class Analysis(contract.Analysis):
     """Sums both numbers of every head over images, and keeps quantised maps of a few images."""
 
     full_state_update = False

@@ -36,7 +36,29 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = ["Analysis", "Config", "cka", "figures", "headlines", "study", "study_figure", "summaries"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "PROJECTION",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cka",
+    "cost",
+    "figures",
+    "headlines",
+    "study",
+    "study_figure",
+    "summaries",
+    "views",
+]
 
 
 TITLE = "CKA"

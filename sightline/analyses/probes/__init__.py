@@ -45,7 +45,27 @@ from sightline.measure.request import check_labels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Analysis", "Config", "figures", "headlines", "mean_of_best", "summary"]
+__all__ = [
+    "ANY_SITE",
+    "BY_DEFAULT",
+    "FORMULA",
+    "HOW_TO_READ",
+    "INVARIANT_TO",
+    "QUESTION",
+    "SITES",
+    "SOURCE",
+    "SPLITS",
+    "TITLE",
+    "Analysis",
+    "Config",
+    "cost",
+    "figures",
+    "headlines",
+    "mean_of_best",
+    "precision",
+    "summary",
+    "views",
+]
 
 
 TITLE = "Probes"
@@ -146,6 +166,11 @@ class Config(Sweep):
 def views(config: Config, split: str) -> tuple[str, ...]:
     """The images as they are."""
     return ("plain",)
+
+
+def precision(config: Config) -> str:
+    """In what probes are trained."""
+    return config.precision
 
 
 class Analysis(Pooled):

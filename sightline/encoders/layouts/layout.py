@@ -1,13 +1,7 @@
 """Checkpoints of official code: which encoder is in a file, under timm's names, and how it is built.
 
-A format is one file of `encoders/formats/` (mae, moco_v3, dino, …) with
-
-    TITLE                         its name in words: "MAE"
-    recognizes(checkpoint)        -> str: by what the file is surely of this format, "" if it need not be
-    layout(checkpoint, options)   -> Layout: the encoder in the file; InputError if it cannot be read as this format
-    load(reference)               -> Encoder, `open_layout` of the two above
-
-A layout is put together from names and shapes, and no model is built for it.
+A format is one file of `encoders/formats/` (mae, moco_v3, dino, …), whose contract is `contract.Format`; its `load` is
+`open_layout` of its `layout`. A layout is put together from names and shapes, and no model is built for it.
 """
 
 from __future__ import annotations
@@ -24,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sightline.core import plugins
 from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference, parse_reference
+from sightline.encoders.contract import format_named
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint
 from sightline.encoders.files.weights import left_out
@@ -88,9 +83,9 @@ def open_layout(
     formats = recognized(checkpoint)
     if formats and reference.source not in formats:
         source, why = next(iter(formats.items()))
-        title = plugins.find("sources", source).TITLE
+        title = format_named(source).TITLE
         raise InputError(f"{reference.id!r} is a checkpoint of {title}: {why}; write {source}:{reference.id}")
-    title = plugins.find("sources", reference.source).TITLE
+    title = format_named(reference.source).TITLE
     return build(find_layout(layout, title, checkpoint, reference.options), reference)
 
 
@@ -112,8 +107,7 @@ def find_layout(
 
 def recognized(checkpoint: Checkpoint) -> dict[str, str]:
     """The formats that a checkpoint is surely of, and by what: {"mae": "it has a ViT with decoder_embed and …"}."""
-    sources = ((name, plugins.find("sources", name)) for name in plugins.names("sources"))
-    found = {name: source.recognizes(checkpoint) for name, source in sources if hasattr(source, "recognizes")}
+    found = {name: format_named(name).recognizes(checkpoint) for name in plugins.names("formats")}
     return {name: why for name, why in found.items() if why}
 
 

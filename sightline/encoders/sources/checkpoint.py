@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.core import plugins
 from sightline.core.errors import InputError, nearest, some
 from sightline.core.references import Reference
+from sightline.encoders.contract import format_named, source
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
 from sightline.encoders.layouts.beit import holds_beit
@@ -26,6 +26,7 @@ from sightline.encoders.layouts.resnet import holds_resnet, resnet_layout
 from sightline.encoders.layouts.timm import convnext_layout, holds_convnext, holds_vit_of_timm, timm_vit_layout
 from sightline.encoders.layouts.vit import Official, bare, holds_vit, vit_layout
 from sightline.encoders.modules.positions import by_size
+from sightline.encoders.sources import timm
 from sightline.images.preprocess import Preprocess
 
 EXAMPLE = "checkpoint:mae_pretrain_vit_base.pth"
@@ -67,14 +68,13 @@ def load(reference: Reference) -> Encoder:
         other, why = described
         if path.is_file() and (kind := other_kind(read_checkpoint(path))):
             raise InputError(kind)
-        source = plugins.find("sources", other.source)
-        encoder: Encoder = source.load(replace(other, options=other.options | reference.options))
+        encoder = source(other.source).load(replace(other, options=other.options | reference.options))
         if other.source == "timm":
             given = read_json(path.parent / "config.json" if path.is_file() else path / "config.json")
-            encoder.preprocess = source.preprocess_of(encoder.module, official=True, given=given["pretrained_cfg"])
-        encoder.reference = str(reference)
-        encoder.notes.insert(0, f"recognised as {other.source}:{other.id}: {why}")
-        return encoder
+            official = timm.preprocess_of(encoder.module, official=True, given=given["pretrained_cfg"])
+            encoder = replace(encoder, preprocess=official)
+        notes = [f"recognised as {other.source}:{other.id}: {why}", *encoder.notes]
+        return replace(encoder, reference=str(reference), notes=notes)
     checkpoint = read_checkpoint(path)
     found = recognize(checkpoint)
     for key in reference.options:
@@ -130,17 +130,17 @@ def recognize(checkpoint: Checkpoint) -> Recognized:
         return Recognized("timm", "its header, written by sightline convert, names the architecture", _converted, ())
     formats = recognized(checkpoint)
     if len(formats) > 1:
-        alike = " and ".join(f"{plugins.find('sources', name).TITLE} ({why})" for name, why in formats.items())
+        alike = " and ".join(f"{format_named(name).TITLE} ({why})" for name, why in formats.items())
         choices = " or ".join(f"{name}:{path}" for name in formats)
         raise InputError(f"{path!r} looks like {alike}; say which it is: {choices}")
     for name, why in formats.items():
-        source = plugins.find("sources", name)
-        return Recognized(source.TITLE, why, source.layout, source.OPTIONS)
+        known = format_named(name)
+        return Recognized(known.TITLE, why, known.layout, known.OPTIONS)
     state = bare(checkpoint).state
-    if known := holds_beit(state):
+    if positions := holds_beit(state):
         raise InputError(
-            f"{path!r} is a ViT with {known}, of BEiT or of SimMIM, which normalise images differently; say which it "
-            f"is: beit:{path} or simmim:{path}"
+            f"{path!r} is a ViT with {positions}, of BEiT or of SimMIM, which normalise images differently; say which "
+            f"it is: beit:{path} or simmim:{path}"
         )
     if (found := _of_timm(state)) is not None:
         return found

@@ -35,8 +35,7 @@ def load(reference: Reference) -> Encoder:
     kept = _epoch(folder, epoch, reference)
     plain = replace(reference, options=options)
     encoder = load_folder(kept, f"{folder.name}, epoch {int(epoch)}", plain, folder / "recipe.toml")
-    encoder.reference = str(reference)
-    return encoder
+    return replace(encoder, reference=str(reference))
 
 
 def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:

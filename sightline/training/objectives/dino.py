@@ -32,15 +32,28 @@ from sightline.encoders.modules.projection import Trained, mlp_layers, unit_laye
 from sightline.encoders.modules.vit import features, is_vit, patch_of
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import momentum_copy, sinkhorn, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
 from sightline.training.objective import Views
 
-__all__ = ["Config", "Head", "Objective", "check_size", "cross_entropy", "local_size", "teacher_temperature", "views"]
+__all__ = [
+    "KIND",
+    "TITLE",
+    "Config",
+    "Head",
+    "Objective",
+    "check_size",
+    "cross_entropy",
+    "local_size",
+    "teacher_temperature",
+    "views",
+]
 
 
 TITLE = "DINO"
+KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,7 @@ class Head(nn.Module):
         return outputs
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Student and teacher, each a backbone with a head."""
 
     center: Tensor  # (K,)
@@ -211,8 +224,8 @@ class Objective(nn.Module):
         self.center.lerp_(mean(torch.stack(self.seen).mean(0)), 1 - self.config.center_momentum)
         self.seen.clear()
         momentum = cosine(self.config.momentum, 1.0, (progress.step - 1) / progress.steps)  # of the step just made
-        update_momentum(self.teacher_backbone, self.backbone, momentum)
-        update_momentum(self.teacher_head, self.head, momentum)
+        follow(self.teacher_backbone, self.backbone, momentum)
+        follow(self.teacher_head, self.head, momentum)
 
 
 def teacher_temperature(config: Config, epoch: int) -> float:

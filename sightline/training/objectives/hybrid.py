@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,16 @@ from sightline.core.schedules import Progress
 from sightline.core.settings import make_settings
 from sightline.encoders.modules.projection import Trained
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
-from sightline.training.objective import First, Views
+from sightline.training.objective import First, Views, objective_named
 
-__all__ = ["Config", "Objective", "first", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "first", "views"]
 
 
 TITLE = "Hybrid"
-RECONSTRUCTIVE = ("beit", "mae", "simmim")
-JOINT_EMBEDDING = ("dino", "moco_v3", "msn", "simclr")
+KIND = "hybrid"
+PARTS = {"mim": "reconstructive", "cl": "joint-embedding"}  # kinds of objectives
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,13 @@ class Config:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key, kind, names in (
-            ("mim", "reconstructive", RECONSTRUCTIVE),
-            ("cl", "joint-embedding", JOINT_EMBEDDING),
-        ):
-            name = getattr(self, key)
+        for key, name in {"mim": self.mim, "cl": self.cl}.items():
+            names = possible_parts(PARTS[key])
             if name not in names:
-                raise InputError(f"{key} is {name!r}, which is no {kind} objective{nearest(name, names)}")
+                raise InputError(f"{key} is {name!r}, which is no {PARTS[key]} objective{nearest(name, names)}")
         if not 0 <= self.weight <= 1:
             raise InputError(f"weight is λ, the share of {self.cl}, so it must lie in [0, 1], not at {self.weight}")
-        possible = RECONSTRUCTIVE + JOINT_EMBEDDING
+        possible = possible_parts(*PARTS.values())
         for name in self.settings:  # also of parts that are not chosen: a recipe may hold the settings of several
             if name not in possible:
                 raise InputError(f"{name!r} cannot be a part of a hybrid{nearest(name, possible)}")
@@ -68,7 +66,7 @@ class Config:
 
     def part(self, name: str) -> Any:
         """Settings of a part."""
-        config = plugins.find("objectives", name).Config
+        config = objective_named(name).Config
         known = [entry.name for entry in fields(config)]
         values = self.settings.get(name, {})
         for key in values:
@@ -85,6 +83,16 @@ class Config:
         return {name: share for name, share in ((self.mim, 1 - self.weight), (self.cl, self.weight)) if share}
 
 
+def possible_parts(*kinds: str) -> list[str]:
+    """Objectives of these kinds.
+
+    >>> [name for name in possible_parts("reconstructive") if name in plugins.built_in("objectives")]
+    ['beit', 'mae', 'simmim']
+    """
+    every = plugins.usable("objectives", objective_named)
+    return [name for kind in kinds for name, plugin in every.items() if kind == plugin.KIND]
+
+
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     """Those of the first part, then those of the second."""
     return tuple(policy for name in config.shares() for policy in _views(config, name, backbone))
@@ -92,19 +100,16 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 
 def first(config: Config, backbone: Backbone) -> First | None:
     """What the reconstructive part needs trained before it, if anything."""
-    plugin = plugins.find("objectives", config.mim)
-    if config.mim not in config.shares() or not hasattr(plugin, "first"):
+    if config.mim not in config.shares():
         return None
-    plan: First = plugin.first(config.part(config.mim), backbone)
-    return plan
+    return objective_named(config.mim).first(config.part(config.mim), backbone)
 
 
 def _views(config: Config, name: str, backbone: Backbone) -> tuple[Policy, ...]:
-    policies: tuple[Policy, ...] = plugins.find("objectives", name).views(config.part(name), backbone)
-    return policies
+    return objective_named(name).views(config.part(name), backbone)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Two objectives that train the same backbone."""
 
     def __init__(self, backbone: nn.Module, config: Config, first: nn.Module | None = None) -> None:
@@ -116,22 +121,22 @@ class Objective(nn.Module):
         start = 0
         for name in config.shares():
             more = () if first is None or name != config.mim else (first,)
-            self.parts[name] = plugins.find("objectives", name).Objective(backbone, config.part(name), *more)
+            part = objective_named(name).Objective(backbone, config.part(name), *more)
+            self.parts[name] = part
             stop = start + len(_views(config, name, Backbone()))  # their number does not depend on the backbone
             self.slices[name], start = slice(start, stop), stop
-            if hasattr(self.parts[name], "decoder"):
-                self.decoder = self.parts[name].decoder
+            if (decoder := dict(part.named_children()).get("decoder")) is not None:
+                self.decoder = decoder
 
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone; of a single part, that part's encoder."""
-        encoders: list[Any] = [part.encoder for part in self.parts.values()]
+        encoders = [part.encoder for part in self._parts()]
         return encoders[0] if len(encoders) == 1 else self.backbone
 
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """That of the joint-embedding part, if it counts."""
-        parts: list[Any] = [part for part in self.parts.values() if hasattr(part, "head_of")]
-        return tuple(layer for part in parts for layer in part.head_of(encoder))
+        return tuple(layer for part in self._parts() for layer in part.head_of(encoder))
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighted sum of the parts' losses; each loss and the parts' scalars under their names."""
@@ -145,13 +150,13 @@ class Objective(nn.Module):
 
     def before_step(self, progress: Progress) -> None:
         """Whatever the parts do between backward and the optimiser's step."""
-        self._tell("before_step", progress)
+        for part in self._parts():
+            part.before_step(progress)
 
     def after_step(self, progress: Progress) -> None:
         """Whatever the parts do after the optimiser's step."""
-        self._tell("after_step", progress)
+        for part in self._parts():
+            part.after_step(progress)
 
-    def _tell(self, moment: str, progress: Progress) -> None:
-        for part in self.parts.values():
-            if hasattr(part, moment):
-                getattr(part, moment)(progress)
+    def _parts(self) -> list[objective.Objective]:
+        return [cast(objective.Objective, part) for part in self.parts.values()]

@@ -32,15 +32,17 @@ from sightline.encoders.modules.projection import Trained, mlp_layers
 from sightline.encoders.modules.vit import Vit, features, fix_positions, is_vit, xavier
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import gather
-from sightline.training.momentum import momentum_copy, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, spread
 from sightline.training.objective import Views
 
-__all__ = ["Config", "Objective", "info_nce", "initialise", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "info_nce", "initialise", "views"]
 
 
 TITLE = "MoCo-v3"
+KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return tuple(replace(view, jitter=config.jitter) for view in views)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Encoder with projector and predictor, momentum encoder with projector, trained by InfoNCE both ways."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
@@ -123,8 +125,8 @@ class Objective(nn.Module):
         # the momentum of the step. Nothing happens in between: the update can end the step before, and a checkpoint
         # is then complete. What is lost is the update before the first step, when both encoders are the same.
         momentum = cosine(self.config.momentum, 1.0, progress.fraction)
-        update_momentum(self.momentum_backbone, self.backbone, momentum)
-        update_momentum(self.momentum_projector, self.projector, momentum)
+        follow(self.momentum_backbone, self.backbone, momentum)
+        follow(self.momentum_projector, self.projector, momentum)
 
 
 def features_of_each(backbone: nn.Module, pixels: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -32,16 +32,18 @@ from sightline.encoders.modules.projection import Trained, mlp_layers, unit_laye
 from sightline.encoders.modules.vit import Vit, features, grid_of, is_vit
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import momentum_copy, sinkhorn, spread, update_momentum
+from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
 from sightline.training.objective import Views
 from sightline.training.objectives.dino import check_size, local_size
 
-__all__ = ["Config", "Objective", "mean_entropy", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "mean_entropy", "views"]
 
 
 TITLE = "MSN"
+KIND = "joint-embedding"
 MOMENTUM_SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
@@ -99,7 +101,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return (*[full] * (1 + config.rand_views), *[focal] * config.focal_views)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Encoder and target encoder, each a ViT with a projection head, and prototypes."""
 
     backbone: Vit
@@ -186,8 +188,8 @@ class Objective(nn.Module):
         """Let the target encoder follow."""
         rise, config = MOMENTUM_SCHEDULES[self.config.momentum_schedule], self.config
         momentum = rise(config.momentum, config.momentum_end, (progress.step - 1) / progress.steps)  # of this step
-        update_momentum(self.target_backbone, self.backbone, momentum)
-        update_momentum(self.target_head, self.head, momentum)
+        follow(self.target_backbone, self.backbone, momentum)
+        follow(self.target_head, self.head, momentum)
 
 
 def mean_entropy(p: Tensor) -> Tensor:  # (VB, K) -> ()

@@ -22,20 +22,21 @@ from torch import Tensor, nn
 
 from sightline.core.errors import InputError
 from sightline.core.processes import rank
-from sightline.core.schedules import Progress
 from sightline.encoders.modules.projection import Trained, mlp_layers
 from sightline.encoders.modules.vit import features
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import gather
 from sightline.training.momentum import spread
 from sightline.training.objective import Views
 
-__all__ = ["Config", "Objective", "nt_xent", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "nt_xent", "views"]
 
 
 TITLE = "SimCLR"
+KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return tuple(replace(view, jitter=config.jitter, blur=config.blur) for view in views)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Encoder and projection head, trained by NT-Xent."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
@@ -90,9 +91,6 @@ class Objective(nn.Module):
         h = features(self.backbone, torch.cat(views.pixels))  # (2B, D)
         loss, accuracy = nt_xent(self.projector(h), self.config.temperature)
         return loss, {"accuracy": accuracy, "std": spread(h)}
-
-    def after_step(self, progress: Progress) -> None:
-        """Nothing follows a step."""
 
 
 def nt_xent(z: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # (2B, d) -> (), ()

@@ -23,17 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, counted
-from sightline.core.schedules import Progress
 from sightline.encoders.modules.masking import enlarge, hidden, patchify, random_masking
 from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit, patch_of
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone, freeze_head
 from sightline.training.objective import Views
 
-__all__ = ["Config", "Objective", "norm_target", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "norm_target", "views"]
 
 
 TITLE = "SimMIM"
+KIND = "reconstructive"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return (Policy(backbone.size, config.crop, interpolation="bilinear"),)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Backbone, mask token, and a linear head that predicts the pixels of each hidden patch."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
@@ -106,9 +107,6 @@ class Objective(nn.Module):
         target = norm_target(images, self.config.norm_target) if self.config.norm_target else images
         target = hidden(patchify(target, patch_of(self.backbone)), mask)  # (hidden, p·p·3)
         return F.l1_loss(pred.float(), target, reduction="sum") / (target.numel() / 3 + 1e-5) / 3
-
-    def after_step(self, progress: Progress) -> None:
-        """Nothing follows the optimiser's step."""
 
 
 def norm_target(images: Tensor, side: int) -> Tensor:  # (B, 3, h, w) -> (B, 3, h, w)

@@ -18,18 +18,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError
-from sightline.core.schedules import Progress
 from sightline.encoders.modules.vit import features
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
-__all__ = ["LABELS", "Config", "Objective", "views"]
+__all__ = ["KIND", "LABELS", "TITLE", "Config", "Objective", "views"]
 
 
 TITLE = "Supervised"
+KIND = "supervised"
 LABELS = True  # the backbone is built with a classifier for the classes of the images
 
 
@@ -59,7 +60,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return (replace(view, randaugment=config.randaugment, erase=config.erase),)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Backbone with its classifier."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
@@ -85,6 +86,3 @@ class Objective(nn.Module):
         model: Any = self.backbone
         pixels, targets = self.config.mixing.of(views, model.num_classes)
         return soft_cross_entropy(model.get_classifier()(features(model, pixels)).float(), targets)
-
-    def after_step(self, progress: Progress) -> None:
-        """Nothing follows the optimiser's step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -175,8 +175,7 @@ def test_our_own_sources_load_it(tmp_path):
 
 
 def test_the_classifier_of_a_run_is_kept(tmp_path):
-    encoder = load_encoder(f"{VIT}&num_classes=3")
-    encoder.classes = ("cat", "dog", "fox")
+    encoder = replace(load_encoder(f"{VIT}&num_classes=3"), classes=("cat", "dog", "fox"))
     save_encoder(encoder, tmp_path / "run")
     timm_model = evaluate(convert(f"run:{tmp_path}/run", tmp_path / "timm").load)
     assert timm_model.pretrained_cfg["label_names"] == ["cat", "dog", "fox"]
@@ -217,8 +216,7 @@ def test_the_preprocessing_goes_with_it(preprocess, tmp_path):
 
 
 def test_the_header_says_where_it_is_from(tmp_path):
-    encoder = make(f"{VIT}&num_classes=0")
-    encoder.reference = "checkpoint:/home/someone/mae.pth?heads=3"
+    encoder = replace(make(f"{VIT}&num_classes=0"), reference="checkpoint:/home/someone/mae.pth?heads=3")
     for to in ("timm", "huggingface"):
         convert(encoder, tmp_path / to, to)
         with safe_open(tmp_path / to / "model.safetensors", "pt") as file:

@@ -29,7 +29,7 @@ from sightline.images.views import make_view
 from sightline.measure.estimators.cka import cka
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.training import backbones
-from sightline.training import folder as training_run
+from sightline.training import export as exports
 from sightline.training.backbones import Backbone
 from sightline.training.checkpoints import load_module
 from sightline.training.loop import Loop, Stopped
@@ -281,7 +281,7 @@ def test_an_unfinished_training_of_before_writes_its_head_at_the_next_checkpoint
     run = tmp_path / "simclr"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", interrupted)
-        patch.setattr(training_run, "export_head", lambda *_: None)
+        patch.setattr(exports, "export_head", lambda *_: None)
         settings = TINY | OWN["simclr"]
         with pytest.raises(Stopped):
             sl.pretrain("simclr", out=run, settings=settings, workers=0, show_progress=False)

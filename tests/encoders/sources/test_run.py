@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +21,8 @@ from sightline.encoders.sources import zoo
 from sightline.encoders.watching import capture
 from sightline.images.pipeline import batches
 from sightline.measure.feature_cache import describe_encoder
-from sightline.training.knn_monitor import OnlineKnn
 from sightline.training.monitor import read_metrics
+from sightline.training.watchers import FeatureWatch
 
 TINY = {
     "size": 16, "width": 16, "depth": 3, "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0,
@@ -168,7 +169,7 @@ def test_an_encoder_keeps_the_window_of_its_training(windowed: Path, tmp_path: P
     for encoder in (kept, lifted):
         again = sl.load_encoder(f"run:{sl.save_encoder(encoder, tmp_path / encoder.name)}")
         assert reaches_far(again) == reaches_far(encoder)
-    lifted.reference = kept.reference
+    lifted = dataclasses.replace(lifted, reference=kept.reference)
     assert describe_encoder(kept) != describe_encoder(lifted)  # or one would be taken for the other's results
 
 
@@ -177,7 +178,7 @@ def test_the_accuracy_on_the_way_is_that_of_the_windowed_encoder(windowed: Path)
     told = float(read_metrics(windowed / "metrics.csv")[-1]["knn_cls"])
     for reference, same in ((f"run:{windowed}", True), (f"run:{windowed}?window=none", False)):
         encoder = sl.load_encoder(reference)
-        knn = OnlineKnn(images, encoder.preprocess, torch.device("cpu"))
+        knn = FeatureWatch(images, encoder.preprocess, torch.device("cpu"))
         features = knn._features(encoder.module, knn.pixels["train"])["cls"]
         own = sl.load_encoder(f"run:{windowed}")(knn.preprocess.normalize(torch.cat(knn.pixels["train"])))
         assert torch.allclose(features, own, atol=1e-5) is same

@@ -28,7 +28,7 @@ from sightline.training.momentum import sinkhorn, spread
 from sightline.training.objective import Views
 from sightline.training.objectives import dino, moco_v3, msn, simclr
 from sightline.training.optimization import Optimization
-from sightline.training.recipe import Training
+from sightline.training.recipe import Pretraining
 
 VIT = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 RESNET = Backbone("resnet18", size=16, stem="small")
@@ -692,7 +692,7 @@ def test_settings_that_make_no_sense_are_told(name: str, settings: dict[str, Any
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_settings_have_names_of_their_own_in_a_recipe(name: str) -> None:
-    others = {entry.name for part in (Backbone, Optimization, Training) for entry in fields(part)}
+    others = {entry.name for part in (Backbone, Optimization, Pretraining) for entry in fields(part)}
     assert not others & {entry.name for entry in fields(OBJECTIVES[name].Config)}
 
 

@@ -2,7 +2,7 @@
 
     shapes            one object per image; train, val, test
     shapes:conflict   the silhouette of one class (labels) with the texture of another (extras["texture"])
-    shapes:scenes     1 to 8 objects; images.source.annotations(positions) gives boxes, masks and classes
+    shapes:scenes     1 to 8 objects; images.targets(positions) gives boxes, masks and classes
 
 Options: size (pixels), seed, train, val, test (number of images). An image is decided by kind, seed, split and number
 alone, bit by bit, on every machine; its geometry does not depend on the size. Colours, light and background are drawn
@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import mix
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item
 from sightline.images.sources.shapes.drawing import SILHOUETTES, TEXTURES, Dice, clip, cosine, edge, rgb, sine, wave
+from sightline.images.targets import Targets
 
-__all__ = ["CLASSES", "TEXTURE_NAMES", "Annotation", "Shapes", "load"]
+__all__ = ["CLASSES", "TEXTURE_NAMES", "Shapes", "load"]
 
 
 CLASSES = tuple(SILHOUETTES)
@@ -31,21 +33,13 @@ TEXTURE_NAMES = tuple(TEXTURES)  # TEXTURE_NAMES[i] is the texture of CLASSES[i]
 KINDS = ("plain", "conflict", "scenes")
 SPLITS = ("train", "val", "test")
 COUNTS = {"plain": (16384, 2048, 2048), "conflict": (7680, 960, 1920), "scenes": (4096, 512, 512)}
-DRAWING = 1  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
+DRAWING = 2  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
 MOST = 10_000_000
 DRAWS = 512  # random numbers at hand for an image; a scene of eight objects takes some 300
 SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth an annotation
 
 
 Window: TypeAlias = tuple[slice, slice]  # rows, columns
-
-
-class Annotation(NamedTuple):
-    """The objects of a scene, those in front last; hidden ones and crumbs are left out."""
-
-    boxes: np.ndarray  # float32 (k, 4), x0 y0 x1 y1 in pixels, tight around the visible pixels
-    masks: np.ndarray  # bool (k, H, W), visible pixels
-    labels: np.ndarray  # int64 (k,)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -74,6 +68,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         classes=CLASSES,
         splits=splits,
         extras={"texture": textures} if kind == "conflict" else {},
+        relatives={"conflict": "shapes:conflict?size={size}&seed={seed}".format(**chosen)} if kind == "plain" else {},
         fingerprint=f"shapes {DRAWING} {kind} size {chosen['size']}",
     )
 
@@ -104,8 +99,11 @@ class Shapes:
         """Images at these positions; each is drawn by itself."""
         return [Item(image, None) for image, _, _ in self._draw(indices)]
 
-    def annotations(self, indices: Sequence[int]) -> list[Annotation]:
-        """Boxes, masks and classes of the objects in these images."""
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """The objects in these images, those in front last, and the class of each pixel.
+
+        Boxes are tight around the visible pixels, which are the masks. Hidden objects and crumbs are left out.
+        """
         return [annotate(owner, labels) for _, owner, labels in self._draw(indices)]
 
     def _draw(self, indices: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, list[int]]]:
@@ -126,8 +124,8 @@ class Shapes:
             yield canvas.finish(dice, light), owner, shown
 
 
-def annotate(owner: np.ndarray, labels: Sequence[int]) -> Annotation:
-    """Boxes, masks and classes from the owner of each pixel."""
+def annotate(owner: np.ndarray, labels: Sequence[int]) -> Targets[NDArray[Any]]:
+    """Boxes, masks and classes from the owner of each pixel; −1 is the background's."""
     least = max(1, SMALLEST * owner.size // 64**2)
     seen = [k for k in range(len(labels)) if np.count_nonzero(owner == k) >= least]
     masks = np.stack([owner == k for k in seen]) if seen else np.zeros((0, *owner.shape), bool)
@@ -135,7 +133,8 @@ def annotate(owner: np.ndarray, labels: Sequence[int]) -> Annotation:
     for box, mask in zip(boxes, masks, strict=True):
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-    return Annotation(boxes, masks, np.array([labels[k] for k in seen], np.int64))
+    segmentation = np.array([*labels, -1], np.int64)[owner]
+    return Targets(np.array([labels[k] for k in seen], np.int64), boxes, masks, segmentation)
 
 
 class Canvas:
@@ -259,9 +258,12 @@ def shifted(distance: np.ndarray, light: float, reach: float) -> np.ndarray:
 
 
 def portrait(canvas: Canvas, dice: Dice, light: float, label: int, texture: int) -> np.ndarray:
-    """One large object, in half of the images with something in front of it; returns the owner of each pixel."""
-    size, turn = dice.between(0.3, 0.46), dice.between(-0.08, 0.08)
-    x, y = (0.5 + dice.between(-1, 1) * (0.56 - size) * 0.75 for _ in range(2))
+    """One object of any size at any place that holds it, in half of the images with something in front of it.
+
+    Returns the owner of each pixel. Place and size vary as far as the image allows, so that pixels alone tell little.
+    """
+    size, turn = dice.between(0.24, 0.44), dice.between(-0.08, 0.08)
+    x, y = (0.5 + dice.between(-1, 1) * (0.52 - 0.9 * size) for _ in range(2))
     period = size * dice.between(0.34, 0.48)
     stuff = material(dice, texture, turn + dice.between(-0.08, 0.08), period, dice.between(0.45, 0.8))
     window, cover = figure(canvas, dice, light, label, stuff, x, y, size, turn)

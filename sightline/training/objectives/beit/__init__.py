@@ -28,19 +28,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.core.errors import InputError
-from sightline.core.schedules import Progress
 from sightline.encoders.modules.masking import hidden
 from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit, patch_of
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone, freeze_head
 from sightline.training.objective import First, Views
 from sightline.training.objectives.beit.tokenizer import Tokenizer
 
-__all__ = ["Config", "Objective", "blockwise_masking", "first", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "blockwise_masking", "first", "views"]
 
 
 TITLE = "BEiT"
+KIND = "reconstructive"
 ROUNDS = 32  # blocks that are tried; some ten are enough for all images of a batch
 
 
@@ -84,7 +85,7 @@ def first(config: Config, backbone: Backbone) -> First:
     return First("tokenizer", tokenizer, views(config, backbone), config.tokenizer_epochs, config.tokenizer_lr)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Backbone, mask token, a linear head that predicts tokens, and the frozen tokenizer that knows them."""
 
     def __init__(self, backbone: nn.Module, config: Config, tokenizer: Tokenizer) -> None:
@@ -142,9 +143,6 @@ class Objective(nn.Module):
         tokens = encode(self.backbone, tokens, grid_of(self.backbone, images))  # (B, T, D)
         logits: Tensor = self.head(hidden(tokens[:, self.backbone.num_prefix_tokens :], mask))
         return logits
-
-    def after_step(self, progress: Progress) -> None:
-        """Nothing follows the optimiser's step."""
 
 
 def blockwise_masking(

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from sightline.core.errors import InputError
 from sightline.core.schedules import Progress
 from sightline.training.collectives import gather, total
-from sightline.training.objective import Views
+from sightline.training.objective import Learner, Views
 
 __all__ = ["Tokenizer"]
 
@@ -37,7 +37,7 @@ DECAY = 0.95  # of the running means
 DEAD = 0.1  # a code is dead if it is used less than this share of the mean use
 
 
-class Tokenizer(nn.Module):
+class Tokenizer(Learner):
     """Patches to visual tokens and back; fulfils the contract of an objective, so that the loop trains it.
 
     >>> tokens = Tokenizer(patch=8, codes=32, width=16).encode(torch.zeros(2, 3, 48, 48))

@@ -19,21 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, counted
-from sightline.core.schedules import Progress
 from sightline.encoders.modules.mae_decoder import Decoder
 from sightline.encoders.modules.masking import hidden, norm_pix, patchify, random_masking
 from sightline.encoders.modules.vit import embed, encode, fix_positions, grid_of, initialise, is_vit, patch_of
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
+from sightline.training import objective
 from sightline.training.backbones import Backbone, freeze_head
 from sightline.training.objective import Views
 from sightline.training.objectives.mae import fcmae
 from sightline.training.objectives.mae.fcmae import encode_visible, is_convnext, stride_of
 
-__all__ = ["Config", "Objective", "views"]
+__all__ = ["KIND", "TITLE", "Config", "Objective", "views"]
 
 
 TITLE = "MAE"
+KIND = "reconstructive"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return policies.reconstruction(backbone.size, config.crop)
 
 
-class Objective(nn.Module):
+class Objective(objective.Objective):
     """Encoder of the visible patches, decoder of all."""
 
     def __init__(self, backbone: nn.Module, config: Config) -> None:
@@ -137,6 +138,3 @@ class Objective(nn.Module):
         if self.config.norm_pix:
             target = norm_pix(target)
         return F.mse_loss(hidden(pred, mask).float(), target)
-
-    def after_step(self, progress: Progress) -> None:
-        """Nothing follows the optimiser's step."""

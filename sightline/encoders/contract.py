@@ -1,0 +1,78 @@
+"""The contracts of what encoders come from: sources, formats of checkpoint files, and families of architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sightline.core import plugins
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sightline.core.references import Reference
+    from sightline.encoders.encoder import Encoder
+    from sightline.encoders.files.reading import Checkpoint
+    from sightline.encoders.layouts.layout import Layout
+    from sightline.encoders.sites import Anatomy
+
+__all__ = ["Family", "Format", "Source", "family", "format_named", "source"]
+
+
+class Source(Protocol):
+    """A file of `encoders/sources/` or `encoders/formats/`, or a module of another package."""
+
+    EXAMPLE: str  # a reference
+
+    @property
+    def names(self) -> Callable[[], list[str]]:
+        """What `sightline list encoders` shows."""
+
+    @property
+    def load(self) -> Callable[[Reference], Encoder]:
+        """The encoder of a reference; ends in `build_encoder`."""
+
+
+class Format(Source, Protocol):
+    """A file of `encoders/formats/`: a source that reads checkpoints of official code, and knows its own."""
+
+    TITLE: str  # its name in words: "MAE"
+
+    @property
+    def OPTIONS(self) -> tuple[str, ...]:  # noqa: N802
+        """The options that a reference may have."""
+
+    @property
+    def recognizes(self) -> Callable[[Checkpoint], str]:
+        """By what a file is surely of this format, "" if it need not be."""
+
+    @property
+    def layout(self) -> Callable[[Checkpoint, Mapping[str, str]], Layout]:
+        """The encoder in a file; an InputError if it cannot be read as this format."""
+
+
+class Family(Protocol):
+    """A file of `encoders/families/`: architectures whose sites are found alike."""
+
+    @property
+    def matches(self) -> Callable[[nn.Module], bool]:
+        """Whether a module is one of these."""
+
+    @property
+    def anatomy(self) -> Callable[[Any, tuple[int, int]], Anatomy]:
+        """Token layout, depth, heads, and a `Tap` for every site in order of computation."""
+
+
+def source(name: str) -> Source:
+    """The source that a reference names."""
+    return cast(Source, plugins.held_to(Source, "sources", name, {}))
+
+
+def format_named(name: str) -> Format:
+    """A format by its name."""
+    return cast(Format, plugins.held_to(Format, "formats", name, {}))
+
+
+def family(name: str) -> Family:
+    """A family by its name."""
+    return cast(Family, plugins.held_to(Family, "families", name, {}))

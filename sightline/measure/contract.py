@@ -1,0 +1,120 @@
+"""The contract of an analysis: a file or folder of `analyses/`, or a module of another package.
+
+`AnalysisFile` is what a file must have, `AnalysisPlugin` what the engine sees: with the defaults of `OPTIONAL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+
+import torchmetrics
+
+from sightline.core import plugins
+from sightline.core.contract import Reported
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from sightline.images.pipeline import Batch
+    from sightline.measure.plan import Cost, Key, Plan
+
+__all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "analysis"]
+
+
+@dataclass(frozen=True)
+class FurtherImages:
+    """A further set of images that an analysis asks for; the pass shows them as a split, to those that ask alone."""
+
+    title: str  # "Cue-conflict images"
+    what: str  # the same within a sentence, and what they are
+    labels: tuple[str, ...] = ()  # further labels that they need, see `Images.extras`
+    which: str = ""  # a part of a sentence that says which images have these labels
+
+
+class Analysis(torchmetrics.Metric):
+    """The base of `Analysis` in the file of an analysis: the measure as a stream, whose states are sums."""
+
+    full_state_update = False
+    products: ClassVar[bool] = False  # whether attention maps come as encoders.attention.AttentionProduct
+
+    def begin(self, batch: Batch) -> None:
+        """Before the forward passes of a batch."""
+
+    def reduce(self, key: Key, activation: Any, /) -> Any:
+        """Inside the hook: make an activation small."""
+        raise NotImplementedError
+
+    def update(self, batch: Batch, reductions: Mapping[Key, Any], /) -> None:
+        """Per batch: add up."""
+        raise NotImplementedError
+
+    def compute(self) -> xr.Dataset:
+        """Named axes; NaN has a `reason`."""
+        raise NotImplementedError
+
+
+class AnalysisFile(Reported, Protocol):
+    """What the file of an analysis must have."""
+
+    ANY_SITE: bool  # whether the user may choose what it looks at
+    BY_DEFAULT: bool  # only if one forward pass of each image is enough
+    INVARIANT_TO: frozenset[str]  # what must not change the result
+
+    @property
+    def SITES(self) -> tuple[str, ...]:  # noqa: N802
+        """What it looks at, unless the user chooses."""
+
+    @property
+    def SPLITS(self) -> tuple[str, ...]:  # noqa: N802
+        """Which splits it needs to see, among them those of its `IMAGES`."""
+
+    @property
+    def Config(self) -> type[Any]:  # noqa: N802
+        """Its settings, a frozen dataclass."""
+
+    @property
+    def Analysis(self) -> Callable[[Any, Plan], Analysis]:  # noqa: N802
+        """The measure as a stream; an InputError says why it cannot be measured."""
+
+    @property
+    def views(self) -> Callable[[Any, str], tuple[str, ...]]:
+        """Which transformations of the images of a split, see images/views.py."""
+
+    @property
+    def cost(self) -> Callable[[Any, Plan], Cost]:
+        """Bytes of memory and disk, told before the pass."""
+
+
+class AnalysisPlugin(AnalysisFile, Protocol):
+    """What the engine sees: also what a file may leave out, with the defaults of `OPTIONAL`."""
+
+    @property
+    def PROJECTION(self) -> tuple[str, ...]:  # noqa: N802
+        """Sites of a projection head, if an encoder comes with one."""
+
+    @property
+    def IMAGES(self) -> Mapping[str, FurtherImages]:  # noqa: N802
+        """Further sets of images by the split that they become."""
+
+    @property
+    def precision(self) -> Callable[[Any], str]:
+        """In what it computes on the CPU itself, float32 or bf16."""
+
+    @property
+    def summary(self) -> Callable[[xr.Dataset], list[str]]:
+        """What the result means, in sentences, on top of its page."""
+
+
+OPTIONAL: Mapping[str, Any] = {
+    **plugins.REPORTED,
+    "PROJECTION": (),
+    "IMAGES": {},
+    "precision": lambda config: "float32",
+}
+
+
+def analysis(name: str) -> AnalysisPlugin:
+    """The plugin of an analysis by its name."""
+    return cast(AnalysisPlugin, plugins.held_to(AnalysisPlugin, "analyses", name, OPTIONAL))

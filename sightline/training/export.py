@@ -1,0 +1,47 @@
+"""What a checkpoint holds beside the weights of the training: what others load.
+
+That is the objective's business, `export(folder, encoder)`. What most of them leave is the encoder, which `run:FOLDER`
+loads, and the decoder and the projection head of those that have them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from sightline.core.files import write_atomically
+from sightline.encoders.encoder import Encoder, build_encoder
+from sightline.encoders.modules.projection import save_head
+from sightline.encoders.saved import save_encoder
+from sightline.training.checkpoints import tensors_of
+
+__all__ = ["export_encoder", "export_head"]
+
+
+def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
+    """What `run:FOLDER` loads: the encoder of an objective, and the decoder and the head of those that have them."""
+    built = build_encoder(
+        objective.encoder,
+        reference=encoder.reference,
+        name=encoder.name,
+        preprocess=encoder.preprocess,
+        architecture=encoder.architecture,
+        classes=encoder.classes,
+    )
+    save_encoder(built, folder)
+    if hasattr(objective, "decoder"):
+        decoder = {key: value.cpu().contiguous() for key, value in tensors_of(objective.decoder).items()}
+        write_atomically(folder / "decoder.safetensors", save(decoder))
+        if hasattr(objective.decoder, "describe"):
+            write_atomically(folder / "decoder.json", json.dumps(objective.decoder.describe(), indent=2).encode())
+    export_head(objective, folder)
+
+
+def export_head(objective: Any, folder: Path) -> None:
+    """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
+    head = objective.head_of(objective.encoder)
+    if head and not (folder / "head.json").is_file():
+        save_head(head, folder)

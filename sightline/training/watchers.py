@@ -1,0 +1,202 @@
+"""What watches a training: k-NN accuracy and rank of the features on the way, and a word when embeddings collapse.
+
+A watcher is asked for numbers when an evaluation is due, in all processes, and sees every row of the metrics. Which
+ones there are is the setting `watch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sightline.core.processes import by_first, rank
+from sightline.core.progress import console
+from sightline.core.schedules import Progress
+from sightline.encoders.modules.mode import evaluating
+from sightline.encoders.modules.vit import is_vit
+from sightline.images.pipeline import batches
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
+from sightline.measure.estimators.neighbours import knn_predict
+from sightline.measure.estimators.rank import rankme
+
+__all__ = ["Collapse", "FeatureWatch", "Watcher", "make_watchers"]
+
+
+TRAIN, HELD_OUT = 4096, 1024  # images at most, balanced over classes
+BATCH = 256
+COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have
+
+
+class Watcher(Protocol):
+    """What the loop asks while it trains."""
+
+    evaluates: bool  # whether it has numbers to give
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Numbers for the row of the metrics, asked in all processes when an evaluation is due."""
+
+    def warning(self, row: Mapping[str, float]) -> str | None:
+        """A sentence for the user about a row of the metrics, asked in the first process."""
+
+
+class Features(NamedTuple):
+    """Features of some images, and their labels."""
+
+    values: Mapping[str, Tensor]  # (n, D) by pooling: cls, gap
+    labels: np.ndarray  # int64 (n,), −1 without a label
+
+
+def knn_accuracies(train: Features, held_out: Features) -> dict[str, float]:
+    """20-NN accuracy of each pooling, `knn_cls`, `knn_gap`."""
+    result = {}
+    known = [part.labels >= 0 for part in (train, held_out)]
+    for name in train.values:
+        ours, theirs = (
+            part.values[name][torch.from_numpy(k)] for part, k in zip((train, held_out), known, strict=True)
+        )
+        told = knn_predict(ours, train.labels[known[0]], theirs)
+        result[f"knn_{name}"] = float((told == held_out.labels[known[1]]).mean())
+    return result
+
+
+def ranks(train: Features) -> dict[str, float]:
+    """RankMe of each pooling, `rank_cls`, `rank_gap`."""
+    return {f"rank_{name}": rankme(values) for name, values in train.values.items()}
+
+
+class FeatureWatch:
+    """What can be told from frozen features: the CLS token and the mean of the patches, or what a CNN pools.
+
+    `measures` are `knn`, 20-NN accuracy on images that are not trained on, and `rank`, RankMe of the training images.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        preprocess: Preprocess,
+        device: torch.device,
+        seed: int = 0,
+        measures: Collection[str] = ("knn",),
+    ) -> None:
+        self.preprocess, self.device, self.measures = preprocess, device, tuple(measures)
+        held_out = "val" if "val" in images.splits else "test"
+        roles = [("train", "train", TRAIN), *([("held out", held_out, HELD_OUT)] if "knn" in measures else [])]
+        self.pixels: dict[str, list[Tensor]] = {}
+        self.labels: dict[str, np.ndarray] = {}
+        for role, split, limit in roles:
+            found = list(batches(images.sample(limit, seed), [preprocess], splits=[split], batch=BATCH, seed=seed))
+            labelled = [(batch.pixels[preprocess], batch.labels.numpy()) for batch in found]
+            self.pixels[role] = [pixels for pixels, _ in labelled]
+            self.labels[role] = np.concatenate([labels for _, labels in labelled])
+
+    @staticmethod
+    def knows_classes(images: Images) -> bool:
+        """Whether k-NN is possible: there are labels to tell, and a split that is not trained on."""
+        splits = {"train", "val" if "val" in images.splits else "test"}
+        return splits <= set(images.splits) and all((images.labels_of(split) >= 0).any() for split in splits)
+
+    @torch.no_grad()
+    def __call__(self, encoder: nn.Module) -> dict[str, float]:
+        """The measures of an encoder; its features are computed once."""
+        with evaluating(encoder):
+            found = {
+                role: Features(self._features(encoder, pixels), self.labels[role])
+                for role, pixels in self.pixels.items()
+            }
+        result: dict[str, float] = {}
+        if "knn" in self.measures:
+            result |= knn_accuracies(found["train"], found["held out"])
+        if "rank" in self.measures:
+            result |= ranks(found["train"])
+        return result
+
+    def _features(self, encoder: nn.Module, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        parts: dict[str, list[Tensor]] = {}
+        for batch in pixels:
+            x = self.preprocess.normalize(batch.to(self.device))
+            output: Tensor = encoder.forward_features(x)  # type: ignore[operator]
+            if is_vit(encoder):
+                prefix = encoder.num_prefix_tokens
+                found = {"gap": output[:, prefix:].mean(1)} | (
+                    {} if encoder.cls_token is None else {"cls": output[:, 0]}
+                )
+            else:
+                found = {"gap": output.mean((2, 3))}
+            for name, values in found.items():
+                parts.setdefault(name, []).append(values.float().cpu())
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+
+class OfEncoder:
+    """Asks what can be told from features about the encoder of an objective; the work of the first process."""
+
+    evaluates = True
+
+    def __init__(self, objective: Any, features: FeatureWatch | None) -> None:
+        self.objective, self.features = objective, features
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Numbers in the first process, nothing in the others, which wait for it."""
+        features = self.features
+        return by_first(lambda: {} if features is None else features(self.objective.encoder)) or {}
+
+    def warning(self, row: Mapping[str, float]) -> str | None:
+        """It has none."""
+        return None
+
+
+class Collapse:
+    """Says, once, when the embeddings of different images have become nearly the same."""
+
+    evaluates = False
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def evaluate(self, progress: Progress) -> Mapping[str, float]:
+        """Its numbers are the objective's."""
+        return {}
+
+    def warning(self, row: Mapping[str, float]) -> str | None:
+        """By `std` of an objective, the deviation of its embeddings on the unit sphere."""
+        spread = {key: value for key, value in row.items() if key.rpartition(".")[2] == "std"}
+        low = [f"{key} = {value:.3f}" for key, value in spread.items() if value < COLLAPSED]
+        if not low or self.warned:
+            return None
+        self.warned = True
+        return (
+            f"The embeddings have nearly collapsed at step {int(row['step'])}: {', '.join(low)}, where 1 is spread out "
+            "and 0 is the same for all images; a lower lr, a longer warm-up or a larger batch may help"
+        )
+
+
+def make_watchers(
+    names: Sequence[str],
+    objective: Any,
+    images: Images,
+    preprocess: Preprocess,
+    device: torch.device,
+    *,
+    seed: int,
+    show_progress: bool,
+) -> list[Watcher]:
+    """The watchers that a recipe names; k-NN is left out, with a word, where there is nothing to compare with."""
+    measures = [name for name in names if name in ("knn", "rank")]
+    if "knn" in measures and not FeatureWatch.knows_classes(images):
+        measures.remove("knn")
+        if rank() == 0 and show_progress:
+            console().print(
+                f"{images.name} has no labels or no held-out split, so there is no k-NN accuracy on the way"
+            )
+    found: list[Watcher] = []
+    if measures:
+        features = by_first(lambda: FeatureWatch(images, preprocess, device, seed, measures))
+        found.append(OfEncoder(objective, features))
+    if "collapse" in names:
+        found.append(Collapse())
+    return found

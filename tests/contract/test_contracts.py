@@ -1,0 +1,88 @@
+"""Contracts: every plugin is named where mypy checks it, and what a plugin leaves out has its default."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import plugin_types
+
+import sightline as sl
+from sightline.core import plugins
+from sightline.core.contract import Reported, fulfil, members
+from sightline.encoders import contract as encoders
+from sightline.images.contract import image_source
+from sightline.measure import contract as measure
+from sightline.training import objective
+
+ACCESS: dict[str, Any] = {
+    "analyses": measure.analysis,
+    "datasets": image_source,
+    "families": encoders.family,
+    "formats": encoders.format_named,
+    "objectives": objective.objective_named,
+    "sources": encoders.source,
+    "studies": plugins.author,
+}
+
+
+def test_mypy_sees_every_plugin() -> None:
+    assert plugin_types.KINDS.keys() == plugins.ROOMS.keys() == ACCESS.keys()
+    for kind, named in plugin_types.KINDS.items():
+        assert sorted(named) == plugins.built_in(kind)
+        for name, module in named.items():
+            assert ACCESS[kind](name) is module
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults", "named"),
+    [
+        (
+            "analyses",
+            measure.OPTIONAL,
+            {
+                "PROJECTION": plugin_types.PROJECTION,
+                "IMAGES": plugin_types.IMAGES,
+                "precision": plugin_types.PRECISION,
+                "summary": plugin_types.SUMMARY,
+            },
+        ),
+        ("objectives", objective.OPTIONAL, {"LABELS": plugin_types.LABELS, "first": plugin_types.FIRST}),
+    ],
+)
+def test_mypy_sees_what_a_plugin_may_leave_out(kind: str, defaults: Any, named: dict[str, dict[str, Any]]) -> None:
+    assert named.keys() == defaults.keys()
+    for member, value in defaults.items():
+        found = {name: getattr(ACCESS[kind](name), member) for name in plugins.built_in(kind)}
+        assert {name: own for name, own in found.items() if own is not value} == named[member]
+
+
+def test_defaults_fill_what_is_left_out_and_nothing_else() -> None:
+    plugin = ModuleType("foo")
+    vars(plugin).update(dict.fromkeys(members(measure.AnalysisFile), "mine"), PROJECTION=("head.*",))
+    assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == []
+    assert (plugin.PROJECTION, plugin.IMAGES, plugin.precision(None), plugin.summary(None)) == (
+        ("head.*",), {}, "float32", [],
+    )  # fmt: skip
+    del plugin.cost, plugin.TITLE
+    assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == ["TITLE", "cost"]
+    assert members(Reported) == ["TITLE", "QUESTION", "FORMULA", "HOW_TO_READ", "SOURCE", "figures", "headlines"]
+
+
+@pytest.mark.parametrize("name", plugins.built_in("analyses"))
+def test_splits_beyond_the_usual_ones_are_declared(name: str) -> None:
+    plugin = measure.analysis(name)
+    assert set(plugin.SPLITS) - {"train", "val", "test"} == set(plugin.IMAGES)
+
+
+def test_an_encoder_is_frozen() -> None:
+    encoder = sl.load_encoder("timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=8&num_heads=2")
+    for field in dataclasses.fields(encoder):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(encoder, field.name, None)
+    named = sl.load_encoder(encoder, name="mine", preprocess=sl.Preprocess((16, 16), 16, mean=(0, 0, 0)))
+    assert (named.name, named.preprocess.mean, named.weights) == ("mine", (0, 0, 0), encoder.weights)
+    assert (encoder.name, encoder.module) != ("mine", None)
+    assert named.module is encoder.module
