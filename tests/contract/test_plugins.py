@@ -22,7 +22,9 @@ from sightline.core import plugins
 from sightline.core.run_folder import Run, latest
 from sightline.core.schedules import Progress
 from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.contract import source
 from sightline.encoders.encoder import build_encoder
+from sightline.encoders.layouts.layout import open_file
 from sightline.encoders.sites import select
 from sightline.encoders.watching import watch
 from sightline.images.augment.policy import Policy
@@ -497,11 +499,18 @@ def _finished(loop: Loop) -> int:
 
 @pytest.mark.parametrize("name", plugins.names("sources"))
 def test_a_source_can_be_listed(name: str) -> None:
-    module = plugins.find("sources", name)
+    module = source(name)
+    assert module.__doc__
     assert module.__doc__.strip()
     assert module.EXAMPLE.startswith(f"{name}:")
     assert module.names()
     assert callable(module.load)
+
+
+@pytest.mark.parametrize("name", plugins.names("formats"))
+def test_a_format_is_a_source_that_all_formats_share(name: str) -> None:
+    assert source(name).names() == ["FILE"]
+    assert source(name).load is open_file
 
 
 @pytest.mark.parametrize("name", plugins.names("sources"))
