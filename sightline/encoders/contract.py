@@ -20,7 +20,7 @@ __all__ = ["Family", "Format", "Source", "family", "format_named", "source"]
 
 
 class Source(Protocol):
-    """A file of `encoders/sources/` or `encoders/formats/`, or a module of another package."""
+    """A file of `encoders/sources/`, or a module of another package."""
 
     EXAMPLE: str  # a reference
 
@@ -33,10 +33,11 @@ class Source(Protocol):
         """The encoder of a reference; ends in `build_encoder`."""
 
 
-class Format(Source, Protocol):
-    """A file of `encoders/formats/`: a source that reads checkpoints of official code, and knows its own."""
+class Format(Protocol):
+    """A file of `encoders/formats/`: how checkpoints of official code are known and read; each is a source as well."""
 
     TITLE: str  # its name in words: "MAE"
+    EXAMPLE: str  # a reference
 
     @property
     def OPTIONS(self) -> tuple[str, ...]:  # noqa: N802
@@ -64,8 +65,13 @@ class Family(Protocol):
 
 
 def source(name: str) -> Source:
-    """The source that a reference names."""
-    return cast(Source, plugins.held_to(Source, "sources", name, {}))
+    """The source that a reference names; a format is one whose names are files, and which is opened as all are."""
+    defaults: dict[str, Any] = {}
+    if name in plugins.names("formats"):
+        from sightline.encoders.layouts.layout import open_file
+
+        defaults = {"names": lambda: ["FILE"], "load": open_file}
+    return cast(Source, plugins.held_to(Source, "sources", name, defaults))
 
 
 def format_named(name: str) -> Format:

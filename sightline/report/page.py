@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-SCRIPTS = ("svg_to_pdf.js", "charts.js", "explorer.js", "viewer.js", "page.js")
+SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",

@@ -100,7 +100,6 @@ FORMATS: Mapping[str, Format] = {
     "simmim": simmim,
 }
 SOURCES: Mapping[str, Source] = {
-    **FORMATS,
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,
@@ -132,6 +131,6 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "families": FAMILIES,
     "formats": FORMATS,
     "objectives": OBJECTIVES,
-    "sources": SOURCES,
+    "sources": {**SOURCES, **FORMATS},
     "studies": STUDIES,
 }

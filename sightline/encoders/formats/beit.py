@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sightline.core.errors import InputError
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint
 from sightline.encoders.layouts.beit import beit_layout, holds_beit, model_or_average
-from sightline.encoders.layouts.layout import Layout, open_layout
+from sightline.encoders.layouts.layout import Layout
 from sightline.encoders.layouts.vit import evaluation
 from sightline.images.preprocess import Preprocess
 
@@ -27,16 +25,6 @@ EXAMPLE = "beit:beit_base_patch16_224_pt22k.pth"
 FLAG = "imagenet_default_mean_and_std"
 OPTIONS = ("which", "size", "heads", FLAG)
 HALF = (0.5, 0.5, 0.5)
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 
 from sightline.core.errors import InputError
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, without_prefix
 from sightline.encoders.layouts.beit import model_or_average
-from sightline.encoders.layouts.layout import Layout, open_layout, size_option
+from sightline.encoders.layouts.layout import Layout, size_option
 from sightline.encoders.layouts.timm import convnext_layout
 from sightline.encoders.layouts.vit import Official, Part, evaluation, no_encoder
 from sightline.encoders.modules.positions import by_size
@@ -51,16 +49,6 @@ MARKS = {"stem.0.weight": 4, "stages.0.blocks.0.mlp.fc1.weight": 2} | {
     f"stages.{stage}.blocks.0.conv_dw.bias": 1 for stage in range(4)
 }
 NO_NORM = "FCMAE trains no final norm: the site norm is the mean over all places, normed without weights"
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

@@ -12,10 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
-from sightline.encoders.layouts.layout import Layout, open_layout, with_head
+from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import vit_or_resnet_layout
 from sightline.encoders.layouts.vit import Official, Part, bare, choose, unwrapped
 from sightline.encoders.modules.positions import by_scale
@@ -25,16 +23,6 @@ TITLE = "DINO"
 EXAMPLE = "dino:dino_vitbase16_pretrain_full_checkpoint.pth"
 OPTIONS = ("which", "heads", "size", "head")
 OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", by_scale)
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file, of a training the teacher."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

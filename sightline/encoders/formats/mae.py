@@ -15,10 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint
-from sightline.encoders.layouts.layout import Layout, load_exactly, open_layout
+from sightline.encoders.layouts.layout import Layout, load_exactly
 from sightline.encoders.layouts.vit import (
     Official,
     Part,
@@ -41,16 +39,6 @@ FINE_TUNING = {"finetune", "global_pool", "nb_classes"}  # arguments that togeth
 # Names of the decoder's weights: theirs, and those of `objectives.mae.Decoder`.
 DECODER = {"decoder_embed.": "embed.", "mask_token": "mask_token", "decoder_pos_embed": "pos_embed",
            "decoder_blocks.": "blocks.", "decoder_norm.": "norm.", "decoder_pred.": "pred."}  # fmt: skip
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file, with its decoder if that is asked for."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

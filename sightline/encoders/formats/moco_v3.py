@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
-from sightline.encoders.layouts.layout import Layout, open_layout, with_head
+from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import holds_resnet, vit_or_resnet_layout
 from sightline.encoders.layouts.vit import Official, Part, bare, choose, holds_vit, is_sincos, unwrapped
 from sightline.encoders.modules.positions import by_size
@@ -24,16 +22,6 @@ from sightline.encoders.modules.vit import sincos
 TITLE = "MoCo-v3"
 EXAMPLE = "moco_v3:vit-b-300ep.pth.tar"
 OPTIONS = ("which", "heads", "size", "head")
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file, of a training the base encoder."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

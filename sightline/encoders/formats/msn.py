@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
-from sightline.encoders.layouts.layout import Layout, open_layout, with_head
+from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.vit import Official, Part, bare, choose, unwrapped, vit_layout
 from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import Trained, mlp_layers, unit_layer
@@ -25,16 +23,6 @@ OPTIONS = ("which", "heads", "size", "head")
 ENCODERS = {"target": "target_encoder", "anchor": "encoder"}
 LAYERS = ("fc1", "bn1", "fc2", "bn2", "fc3")  # of the projector
 OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bilinear", by_size)
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file, of a training the target encoder."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

@@ -11,26 +11,14 @@ from collections.abc import Mapping
 from functools import partial
 
 from sightline.core.errors import InputError
-from sightline.core.references import Reference
-from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.reading import Checkpoint, without_prefix
 from sightline.encoders.layouts.beit import beit_layout, holds_beit
-from sightline.encoders.layouts.layout import Layout, open_layout
+from sightline.encoders.layouts.layout import Layout
 from sightline.encoders.layouts.vit import Part, bare, evaluation
 
 TITLE = "SimMIM"
 EXAMPLE = "simmim:simmim_pretrain__vit_base__img224__800ep.pth"
 OPTIONS = ("size", "heads")
-
-
-def names() -> list[str]:
-    """Any file that the official code wrote."""
-    return ["FILE"]
-
-
-def load(reference: Reference) -> Encoder:
-    """The encoder in a file."""
-    return open_layout(reference, layout, OPTIONS)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

@@ -1,7 +1,8 @@
 """Checkpoints of official code: which encoder is in a file, under timm's names, and how it is built.
 
-A format is one file of `encoders/formats/` (mae, moco_v3, dino, …), whose contract is `contract.Format`; its `load` is
-`open_layout` of its `layout`. A layout is put together from names and shapes, and no model is built for it.
+A format is one file of `encoders/formats/` (mae, moco_v3, dino, …), whose contract is `contract.Format`;
+`open_file` is the source that all of them share. A layout is put together from names and shapes, and no model is built
+for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
     "find_layout",
     "load_exactly",
     "mlp_ratio",
-    "open_layout",
+    "open_file",
     "projected",
     "recognized",
     "size_option",
@@ -70,23 +71,21 @@ def architecture(name: str, measures: Mapping[str, object]) -> str:
     return str(Reference("timm", name, "random", {key: str(value) for key, value in measures.items()}))
 
 
-def open_layout(
-    reference: Reference, layout: Callable[[Checkpoint, Mapping[str, str]], Layout], options: tuple[str, ...]
-) -> Encoder:
-    """Read the file that a reference names and build the encoder in it; `options` are those that the format knows."""
+def open_file(reference: Reference) -> Encoder:
+    """Read the file that a reference names, and build the encoder in it as the format of that name says."""
+    known = format_named(reference.source)
     if reference.weights is not None:
         raise InputError(f"{reference}: the file is the weights; write {reference.source}:FILE?option=value")
     for key in reference.options:
-        if key not in options:
-            raise InputError(f"{reference} has an unknown option {key!r}{nearest(key, options)}")
+        if key not in known.OPTIONS:
+            raise InputError(f"{reference} has an unknown option {key!r}{nearest(key, known.OPTIONS)}")
     checkpoint = read_checkpoint(Path(reference.id).expanduser())
     formats = recognized(checkpoint)
     if formats and reference.source not in formats:
         source, why = next(iter(formats.items()))
         title = format_named(source).TITLE
         raise InputError(f"{reference.id!r} is a checkpoint of {title}: {why}; write {source}:{reference.id}")
-    title = format_named(reference.source).TITLE
-    return build(find_layout(layout, title, checkpoint, reference.options), reference)
+    return build(find_layout(known.layout, known.TITLE, checkpoint, reference.options), reference)
 
 
 def find_layout(

@@ -154,7 +154,6 @@ const Charts = (() => {
       place.append(button);
     };
     add("SVG", `Download ${name} as SVG`, async () => save(`${name}.svg`, "image/svg+xml", await svg(spec())));
-    add("PDF", `Download ${name} as PDF`, async () => save(`${name}.pdf`, "application/pdf", svgToPdf(await svg(spec()))));
     for (const [label, text] of Object.entries(tables))
       add(label, `Download ${name}: ${label}`, () => save(`${name}${label === "CSV" ? "" : "-all"}.csv`, "text/csv;charset=utf-8", ...[text()].flat()));
   }
