@@ -49,7 +49,11 @@ def test_mypy_sees_every_plugin() -> None:
                 "summary": plugin_types.SUMMARY,
             },
         ),
-        ("objectives", objective.OPTIONAL, {"LABELS": plugin_types.LABELS, "first": plugin_types.FIRST}),
+        (
+            "objectives",
+            objective.OPTIONAL,
+            {"LABELS": plugin_types.LABELS, "TARGETS": plugin_types.TARGETS, "first": plugin_types.FIRST},
+        ),
     ],
 )
 def test_mypy_sees_what_a_plugin_may_leave_out(kind: str, defaults: Any, named: dict[str, dict[str, Any]]) -> None:

@@ -6,15 +6,23 @@ import pytest
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.encoders.contract import source
+from sightline.encoders.layouts.layout import open_file
 
 
 @pytest.mark.parametrize("name", plugins.built_in("sources"))
 def test_a_source_can_be_listed(name: str) -> None:
-    module = plugins.find("sources", name)
-    assert module.__doc__.strip()
+    module = source(name)
+    assert module.__doc__
     assert module.EXAMPLE.startswith(f"{name}:")
     assert module.names()
     assert callable(module.load)
+
+
+@pytest.mark.parametrize("name", plugins.built_in("formats"))
+def test_a_format_is_a_source_that_all_formats_share(name: str) -> None:
+    assert source(name).names() == ["FILE"]
+    assert source(name).load is open_file
 
 
 @pytest.mark.parametrize("name", plugins.built_in("sources"))

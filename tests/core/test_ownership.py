@@ -346,7 +346,7 @@ def test_a_run_folder_may_itself_be_a_link(copy: Callable[[str], Path], tmp_path
 KILLED = """
 import os, shutil, sys
 from pathlib import Path
-from sightline import owned
+from sightline.core import ownership as owned
 
 out = Path(sys.argv[1])
 
@@ -488,7 +488,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_be_read(
 TOGETHER = """
 import sys
 from pathlib import Path
-from sightline import owned
+from sightline.core import ownership as owned
 out, name = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -85,6 +85,7 @@ OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "supervised": supervised,
 }
 LABELS: Mapping[str, bool] = {"supervised": supervised.LABELS}
+TARGETS: Mapping[str, bool] = {}
 FIRST: Mapping[str, Callable[[Any, Backbone], First | None]] = {
     "beit": beit_objective.first,
     "hybrid": hybrid.first,
