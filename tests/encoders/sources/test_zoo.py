@@ -78,7 +78,7 @@ def test_an_encoder_of_the_zoo_runs(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_encoder_of_the_zoo_is_small_and_says_how_it_was_made(name: str) -> None:
     folder = zoo.FOLDER / name
-    assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) <= 3_000_000
+    assert sum(path.stat().st_size for path in folder.glob("*.safetensors")) <= 4_000_000
     values = read_recipe(folder / "recipe.toml")
     recipe = make_recipe(values["objective"], values)
     if name not in EARLIER:
