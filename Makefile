@@ -1,5 +1,5 @@
 # make demo   install if needed, compare the reference encoders on the embedded images, leave a report
-# make test   install if needed, run the whole gate (format, lint, types, tests, coverage); make fast: only the fast part
+# make test   install if needed, run the whole gate (format, lint, types, tests); make fast: the unit tier alone
 # make zoo    train the reference encoders again (hours); what is interrupted goes on
 PYTHON ?= python3
 VENV   := .venv
