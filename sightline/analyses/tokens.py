@@ -182,6 +182,8 @@ def _silhouettes(distances: Tensor, groups: Tensor) -> Numbers:
 
     if len(torch.unique(groups)) == len(groups):  # each is alone in its group, which scikit-learn refuses
         return np.zeros(len(groups))
+    if not distances.isfinite().all():
+        return np.full(len(groups), np.nan)
     found: Numbers = silhouette_samples(distances.numpy(force=True), groups.numpy(force=True), metric="precomputed")
     return found
 

@@ -57,7 +57,7 @@ def parse_reference(text: str) -> Reference:
     """
     source, where, options = take_apart(text) or ("", "", {})
     name, query, _ = where.partition("?")
-    match = re.fullmatch(r"([^@]+)(?:@(.+))?", name)
+    match = re.fullmatch(r"([^@]+)(?:@(.+))?", name, re.DOTALL)
     if match is None:
         sources = ", ".join(plugins.names("sources"))
         raise InputError(

@@ -247,7 +247,13 @@ def test_no_analysis_at_all(tmp_path: Path) -> None:
 
 def other_analysis(figures: Any) -> SimpleNamespace:
     return SimpleNamespace(
-        TITLE="Spectra <b>", QUESTION="How many directions?", FORMULA="σ₁ ≥ σ₂", HOW_TO_READ="…", figures=figures
+        TITLE="Spectra <b>",
+        QUESTION="How many directions?",
+        FORMULA="σ₁ ≥ σ₂",
+        HOW_TO_READ="…",
+        SOURCE="…",
+        figures=figures,
+        headlines=lambda result: [],
     )
 
 

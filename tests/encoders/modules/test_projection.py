@@ -323,7 +323,7 @@ def test_encoders_of_the_zoo_without_a_head_say_so(name: str) -> None:
 def test_the_zoo_stores_heads_rounded(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = Path(__file__).parents[3] / "scripts" / "zoo"
+    script = Path(__file__).parents[3] / "scripts" / "zoo.py"
     loader = SourceFileLoader("scripts_zoo", str(script))
     spec = spec_from_loader("scripts_zoo", loader)
     assert spec is not None
