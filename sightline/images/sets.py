@@ -99,8 +99,9 @@ class Images:
     def targets(self, positions: Sequence[int] | np.ndarray) -> list[Targets[NDArray[Any]]]:
         """What is to be found in the images at these positions: boxes, masks, segmentation maps.
 
+        >>> from sightline.images import load_images
         >>> load_images("shapes:scenes").targets([3])[0].labels
-        array([3, 8])
+        array([ 3,  9,  2,  1,  1, 13])
         """
         return self.target_source().targets([int(position) for position in positions])
 

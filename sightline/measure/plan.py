@@ -209,12 +209,13 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
 def _activations(plans: Mapping[str, Plan]) -> int:
     """Activations live as long as their layer: about three of the largest one, and the pixels."""
     plan = next(iter(plans.values()))
-    # Attention maps are never whole in memory.
-    largest = max(
+    # Attention maps are never whole in memory; an analysis may look at nothing else.
+    sizes = (
         torch.Size(shape).numel()
         for shapes in plan.shapes.values()
         for site, shape in shapes.items()
         if not site.endswith(".attn_map")
     )
+    largest = max(sizes, default=0)
     pixels = sum(3 * h * w for h, w in {encoder.preprocess.size for encoder in plan.encoders.values()})
     return plan.batch * 4 * (3 * largest + 2 * pixels)

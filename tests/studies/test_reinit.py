@@ -26,7 +26,7 @@ from sightline.training.recipe import read_recipe
 MODULE = importlib.import_module("sightline.studies.reinit")
 TINY = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=3&embed_dim=16&num_heads=2&num_classes=0"
 SHAPES = "shapes?size=16&train=64&val=16&test=48"
-SETTINGS: dict[str, Any] = {"epochs": 3, "batch": 16, "lr": 5e-3, "mixup": 0.0, "cutmix": 0.0, "log_every": 100}
+SETTINGS: dict[str, Any] = {"epochs": 3, "batch": 16, "lr": 2e-2, "mixup": 0.0, "cutmix": 0.0, "log_every": 100}
 
 
 def study(out: Path, settings: Mapping[str, Any] = SETTINGS, **more: Any) -> Run:
