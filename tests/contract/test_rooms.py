@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,12 @@ def test_rooms_import_downwards_only(path: Path) -> None:
             target = imported.removeprefix("sightline.")
             allowed = [room, *ALLOWED[room].split()]
             assert any(within(target, place) for place in allowed), f"{path.relative_to(PACKAGE)} imports {imported}"
+
+
+def test_loading_an_encoder_loads_no_training_code() -> None:
+    script = (
+        "import sys, sightline as sl; sl.load_encoder('timm:resnet18@random?size=32'); "
+        "print([name for name in sys.modules if name.startswith(('sightline.training', 'sightline.transfer'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
