@@ -10,6 +10,7 @@ from timm.data import create_transform, resolve_model_data_config  # type: ignor
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.references import parse_reference
+from sightline.encoders import contract
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.sources.timm import names, preprocess_of
 
@@ -18,7 +19,7 @@ SMALL = "img_size=32&patch_size=8&embed_dim=32&depth=2&num_heads=4&num_classes=5
 
 @pytest.mark.parametrize("source", plugins.names("sources"))
 def test_every_source_lists_names_and_an_example(source):
-    plugin = plugins.find("sources", source)
+    plugin = contract.source(source)
     assert parse_reference(plugin.EXAMPLE).source == source
     listed = plugin.names()
     assert listed
