@@ -20,6 +20,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Alignment
 from sightline.core.results import ABSENT
 from sightline.images.views import policies_of
 from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
@@ -114,7 +115,7 @@ class Analysis(GramSums):
         both = self.reasons(np.diagonal(total, axis1=-2, axis2=-1))  # (T, S, P, 2)
         reason = np.where(both[..., 0] == "", both[..., 1], both[..., 0])
         dims = ("policy", "tokens", "encoder", "site")
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **{name: (dims, self._over_layers(value[..., 0, 1])) for name, value in values.items()},
                 "reason": (dims, self._over_layers(reason, ABSENT)),
@@ -127,6 +128,14 @@ class Analysis(GramSums):
                 "dropped_images": int(self.dropped),
             },
         )
+        kept, there = self.kept_batches(), images > 0
+        parts = {"cross": (0, 1), "first": (0, 0), "second": (1, 1)}
+        of_groups = {
+            name: (("batches", *dims), np.stack([self._over_layers(g[..., a, b]) for g in hsic.swapaxes(0, 1)[there]]))
+            for name, (a, b) in parts.items()
+        }
+        kept.add("invariance", Alignment(*parts), **of_groups)
+        return kept.beside(result)
 
     def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
         """(T, S, P) over layers → (P, T, encoders, sites)."""

@@ -24,12 +24,15 @@ from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import accuracy_table, figure_over_depth
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from sightline.report.figures import Figure
 
 
@@ -85,15 +88,20 @@ class Analysis(Pooled):
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
         names = [f"accuracy{end}" for end in ENDS]
-        return self.dataset(names, dict(zip(chosen, scores, strict=True))).assign_attrs(self._protocol())
+        answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
+        result = self.dataset(names, answers).assign_attrs(self._protocol())
+        return self.with_right(result, "test", {at: right for at, (*_, right) in zip(chosen, scores, strict=True)})
 
-    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, float, float], str]:
+    def _score(
+        self, encoder: str, site: str, feature: str
+    ) -> tuple[tuple[float, float, float], str, npt.NDArray[np.float64]]:
+        """Accuracy with its interval, why there is none, and right decisions by groups of images."""
         train, test = (self.features(encoder, site, feature, "plain", split) for split in SPLITS)
         if why := flaw(train, "train") or flaw(test, "test", constant=False):
-            return NOTHING, why
+            return NOTHING, why, np.zeros(GROUPS)
         labels, truth = (self.labels(split) for split in SPLITS)
         predicted = knn_predict(np.asarray(train), labels, np.asarray(test), self.config.k, self.config.temperature)
-        return accuracy_of(predicted, truth), ""
+        return accuracy_of(predicted, truth), "", self.by_group("test", predicted == truth)
 
     def _protocol(self) -> dict[str, Any]:
         """What makes the number comparable with another one (TRAPS 17)."""

@@ -30,10 +30,12 @@ from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, LeftOut, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
@@ -70,7 +72,8 @@ INVARIANT_TO = frozenset({"rotation", "translation", "batching", "order"})
 RANKS = (64, 128)  # the ranks that are drawn over depth, about a third and two thirds of the 196 patches of a ViT/16
 LEVELS = ("a third", "two thirds")
 CLOUDS = {"token": "tokens of an image", "image": "images"}
-NUMBERS = 3  # what comes before the ranks in the sums: log σ_1, log σ_2, effective rank
+READ = ("largest", "second", "effective_rank")  # what comes before the ranks in the sums; logarithms of the first two
+NUMBERS = len(READ)
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
@@ -135,6 +138,27 @@ def _logs(x: Tensor) -> Tensor:
     return logs.masked_fill_(bad[..., None], math.nan)
 
 
+def _logs_left_out(x: Tensor, members: Tensor) -> Tensor:
+    """The same of one matrix (M, D) without each group of its rows, members (G, M): float64 (G, min(M, D)).
+
+    Rows that are left out shorten the cloud along the singular vectors of the whole, which stay as they are: one
+    decomposition serves all groups, and the variation over groups is rather too large than too small.
+    """
+    n, d = x.shape
+    x = x.double()
+    x = x - x.mean(0)
+    if not x.isfinite().all():
+        return x.new_full((len(members), min(n, d)), math.nan)
+    if n <= d:  # X Xᵀ = U Σ² Uᵀ: a row has σ² u² of each direction
+        squares, vectors = torch.linalg.eigh(x @ x.T)
+        of_rows = squares.clamp(min=0) * vectors.square()
+    else:
+        of_rows = (x @ torch.linalg.eigh(x.T @ x).eigenvectors).square()
+    rest = of_rows.sum(0) - members @ of_rows
+    floor = (n + d) * torch.finfo(torch.float64).eps * rest.amax(-1, keepdim=True)
+    return torch.where(rest > floor, rest.log() / 2, -math.inf).sort(-1, descending=True).values
+
+
 def _numbers(logs: Tensor) -> Tensor:
     """log σ_1, log σ_2, effective rank, then Δ log σ of all ranks: (…, R) → (…, 3 + R)."""
     second = logs[..., 1:2] if logs.shape[-1] > 1 else torch.full_like(logs, -math.inf)
@@ -149,7 +173,7 @@ def _numbers(logs: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
-    sums: Tensor  # (S, 3, 3 + R)
+    sums: Tensor  # (G, S, 3, 3 + R)
     flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
     seen: Tensor  # (M,)
     # and means_0, means_1, … float32 (M, D), one for each layer
@@ -160,8 +184,9 @@ class Analysis(contract.Analysis):
         self.slots, self.means = _slots(plan, config.means)
         self.chosen, self.images = _slots(plan, config.images)
         self.shapes = [_shape(plan, *layer) for layer in self.layers]
-        s = len(self.layers)
-        states = {"sums": (s, 3, NUMBERS + max(map(_ranks, self.shapes))), "flaws": (s, 3), "seen": (self.means,)}
+        self.groups, s = ImageGroups(plan.images, plan.splits), len(self.layers)
+        numbers = NUMBERS + max(map(_ranks, self.shapes))
+        states = {"sums": (GROUPS, s, 3, numbers), "flaws": (s, 3), "seen": (self.means,)}
         for name, shape in states.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         for i, (_, d) in enumerate(self.shapes):
@@ -185,6 +210,7 @@ class Analysis(contract.Analysis):
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor | None, Tensor | None]]) -> None:
         """Add the spectra, and put mean tokens into their places."""
         self.seen[self.at] += 1
+        members = self.groups.members(batch, self.sums.device)[:, self.looked]
         for (encoder, site, _), (mean, logs) in reductions.items():
             layer = self.layers.index(encoder, site)
             if mean is not None:
@@ -194,7 +220,8 @@ class Analysis(contract.Analysis):
             constant, infinite = logs[:, 0] == -math.inf, logs[:, 0].isnan()
             self.flaws[layer] += torch.stack([torch.ones_like(constant), constant, infinite], 1).sum(0)
             if not constant.all():  # an image without any spread has no spectrum
-                add_images(self.sums, layer, _numbers(logs[~constant][:, : _ranks(self.shapes[layer])]))
+                numbers = _numbers(logs[~constant][:, : _ranks(self.shapes[layer])])
+                add_images(self.sums, layer, numbers, members[:, ~constant])
 
     def compute(self) -> xr.Dataset:
         """Spectra of tokens and of images at every layer, the numbers read off them, and reasons."""
@@ -202,16 +229,19 @@ class Analysis(contract.Analysis):
         shapes = [(int(kept.sum()) if d else 0, d) for _, d in self.shapes]
         width = NUMBERS + max(1, *map(_ranks, (*self.shapes, *shapes)))
         images, flaws = np.full((len(shapes), width), np.nan), np.zeros((len(shapes), 3))
+        left_out, members = np.full((GROUPS, len(shapes), width), np.nan), self._members()[:, kept]
         for i, shape in enumerate(shapes):
             if r := _ranks(shape):
-                logs = _logs(getattr(self, f"means_{i}")[kept])[:r]
+                means = getattr(self, f"means_{i}")[kept]
+                logs = _logs(means)[:r]
                 images[i, : NUMBERS + r] = _numbers(logs).numpy(force=True)
+                left_out[:, i, : NUMBERS + r] = _numbers(_logs_left_out(means, members)[:, :r]).numpy(force=True)
                 flaws[i] = shape[0], shape[0] * bool(logs[0] == -math.inf), bool(logs[0].isnan())
         tokens = [
             np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=np.nan)
             for part in mean_of_images(self.sums)
         ]
-        return xr.Dataset(
+        result = xr.Dataset(
             self._variables("token", self.shapes, self.flaws.numpy(force=True), tokens)
             | self._variables("image", shapes, flaws, [images]),
             coords=self.layers.coords() | {"rank": np.arange(1, width - NUMBERS + 1), "level": list(LEVELS)},
@@ -222,6 +252,31 @@ class Analysis(contract.Analysis):
                 "logarithm": "natural",
             },
         )
+        return self._kept(shapes, left_out).beside(result)
+
+    def _members(self) -> Tensor:
+        """1 where an image of the image spectrum is in a group, (G, M)."""
+        groups = torch.full((self.means,), -1)
+        for split, slots in self.slots.items():
+            groups[slots[slots >= 0]] = torch.from_numpy(self.groups.of(split))[slots >= 0]
+        return (torch.arange(GROUPS)[:, None] == groups).double().to(self.sums.device)
+
+    def _kept(self, shapes: Sequence[Shape], left_out: Numbers) -> Kept:
+        """Sums of the numbers of tokens by groups of images, those of images without each group; for contrasts."""
+        kept, axes = Kept({"group": self.groups.axis}), ("encoder", "site", "group")
+        sums = self.sums.numpy(force=True)
+        images = (axes, self.layers.by_group(self.sums[:, :, 0, 0]))
+        for cloud, of, values in (("token", self.shapes, sums[:, :, 1]), ("image", shapes, left_out)):
+            levels = np.array([_levels(shape) for shape in of])
+            columns = NUMBERS + np.maximum(levels, 1) - 1
+            at_levels = np.take_along_axis(values, np.broadcast_to(columns, (GROUPS, *columns.shape)), 2)
+            parts = {f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(READ)}
+            parts[f"{cloud}_delta"] = ((*axes, "level"), at_levels)
+            for name, (dims, part) in parts.items():
+                spread = (dims, self.layers.spread(part.swapaxes(0, 1)))
+                recipe = Mean(f"{name}_kept", "token_images") if cloud == "token" else LeftOut(f"{name}_kept")
+                kept.add(name, recipe, **{f"{name}_kept": spread, "token_images": images})
+        return kept
 
     def _variables(
         self, cloud: str, shapes: Sequence[Shape], flaws: Numbers, parts: Sequence[Numbers]
@@ -232,7 +287,7 @@ class Analysis(contract.Analysis):
         levels = np.array([_levels(shape) for shape in shapes])  # (S, 2)
         for end, part in zip(ENDS, parts, strict=False):
             values = np.where(np.isfinite(part), part, np.nan)  # −inf: lost in rounding
-            for column, name in enumerate(("largest", "second", "effective_rank")):
+            for column, name in enumerate(READ):
                 data[f"{cloud}_{name}{end}"] = (layer, spread(values[:, column]))
             at_levels = np.take_along_axis(values, NUMBERS + np.maximum(levels, 1) - 1, 1)
             data[f"{cloud}_delta{end}"] = ((*layer, "level"), spread(at_levels))
@@ -301,7 +356,7 @@ def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the mean tokens and for the sums; nothing on disk."""
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
-    return Cost(memory=sum(4 * means * d + 24 * (NUMBERS + _ranks((n, d))) for n, d in shapes), disk=0)
+    return Cost(memory=sum(4 * means * d + 24 * GROUPS * (NUMBERS + _ranks((n, d))) for n, d in shapes), disk=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------

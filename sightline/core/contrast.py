@@ -287,8 +287,10 @@ def _resampled(
         return _Resampled(value, None, none, none.astype(bool), np.full(draws, value), measured.why_without(variable))
     key, words = measured.axis(variable)[1]
     factor, groups = Factor(key, words), measured.groups(variable)
-    weights = np.concatenate([1 - np.eye(groups), _weights(factor, groups, draws, seed)])
+    weights = np.concatenate([np.ones((1, groups)), 1 - np.eye(groups), _weights(factor, groups, draws, seed)])
     values = np.asarray(statistic(measured.values(variable, cells, weights), axis=-1), np.float64)
+    # What is kept may be rounded, or belong to another estimate of the same number: its variation is what counts.
+    values = values[1:] + (value - values[0])
     return _Resampled(value, factor, values[:groups], measured.used(variable, cells), values[groups:], "")
 
 

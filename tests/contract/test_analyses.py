@@ -18,6 +18,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.core.groups import Measured
 from sightline.core.run_folder import Run
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
@@ -27,7 +28,7 @@ from sightline.images.sets import Images, join
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.plan import Cost, Key, Plan, make_plans
-from sightline.measure.streaming import result_of
+from sightline.measure.streaming import measured_of, result_of
 from sightline.report.figures import Figure
 
 ANALYSES = plugins.built_in("analyses")
@@ -206,6 +207,33 @@ def test_results_survive_saving(name: str, results: dict[str, xr.Dataset], tmp_p
     run.save(name, results[name])
     xr.testing.assert_identical(Run(tmp_path)[name], results[name])
     assert Run(tmp_path)[name].attrs == results[name].attrs
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_what_is_kept_gives_the_numbers_again(name: str, encoders: Any, images: Images, tmp_path: Path) -> None:
+    """Every number that has a recipe follows from the sums over groups, and changes when some of them are left out."""
+    module, plan = analysis(name), plan_of(name, encoders, images, tmp_path)
+    metric = module.Analysis(module.Config(), plan)
+    feed(metric, plan)
+    found = Measured(name, *measured_of(metric))
+    assert found.variables
+    changed = False
+    for variable in found.variables:
+        if found.recipe(variable) is None:
+            assert found.why_without(variable)
+            continue
+        values = found.table[variable]
+        known = np.nonzero(np.isfinite(values.values))
+        assert len(known[0]), f"{variable} has no number"
+        cells = dict(zip(map(str, values.dims), known, strict=True))
+        weights = np.ones((3, found.groups(variable)))
+        used = np.flatnonzero(found.used(variable, cells))
+        assert len(used) > 1
+        weights[[1, 2], used[:2]] = 0
+        again = found.values(variable, cells, weights)
+        np.testing.assert_allclose(again[0], values.values[known], rtol=1e-6, atol=1e-7, err_msg=variable)
+        changed |= bool((again[1:] != again[0]).any())
+    assert changed
 
 
 @pytest.mark.parametrize("name", ANALYSES)

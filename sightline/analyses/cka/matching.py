@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ABSENT, of_decoder
+from sightline.core.results import of_decoder, relative_depths, sites_of
 from sightline.encoders.sites import layer_type
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["summaries", "twins"]
+__all__ = ["block_distances", "summaries", "twins"]
 
 
 def summaries(result: xr.Dataset) -> xr.Dataset:
     """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result.cka`.
 
     row_max, row_argmax       over the layers of B that have the layer type of the layer of A
+    row_depth                 block of that layer over the number of blocks of B
     diagonal, diagonal_site   with the layer of B of the same type and relative depth; decoders with decoders
     distance_cka              mean over the pairs of blocks i of A and j of B that are `distance` apart in depth:
                               |i/(depth_A − 1) − j/(depth_B − 1)| · (smaller depth − 1), rounded, which is |i − j| in
@@ -29,7 +30,7 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
     axes = ("tokens", "encoder_a", "encoder_b", "site_a")
     values = result.cka.transpose(*axes, "site_b").values
     sites = result.site.values.astype(str)
-    has = (result.reason != ABSENT).any("tokens").transpose("encoder", "site").values
+    has = sites_of(result)
     kinds = np.array([layer_type(site) for site in sites])
     alike = np.where(kinds[:, None] == kinds, values, np.nan)
     best = np.where(np.isnan(alike), -np.inf, alike).argmax(-1)
@@ -39,27 +40,23 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
     there = np.broadcast_to(counterpart >= 0, maximum.shape)
     diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
-    blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
-    steps = max([1, *map(len, blocks)])
+    distances = block_distances(sites, has)  # (A, B, site of A, site of B)
+    steps = max(1, int(distances.max(initial=-1)) + 1)
     mean = np.full((*values.shape[:3], steps), np.nan)
     pairs = np.zeros(mean.shape, np.int64)
-    relative = np.full(mean.shape[1:], np.nan)
-    for a, b in itertools.product(range(len(has)), repeat=2):
-        n, m = len(blocks[a]), len(blocks[b])
-        last = min(n, m) - 1
-        distance = np.rint(_apart(n, m) * last / (max(n - 1, 1) * max(m - 1, 1)))
-        part = values[:, a, b][:, blocks[a][:, None], blocks[b]]  # (T, blocks of A, blocks of B)
-        known = np.isfinite(part) & ((a != b) | (blocks[a][:, None] <= blocks[b]))
-        relative[a, b, : last + 1] = np.arange(last + 1) / max(last, 1)
-        for step in range(last + 1):
-            here = known & (distance == step)
-            pairs[:, a, b, step] = here.sum((1, 2))
-            with np.errstate(invalid="ignore"):
-                mean[:, a, b, step] = np.where(here, part, 0).sum((1, 2)) / pairs[:, a, b, step]
+    for step in range(steps):
+        here = np.isfinite(values) & (distances == step)
+        pairs[..., step] = here.sum((-2, -1))
+        with np.errstate(invalid="ignore"):
+            mean[..., step] = np.where(here, values, 0).sum((-2, -1)) / pairs[..., step]
+    last = distances.max((-2, -1))[..., None]
+    relative = np.where(np.arange(steps) <= last, np.arange(steps) / np.maximum(last, 1), np.nan)
+    depths = relative_depths(result)[np.arange(len(has))[:, None], best]
     apart = (*axes[:3], "distance")
     return xr.Dataset(
         {
             "row_max": (axes, maximum),
+            "row_depth": (axes, np.where(np.isfinite(maximum), depths, np.nan)),
             "row_argmax": (axes, np.where(np.isfinite(maximum), sites[best], "")),
             "diagonal": (axes, np.where(there, diagonal, np.nan)),
             "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(counterpart, maximum.shape)], "")),
@@ -72,6 +69,19 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
             "relative_distance": (apart[1:], relative),
         },
     )
+
+
+def block_distances(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Distance in depth of all pairs of blocks, (A, B, sites, sites); −1 where one is no block, or counts elsewhere."""
+    kinds = np.array([layer_type(site) for site in sites])
+    blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
+    found = np.full((len(has), *has.shape, len(sites)), -1)
+    for a, b in itertools.product(range(len(has)), repeat=2):
+        n, m = len(blocks[a]), len(blocks[b])
+        apart = np.rint(_apart(n, m) * (min(n, m) - 1) / (max(n - 1, 1) * max(m - 1, 1))).astype(np.int64)
+        once = (a != b) | (blocks[a][:, None] <= blocks[b])
+        found[a, b, blocks[a][:, None], blocks[b]] = np.where(once, apart, -1)
+    return found
 
 
 def _apart(a: int, b: int) -> npt.NDArray[np.int64]:
