@@ -65,9 +65,9 @@ class Config(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.frequencies or not all(0 < f <= math.sqrt(2) for f in self.frequencies):
-            raise InputError(f"Frequencies lie above 0 and up to √2 (in units of π), not {self.frequencies}")
+            raise InputError(f"Frequencies must be above 0 and at most √2 (in units of π), not {self.frequencies}")
         if not 0 < self.strength <= 1:
-            raise InputError(f"The strength of the noise lies above 0 and up to 1, not {self.strength}")
+            raise InputError(f"The strength of the noise must be above 0 and at most 1, not {self.strength}")
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:

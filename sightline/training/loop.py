@@ -46,7 +46,7 @@ class Stopped(Exception):  # noqa: N818 — not an error
     """The training was asked to stop and has saved itself; `signal` says by which signal."""
 
     def __init__(self, signal: int, step: int, steps: int, folder: Path) -> None:
-        super().__init__(f"Stopped and saved after step {step} of {steps}; go on with --resume -o {folder}")
+        super().__init__(f"Stopped and saved after step {step} of {steps}; continue with --resume -o {folder}")
         self.signal = signal
 
 
@@ -212,9 +212,7 @@ class Loop:
         """End the training in all processes, before anything can be saved over the last good checkpoint."""
         kept = latest(self.folder)
         where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
-        raise InputError(
-            f"{what}; {where}; train anew with a lower lr, a longer warm-up (warmup_epochs) or gradients cut by clip=1"
-        )
+        raise InputError(f"{what}; {where}; train again with a lower lr, a longer warm-up (warmup_epochs) or clip=1")
 
     def _told_to_stop(self) -> int:
         return self.asked[-1] if self.asked else 0
