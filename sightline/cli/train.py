@@ -62,8 +62,8 @@ def pretrain(
     `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`;
     `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`.
 
-    Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The encoder is `run:FOLDER`, even during training.
-    Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
+    Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The encoder is `run:FOLDER`, even while
+    it trains. Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
     """
     from sightline.training.pretrain import pretrain as train
 

@@ -244,6 +244,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
                 for key in ("n", "accuracy_drop", "accuracy_drop_low", "accuracy_drop_high", "accuracy")
             )
             blocks = "block" if n == 1 else f"{n} blocks"
-            detail = f"drop of accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
+            detail = f"drop in accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
             found.append((str(name), f"{drop:+.1%}", f"{detail}; {left:.1%} is left"))
     return found
