@@ -297,7 +297,7 @@ def test_words_for_two_encoders(both: tuple[Plan, dict[Key, torch.Tensor], xr.Da
     assert summary(perfect)[2] == "Frozen features reach 99.0%: fine-tuning has little left to add."
     middling = result.assign(accuracy=result.accuracy * 0 + 0.7, accuracy_low=result.accuracy * 0 + 0.6)
     assert "stays at 70.0%" in summary(middling)[2]
-    assert "30.0% of the images, is what fine-tuning, or more than these 31 training images" in summary(middling)[2]
+    assert "30.0% of the images would need fine-tuning, or more than these 31 training images" in summary(middling)[2]
 
 
 def test_figures_show_what_differs(both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset]) -> None:
