@@ -91,7 +91,7 @@ def main(words: list[str]) -> None:
             try:
                 measure(name)
             except Stopped as stop:
-                sys.exit(f"{str(stop).partition(';')[0]}; give the same command again to go on")
+                sys.exit(f"{str(stop).partition(';')[0]}; run the same command again to continue")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name in names:
         if finished(name):

@@ -43,7 +43,7 @@ K = X Xᵀ, L = X′ X′ᵀ for the activations X, X′ of one layer on two aug
 HOW_TO_READ = """\
 Each image is augmented twice, with random numbers of its own for each copy, as a training would augment it. 1 means
 that a layer sees the images of one copy as alike and as different as those of the other: what the augmentation changes
-is lost on it. 0 means that the two copies have nothing in common. Encoders trained to match two views become more
+does not reach it. 0 means that the two copies have nothing in common. Encoders trained to match two views become more
 invariant towards their last blocks, and most of all to the policy that they were trained with; those trained to
 reconstruct or to classify need not. Policies differ in strength, so compare encoders within a panel, and the rise along
 the depth between panels. Dashes: pairs of different images; bands: 95 % bootstrap over batches."""

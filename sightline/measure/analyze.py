@@ -234,7 +234,7 @@ def _stream(
     count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)
     done, asked = total * reached.batch // count, list[int]()
     if reached.batch and shown:
-        progress.console().print(f"Going on where the pass was interrupted, at image {done} of {total}")
+        progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),
@@ -253,7 +253,7 @@ def _stream(
                 sums.save(reached)
             if asked and sums.path is not None:
                 where = f"image {done} of {total}"
-                raise Stopped(asked[-1], f"Stopped and saved after {where}; give the same command again to go on")
+                raise Stopped(asked[-1], f"Stopped and saved after {where}; run the same command again to continue")
             if asked:
                 raise KeyboardInterrupt
         move(total - done)

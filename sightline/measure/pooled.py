@@ -141,7 +141,7 @@ class Pooled(Analysis):
         self.plan, self.splits, self.wanted = plan, tuple(splits), wanted
         self.files = matrices(plan, splits, wanted)
         if not self.files:
-            raise InputError("None of these sites gives a feature of the kind that is asked for; choose others")
+            raise InputError("None of these sites has the pooling that is asked for; choose others")
         self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
@@ -196,7 +196,7 @@ class Pooled(Analysis):
             if not entry.complete and (not entry.exists or int(entry.written().sum()) != expected):
                 raise InputError(
                     f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
-                    "delete the folder 'cache' of the run and give the same command again"
+                    "delete the folder 'cache' of the run and run the same command again"
                 )
         barrier()
         if rank() == 0:

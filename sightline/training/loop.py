@@ -197,16 +197,14 @@ class Loop:
         watch.begun += time.monotonic() - before  # saving is not training
         if stop and not last:
             raise Stopped(
-                stop, f"Stopped and saved after step {done.step} of {done.steps}; go on with --resume -o {self.folder}"
+                stop, f"Stopped and saved after step {done.step} of {done.steps}; continue with --resume -o {self.folder}"
             )
 
     def _fail(self, what: str) -> None:
         """End the training in all processes, before anything can be saved over the last good checkpoint."""
         kept = latest(self.folder)
         where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
-        raise InputError(
-            f"{what}; {where}; train anew with a lower lr, a longer warm-up (warmup_epochs) or gradients cut by clip=1"
-        )
+        raise InputError(f"{what}; {where}; train again with a lower lr, a longer warm-up (warmup_epochs) or clip=1")
 
     def _told_to_stop(self) -> int:
         return self.asked[-1] if self.asked else 0

@@ -154,10 +154,10 @@ def test_default_numbers_are_powers_of_two_below_the_depth() -> None:
 
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     for words, sentence in (
-        ({"counts": [4]}, r"Of the 3 blocks of .*, 4 shall be re-initialised; choose one or more numbers from 1 to 3"),
+        ({"counts": [4]}, r"Cannot re-initialise 4 of the 3 blocks of .*; choose one or more numbers from 1 to 3"),
         ({"counts": [-1]}, "choose one or more numbers from 1 to 3"),
-        ({"counts": []}, "none shall be re-initialised"),
-        ({"ends": ["lats"]}, "There is no end 'lats' of an encoder; did you mean 'last'"),
+        ({"counts": []}, "Cannot re-initialise none of"),
+        ({"ends": ["lats"]}, "An encoder has no end 'lats'; did you mean 'last'"),
         ({"settings": {"epoch": 3}}, "There is no setting 'epoch'"),
     ):
         with pytest.raises(InputError, match=sentence) as caught:

@@ -172,7 +172,7 @@ class Analysis(GramSums):
             return f"no batch had {FEWEST} images with a label"
         if not of_class[..., 1, 1].any():
             return "the images of each batch are of one class, or all but one of them are"
-        return "all pairs of labelled images are equally alike, so that there is nothing to compare"
+        return "all pairs of labelled images are equally alike, so there is nothing to compare"
 
     def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
         """(T, S) over layers → (T, encoders, sites)."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 TITLE = "Dynamics"
-QUESTION = "How straight do the weights go during a training, and how far does each block leave what it was?"
+QUESTION = "How straight is the path of the weights during a training, and how much does each block change?"
 FORMULA = """\
 path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
 CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""

@@ -55,7 +55,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     """All images below a folder."""
     names = read_options("folder", options, {"names": "any"})["names"]
     if names not in ("any", "shape-texture"):
-        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' has a meaning")
+        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' is known")
     root = Path(where).expanduser()
     if not where or not root.is_dir():
         raise InputError(f"There is no folder {where!r}; give an existing one, such as folder:/data/val")

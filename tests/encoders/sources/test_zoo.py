@@ -69,12 +69,17 @@ def test_unknown_names_are_sentences() -> None:
 
 
 def test_what_is_not_code_is_installed_too() -> None:
-    """Recipes and encoders are read at run time, so a wheel must hold them."""
+    """Recipes, encoders and templates are read at run time, so a wheel must hold them."""
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["sightline"]
     package = Path(sl.__file__).parent
     held = {path for pattern in patterns for path in package.glob(pattern)}
-    needed = {path for folder in ("recipes", "zoo") for path in (package / folder).rglob("*") if path.is_file()}
+    needed = {
+        path
+        for folder in ("recipes", "zoo", "report")
+        for path in (package / folder).rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
     assert not sorted(str(path.relative_to(package)) for path in needed - held)
