@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -159,20 +159,13 @@ class Analysis(GramSums):
         unlabelled = np.where(np.isnan(each["class_cka"]), self._why_no_class(of_class, labelled), "")
         reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
         dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
-        coords = self.layers.coords()
         result = xr.Dataset(
             {
-                **{name: (pair, self._spread(values)) for name, values in full.items()},
-                **{name: (dims, self._over_layers(values)) for name, values in each.items()},
-                **{name: (dims, self._over_layers(values, ABSENT)) for name, values in reasons.items()},
+                **{name: (pair, self.layers.spread_pairs(values)) for name, values in full.items()},
+                **{name: (dims, self.layers.spread_rows(values)) for name, values in each.items()},
+                **{name: (dims, self.layers.spread_rows(values, ABSENT)) for name, values in reasons.items()},
             },
-            coords={
-                "tokens": list(self.config.tokens),
-                **coords,
-                **{f"encoder_{end}": coords["encoder"] for end in "ab"},
-                **{f"site_{end}": coords["site"] for end in "ab"},
-                **{f"{n}_{end}": (f"site_{end}", coords[n][1]) for n in ("layer_type", "block") for end in "ab"},
-            },
+            coords={"tokens": list(self.config.tokens), **self.layers.pair_coords()},
             attrs={
                 **self.estimator,
                 "batch": self.plan.batch,
@@ -201,15 +194,6 @@ class Analysis(GramSums):
         if not of_class[..., 1, 1].any():
             return "the images of each batch are of one class, or all but one of them are"
         return "all pairs of labelled images are equally alike, so there is nothing to compare"
-
-    def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
-        """(T, S) over layers → (T, encoders, sites)."""
-        return np.moveaxis(self.layers.spread(values.T, fill), -1, 0)
-
-    def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
-        rows = self.layers.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
-        return self.layers.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 0, 3, 1)
 
 
 def _with_last(hsic: Tensor) -> Tensor:
