@@ -21,7 +21,7 @@ from sightline.core.errors import InputError
 from sightline.core.stopping import Stopped
 from sightline.measure import analyze as module
 from sightline.measure import resume
-from sightline.measure.streaming import result_of
+from sightline.measure.streaming import measured_of
 
 
 @pytest.fixture
@@ -214,17 +214,17 @@ def test_what_dies_while_results_are_written_needs_no_second_pass(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = measure(encoders, images, ["cka", "knn"])
-    whole = result_of
+    whole = measured_of
 
     def failing(metric: object) -> object:
         if (tmp_path / "x" / "results" / "cka.nc").exists():  # that of knn is still to be written
             raise InterruptedByTestError
         return whole(metric)
 
-    monkeypatch.setattr(module, "result_of", failing)
+    monkeypatch.setattr(module, "measured_of", failing)
     with pytest.raises(InterruptedByTestError):
         measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    monkeypatch.setattr(module, "result_of", whole)
+    monkeypatch.setattr(module, "measured_of", whole)
     monkeypatch.setattr(module, "_step", None)  # no batch is forwarded again
     run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
     for name in ("cka", "knn"):
