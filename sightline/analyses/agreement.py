@@ -38,28 +38,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cohen_kappa",
-    "cost",
-    "figures",
-    "headlines",
-    "kendall_tau",
-    "macro_f1",
-    "views",
-]
-
 
 TITLE = "Agreement of decisions"
 QUESTION = "Do two encoders rank the classes of an image alike, and are they right and wrong on the same images?"
@@ -105,11 +83,6 @@ class Config(Choice):
             raise InputError(f"The order of classes needs k of at least 2, not {', '.join(map(str, self.k)) or 'none'}")
         if self.bootstrap < 1:
             raise InputError(f"The bootstrap needs at least 1 draw, not {self.bootstrap}")
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.images.views import policies_of
-from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, products, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
+from sightline.measure.estimators.cka import cka as cka
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -32,27 +33,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cka",
-    "cost",
-    "figures",
-    "headlines",
-    "views",
-]
 
 
 TITLE = "Augmentation invariance"

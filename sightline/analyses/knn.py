@@ -22,7 +22,8 @@ import xarray as xr
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
-from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes, knn_predict
+from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
+from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
@@ -30,27 +31,6 @@ from sightline.report.figures import accuracy_table, figure_over_depth
 
 if TYPE_CHECKING:
     from sightline.report.figures import Figure
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "knn_predict",
-    "views",
-]
 
 
 TITLE = "k-NN accuracy"
@@ -86,11 +66,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check_votes(self.k, self.temperature)
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 # The streaming analysis

@@ -32,26 +32,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "accuracy_drop",
-    "cost",
-    "figures",
-    "headlines",
-    "views",
-]
-
 
 TITLE = "Noise by frequency"
 QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"

@@ -32,26 +32,6 @@ if TYPE_CHECKING:
     from sightline.measure.pooled import Matrix
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "orientation_accuracy",
-    "views",
-]
-
 
 TITLE = "Orientation"
 QUESTION = "Do the features of a block still know left from right?"

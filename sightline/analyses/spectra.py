@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import altair as alt
 import numpy as np
@@ -28,38 +28,18 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
-from sightline.measure.estimators.rank import effective_rank
+from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "effective_rank",
-    "figures",
-    "headlines",
-    "log_singular_values",
-    "views",
-]
 
 
 TITLE = "Singular value spectra"
@@ -92,7 +72,6 @@ LEVELS = ("a third", "two thirds")
 CLOUDS = {"token": "tokens of an image", "image": "images"}
 NUMBERS = 3  # what comes before the ranks in the sums: log σ_1, log σ_2, effective rank
 
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 Numbers: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
 
@@ -112,11 +91,6 @@ class Config:
             )
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
@@ -134,9 +108,7 @@ def log_singular_values(tokens: Array) -> Array:
     >>> float(np.log(np.sqrt(3**2 + 3**2)).round(4))
     1.4452
     """
-    if not isinstance(tokens, Tensor):
-        return _logs(_checked(torch.from_numpy(np.array(tokens, order="C")))).numpy()
-    return _logs(_checked(tokens))
+    return like(tokens, _logs(_checked(as_tensor(tokens))))
 
 
 def _checked(tokens: Tensor) -> Tensor:
@@ -177,7 +149,6 @@ def _numbers(logs: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
-    full_state_update = False
     sums: Tensor  # (S, 3, 3 + R)
     flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
     seen: Tensor  # (M,)

@@ -134,7 +134,6 @@ class Matrix:
 class Pooled(Analysis):
     """Writes the features that are wanted to disk; the analysis that derives from it computes with them at the end."""
 
-    full_state_update = False
     seen: Tensor  # (splits,) images whose features were written
 
     def __init__(self, plan: Plan, splits: Sequence[str], wanted: Wanted) -> None:

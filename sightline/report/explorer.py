@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from string import Template
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import xarray as xr
 
 from sightline.core.results import ABSENT
 from sightline.report.figures import linked_charts
-from sightline.report.html import asset, clean, escaped
+from sightline.report.html import clean
 
-__all__ = ["explorer_html", "pack_explorer"]
+__all__ = ["pack_explorer"]
 
 
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
@@ -66,20 +65,3 @@ def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) ->
         for b in range(a if symmetric else 0, len(own))
     ]
     return {"base64": base64.b64encode(b"".join(blocks)).decode(), "symmetric": symmetric}
-
-
-def explorer_html(name: str, data: Mapping[str, Any]) -> str:
-    """The controls of the linked view."""
-
-    def options(names: Sequence[str], chosen: int = 0) -> str:
-        pairs = ((" selected" if i == chosen else "", i, escaped(name)) for i, name in enumerate(names))
-        return "".join(f'<option value="{i}"{selected}>{text}</option>' for selected, i, text in pairs)
-
-    encoders = data["encoders"]
-    return Template(asset("explorer.html")).substitute(
-        name=escaped(name),
-        first=options(encoders),
-        second=options(encoders, min(1, len(encoders) - 1)),
-        types=options(data["types"]),
-        tokens=options(data["tokens"]),
-    )

@@ -37,9 +37,6 @@ IMAGES = {"dark": FurtherImages("Dark images", "dark images, taken at night")}
 class Config:
     factor: float = 1.0
 
-def views(config, split):
-    return ("plain",)
-
 class Analysis(Base):
     def __init__(self, config, plan):
         super().__init__()

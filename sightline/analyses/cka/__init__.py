@@ -22,11 +22,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.analyses.cka.charts import figures, headlines, study_figure
-from sightline.analyses.cka.matching import summaries
+from sightline.analyses.cka.charts import figures as figures
+from sightline.analyses.cka.charts import headlines as headlines
+from sightline.analyses.cka.charts import study_figure as study_figure
+from sightline.analyses.cka.matching import summaries as summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, products, ratio, study
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
+from sightline.measure.estimators.cka import cka as cka
+from sightline.measure.estimators.cka import study as study
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -35,30 +39,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cka",
-    "cost",
-    "figures",
-    "headlines",
-    "study",
-    "study_figure",
-    "summaries",
-    "views",
-]
 
 
 TITLE = "CKA"
@@ -102,11 +82,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, self.bootstrap)
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 class Analysis(GramSums):
