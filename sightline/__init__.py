@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sightline.core.contrast import Contrast, Estimate, contrast, estimate
     from sightline.core.errors import InputError
     from sightline.core.run_folder import Run, open_run
+    from sightline.core.stopping import Stopped
     from sightline.encoders.encoder import Encoder
     from sightline.encoders.loading import load_encoder
     from sightline.encoders.saved import save_encoder
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
     from sightline.studies.reinit import reinit
-    from sightline.training.loop import Stopped
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
@@ -44,7 +44,7 @@ _HOME = {
     "InputError": "core.errors",
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
-    "Stopped": "training.loop",
+    "Stopped": "core.stopping",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",

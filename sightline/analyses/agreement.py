@@ -33,12 +33,11 @@ from sightline.measure.groups import GROUPS
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
+from sightline.report.figures import Figure, heatmap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Agreement of decisions"
@@ -344,7 +343,7 @@ def _square(
 
 def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
     """Why a pair has no τ (images, A, B): one of its classifiers, or no image of that kind."""
-    why = np.where((images == 0).all(1), "there is no such image", "").astype(object)
+    why = np.where((images == 0).all(1), "there are no such images", "").astype(object)
     for number, (name, flawed) in enumerate(reason.items()):
         if flawed:
             why[:, number, :] = why[:, :, number] = f"{name}: {flawed}"
@@ -359,8 +358,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Heat maps encoder × encoder: τ for each k on all, right and wrong images; F1 and κ."""
-    from sightline.report.figures import Figure, heatmap
-
     encoders = [str(name) for name in result.encoder.values]
 
     def table(name: str) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import altair as alt
 import numpy as np
 import xarray as xr
 
@@ -29,11 +30,10 @@ from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Shape bias"
@@ -179,10 +179,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """A dot for each class, a line for their mean; texture at the left, shape at the right."""
-    import altair as alt
-
-    from sightline.report.figures import Figure
-
     table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
     encoders = [str(name) for name in result.encoder.values]
     x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)

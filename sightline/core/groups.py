@@ -14,7 +14,7 @@ Shapes: W weightings, G groups, n cells (positions within a variable), S layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -43,6 +43,7 @@ __all__ = [
     "Pairs",
     "Picked",
     "Recipe",
+    "Same",
     "Spread",
     "TopChoices",
     "pair_number",
@@ -362,8 +363,9 @@ class LeftOut:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,): a group without images changes nothing."""
+        whole = _whole(of, variable, cells)
         left_out = of.part(self.left_out, of.axis(variable)[0], cells)
-        return (left_out != _whole(of, variable, cells)).any(1)
+        return (np.abs(left_out - whole) > 1e-7 * np.abs(whole)).any(1)  # what is kept may be rounded to float32
 
 
 def _whole(of: Measured, variable: str, cells: Cells) -> Numbers:
@@ -399,6 +401,31 @@ class Picked:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         return of.used(self.of, self._cells(of, cells))
+
+
+@dataclass(frozen=True)
+class Same:
+    """Another variable where several of its dimensions have the position that this one has in `dim`."""
+
+    of: str
+    dim: str
+    dims: Sequence[str]
+
+    def first(self, of: Measured) -> str:
+        """A part that has the axis of groups."""
+        return _recipe(of, self.of).first(of)
+
+    def _cells(self, cells: Cells) -> Cells:
+        rest = {dim: positions for dim, positions in cells.items() if dim != self.dim}
+        return rest | dict.fromkeys(self.dims, cells[self.dim])
+
+    def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
+        """(W, n)."""
+        return of.values(self.of, self._cells(cells), weights)
+
+    def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
+        """(G,)."""
+        return of.used(self.of, self._cells(cells))
 
 
 @dataclass(frozen=True)
@@ -499,5 +526,5 @@ def _count(cells: Cells) -> int:
 
 
 KINDS: Mapping[str, Any] = {
-    kind.__name__: kind for kind in (Alignment, Best, Binned, LeftOut, Mean, Pairs, Picked, Spread, TopChoices)
+    kind.__name__: kind for kind in (Alignment, Best, Binned, LeftOut, Mean, Pairs, Picked, Same, Spread, TopChoices)
 }
