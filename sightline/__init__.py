@@ -19,6 +19,7 @@ from sightline.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from sightline.core.errors import InputError
     from sightline.core.run_folder import Run, open_run
+    from sightline.core.stopping import Stopped
     from sightline.encoders.encoder import Encoder
     from sightline.encoders.loading import load_encoder
     from sightline.encoders.saved import save_encoder
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
     from sightline.studies.reinit import reinit
-    from sightline.training.loop import Stopped
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
@@ -41,7 +41,7 @@ _HOME = {
     "InputError": "core.errors",
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
-    "Stopped": "training.loop",
+    "Stopped": "core.stopping",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",

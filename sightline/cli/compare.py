@@ -9,7 +9,7 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, further_images, load_encoders
-from sightline.cli.ending import finish
+from sightline.cli.ending import finish, stoppable
 from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
 from sightline.core.references import Reference
 
@@ -74,23 +74,25 @@ def compare(
     chosen, besides = chosen_analyses(only, also, set_ or [])
     sets = further_images([*(further or []), *([] if conflict is None else [f"conflict={conflict}"])])
     loaded = load_encoders(encoders)
-    run = analyze(
-        loaded,
-        load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
-        chosen,
-        also=besides,
-        further={
-            name: load_images(others, limit=limit or None, seed=seed, strict=strict) for name, others in sets.items()
-        },
-        out=out or new_folder(),
-        sites=sites,
-        batch=batch,
-        device=device,
-        precision=precision,
-        seed=seed,
-        workers=workers,
-        overwrite=overwrite,
-    )
+    with stoppable():
+        run = analyze(
+            loaded,
+            load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
+            chosen,
+            also=besides,
+            further={
+                name: load_images(others, limit=limit or None, seed=seed, strict=strict)
+                for name, others in sets.items()
+            },
+            out=out or new_folder(),
+            sites=sites,
+            batch=batch,
+            device=device,
+            precision=precision,
+            seed=seed,
+            workers=workers,
+            overwrite=overwrite,
+        )
     finish(run)
 
 

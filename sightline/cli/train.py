@@ -12,7 +12,7 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
-from sightline.cli.ending import finish, first_process
+from sightline.cli.ending import finish, first_process, stoppable
 from sightline.cli.options import (
     Anew,
     Devices,
@@ -135,21 +135,16 @@ def reinit(
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.reinit import reinit as study
-    from sightline.training.loop import Stopped
 
     try:
         numbers = None if counts is None else [int(word) for word in counts.split(",")]
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
-    try:
+    with stoppable("give the same command again to go on"):
         run = study(
             load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
         )  # fmt: skip
-    except Stopped as stop:
-        if first_process():
-            typer.echo(f"{str(stop).partition(';')[0]}; run the same command again to continue")
-        raise SystemExit(128 + stop.signal) from stop
     finish(run)
 
 
@@ -172,10 +167,9 @@ def _train(
 ) -> None:
     """Pre-train or fine-tune; how it ended is said by the first process."""
     from sightline.core.settings import parse_settings
-    from sightline.training.loop import Stopped
 
     out = out or _training_folder()
-    try:
+    with stoppable():
         encoder = train(
             what,
             images,
@@ -184,11 +178,6 @@ def _train(
             settings=parse_settings(words or []),
             **asdict(launch),
         )
-    except Stopped as stop:
-        if not first_process():
-            raise SystemExit(0) from stop
-        typer.echo(stop)
-        raise SystemExit(128 + stop.signal) from stop
     if first_process():
         for note in encoder.notes:
             typer.echo(note)

@@ -146,6 +146,24 @@ class Pooled(Analysis):
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
 
+    def ready(self) -> bool:
+        """Whether an earlier pass has left all of its features."""
+        if not all(entry.complete for entry in self.files.values()):
+            return False
+        if rank() == 0:  # the sums of all processes are added up
+            counts = {which.split: int(entry.written().sum()) for which, entry in self.files.items()}
+            self.seen += torch.tensor([counts[split] for split in self.splits])
+        return True
+
+    def unread(self) -> list[tuple[str, str]]:
+        """Images without a row."""
+        images = self.plan.images
+        found: dict[str, str] = {}
+        for which, entry in self.files.items():
+            ids = images.ids[images.indices(which.split)][~entry.written()]
+            found |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
+        return list(found.items())
+
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Pooled vectors (B, D), copied: the activation itself does not outlive its layer."""
         names = _kept(self.wanted.get((key.encoder, key.site), ()))

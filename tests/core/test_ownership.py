@@ -23,9 +23,10 @@ from sightline.core import ownership as owned
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
+from sightline.core.stopping import Stopped
 from sightline.studies.reinit import reinit
 from sightline.training.checkpoints import tensors_of
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
 from sightline.transfer.finetune import finetune

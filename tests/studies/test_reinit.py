@@ -18,9 +18,9 @@ from sightline import Encoder, Run, load_encoder, load_images, open_run
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
+from sightline.core.stopping import Stopped
 from sightline.measure.estimators.intervals import difference_of, wilson
 from sightline.studies.reinit import NOT_YET, figures, headlines, reinit
-from sightline.training.loop import Stopped
 from sightline.training.recipe import read_recipe
 
 MODULE = importlib.import_module("sightline.studies.reinit")
@@ -109,7 +109,7 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypat
     def stopping(*words: Any, **more: Any) -> Encoder:
         begun.append(more["settings"]["reinit"])
         if len(begun) == 3:
-            raise Stopped(signal.SIGTERM, 1, 2, words[2])
+            raise Stopped(signal.SIGTERM, f"Stopped and saved after step 1 of 2; go on with --resume -o {words[2]}")
         tuned: Encoder = tune(*words, **more)
         return tuned
 

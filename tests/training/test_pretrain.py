@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
-from sightline.training.loop import Loop, Stopped
+from sightline.core.stopping import Stopped
+from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain
 from sightline.training.watchers import FeatureWatch
 

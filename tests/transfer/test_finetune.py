@@ -20,7 +20,8 @@ from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
-from sightline.training.loop import Loop, Stopped
+from sightline.core.stopping import Stopped
+from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
 from sightline.transfer.finetune import Config, Recipe, finetune, make_recipe
 

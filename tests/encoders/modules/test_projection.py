@@ -22,6 +22,7 @@ from sightline.analyses.invariance import Config
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
+from sightline.core.stopping import Stopped
 from sightline.encoders.modules.projection import Layer, Projected, empty_head, mlp_layers, save_head, state_of
 from sightline.encoders.sources import zoo
 from sightline.encoders.watching import capture
@@ -32,7 +33,7 @@ from sightline.training import backbones
 from sightline.training import export as exports
 from sightline.training.backbones import Backbone
 from sightline.training.checkpoints import load_module
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.recipe import make_recipe, read_recipe
 
 IMAGES = "shapes?size=16&train=32&val=16&test=16"
