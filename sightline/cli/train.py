@@ -14,12 +14,12 @@ from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.cli.ending import finish, first_process, stoppable
 from sightline.cli.options import (
-    Anew,
     Devices,
     Nodes,
     Out,
     Resume,
     Settings,
+    StartOver,
     TrainingDevice,
     TrainingFolder,
     Workers,
@@ -54,7 +54,7 @@ def pretrain(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
@@ -89,7 +89,7 @@ def finetune(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Fine-tune an encoder end to end to the classes of labelled images.
 
@@ -124,7 +124,7 @@ def reinit(
     set_: Settings = None,
     device: TrainingDevice = "auto",
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
@@ -140,7 +140,7 @@ def reinit(
         numbers = None if counts is None else [int(word) for word in counts.split(",")]
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
-    with stoppable("give the same command again to go on"):
+    with stoppable("run the same command again to continue"):
         run = study(
             load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,

@@ -197,7 +197,8 @@ class Loop:
         watch.begun += time.monotonic() - before  # saving is not training
         if stop and not last:
             raise Stopped(
-                stop, f"Stopped and saved after step {done.step} of {done.steps}; go on with --resume -o {self.folder}"
+                stop,
+                f"Stopped and saved after step {done.step} of {done.steps}; continue with --resume -o {self.folder}",
             )
 
     def _fail(self, what: str) -> None:

@@ -109,7 +109,7 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypat
     def stopping(*words: Any, **more: Any) -> Encoder:
         begun.append(more["settings"]["reinit"])
         if len(begun) == 3:
-            raise Stopped(signal.SIGTERM, f"Stopped and saved after step 1 of 2; go on with --resume -o {words[2]}")
+            raise Stopped(signal.SIGTERM, f"Stopped and saved after step 1 of 2; continue with --resume -o {words[2]}")
         tuned: Encoder = tune(*words, **more)
         return tuned
 
