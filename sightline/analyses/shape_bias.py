@@ -24,7 +24,7 @@ from sightline.core.errors import InputError
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Cost, Plan
@@ -67,8 +67,8 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(Choice):
-    """Who decides, see `classifiers.Choice`."""
+class Config(ClassifierChoice):
+    """Who decides, see `classifiers.ClassifierChoice`."""
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _counts(
     )
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Classifiers are fitted to the training images and decide on cue-conflict images when the pass is over."""
 
     def __init__(self, config: Config, plan: Plan) -> None:

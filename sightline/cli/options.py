@@ -23,7 +23,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the training in
 TrainingDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; torchrun sets this itself.")]
 Nodes = Annotated[int, typer.Option(help="Number of nodes that SLURM started.")]
-Anew = Annotated[bool, typer.Option("--overwrite", help="Start over in a folder that already holds a training.")]
+StartOver = Annotated[bool, typer.Option("--overwrite", help="Start over in a folder that already holds a training.")]
 
 
 def new_folder() -> Path:

@@ -286,7 +286,7 @@ def test_interrupted_by_the_user(
     monkeypatch.setattr(importlib.import_module("sightline.measure.analyze"), "_step", interrupt)
     code, _, err = sightline("compare", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys)
     assert code == 130
-    assert "give the same command again" in err
+    assert "run the same command again" in err
     assert "Traceback" not in err
 
 

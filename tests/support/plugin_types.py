@@ -29,7 +29,7 @@ from sightline.analyses import (
     tokens,
 )
 from sightline.core.contract import Study
-from sightline.encoders.contract import Family, Format, Source
+from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
 from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
@@ -124,7 +124,7 @@ FORMATS: Mapping[str, Format] = {
     "msn": msn,
     "simmim": simmim,
 }
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ModelSource] = {
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,
