@@ -84,6 +84,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "orientation": orientation.Config,
     "probes": probes.Config,
     "shape_bias": shape_bias.Config,
+    "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
 }
