@@ -305,7 +305,7 @@ def _square(
 
 def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
     """Why a pair has no τ (images, A, B): one of its classifiers, or no image of that kind."""
-    why = np.where((images == 0).all(1), "there is no such image", "").astype(object)
+    why = np.where((images == 0).all(1), "there are no such images", "").astype(object)
     for number, (name, flawed) in enumerate(reason.items()):
         if flawed:
             why[:, number, :] = why[:, :, number] = f"{name}: {flawed}"

@@ -49,7 +49,7 @@ heads: mean over pairs of heads and over tokens of cos(head h at token n, head h
 depths: mean over tokens of cos(token before the attention layer, token after it), both in the residual stream
 tokens: mean over pairs of patches of cos(token i, token j) = (N² ‖ū‖² − N) / (N (N − 1)), ū the mean unit vector"""
 HOW_TO_READ = """\
-1 means that all say the same, 0 that they have nothing in common. Heads close to 1: further heads add little. Depths
+1 means that they are all the same, 0 that they have nothing in common. Heads close to 1: more heads add little. Depths
 close to 1: the attention layer changes the tokens little. Tokens close to 1: all places of the image have one and the
 same representation, which is enough to name what is in the image but not where it is. Contrastive encoders tend to rise
 towards the end in all three, masked image models to stay low. The cosine sees a common offset of all tokens, so compare
@@ -241,13 +241,13 @@ def _why_not(plan: Plan, encoder: str, block: str, kind: str) -> str:
     shapes, tokens, site = plan.shapes[encoder], plan.encoders[encoder].tokens, _site_of(block, kind)
     if site not in plan.sites[encoder]:
         what = "attention heads" if kind == "heads" else "stream between attention and MLP"
-        return f"this block has no {what} that can be seen"
+        return f"the {what} of this block cannot be observed"
     if kind == "heads":
         if len(shapes[site]) != 3 or (tokens is not None and shapes[site][1] != tokens.count):
-            return "the heads do not see the tokens of the image one by one"
+            return "the heads do not process the tokens of the image one by one"
         return "" if shapes[site][0] > 1 else "a single head has no pair"
     if kind == "depths" and shapes.get(entry_of(block)) != shapes[site]:
-        return "the stream that enters this block cannot be seen"
+        return "the stream that enters this block cannot be observed"
     patches = token_view(torch.empty(1, *shapes[site], device="meta"), "patches", tokens)
     if patches is None:
         return "this site has no patch tokens"

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 TITLE = "k-NN accuracy"
-QUESTION = "How well do the neighbours of an image, in each block, tell its class?"
+QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
 FORMULA = "class(q) = argmax_c Σ exp(q·tᵢ / T) over the k nearest training features tᵢ of class c; q, tᵢ of length one"
 HOW_TO_READ = (
     "Accuracy on the test split when every test image takes the class that its k most similar training images vote "
-    "for. Nothing is trained, so the number speaks of the features alone: it is high where images of one class lie "
-    "close together. Compare it with the line of chance and with the width of the 95 % interval; differences within "
-    "the interval say nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
+    "for. Nothing is trained, so the number describes the features alone: it is high where images of one class lie "
+    "close together. Compare it with chance and with the 95 % interval; differences within "
+    "the interval mean nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
     "peak before their last block, contrastive ones at the end. CLS, GAP (mean of all tokens) and GAP without CLS "
     "(mean of the patches) may differ widely in one block. Compare only numbers of the same protocol and images."
 )

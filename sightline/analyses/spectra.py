@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 TITLE = "Singular value spectra"
-QUESTION = "Into how many directions do the tokens of an image spread, and the images?"
+QUESTION = "How many directions do the tokens of an image fill, and how many do the images?"
 FORMULA = """\
 Δ log σ_r = log σ_r − log σ_1, σ_1 ≥ σ_2 ≥ … the singular values of a centred matrix X
 tokens: X (patch tokens × features) of one image, averaged over images; images: X (mean patch tokens × features)
 effective rank = exp( −Σ_r p_r log p_r ), p_r = σ_r / Σσ"""
 HOW_TO_READ = """\
-A singular value is the length of a cloud of points along one direction; the spectrum lists them from the longest on. A
+A singular value is the length of a cloud of points along one direction; the spectrum lists them, the longest first. A
 flat spectrum (Δ log near 0) says that the cloud fills many directions, a steep one that it lies in a few. For the
 tokens of an image: where the curve falls with depth, the tokens become alike, and the layer hardly tells the places of
 an image apart; where it rises, they become distinct. For images: where the curve rises, images move apart from each
@@ -99,7 +99,7 @@ def log_singular_values(tokens: Array) -> Array:
     """Natural logarithm of the singular values of centred tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
 
     Each image's tokens have their mean taken off; values descend, and are absolute: subtract the first one for Δ log.
-    A value that cannot be told from rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
+    A value that is lost in rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
     about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
     throughout, those that are not finite NaN.
 
@@ -294,7 +294,7 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
     if constant == seen:
         return "the tokens of an image are all the same" if cloud == "token" else "all images have the same mean token"
     lost = _ranks(shape) - found
-    return f"{lost} of {_ranks(shape)} singular values cannot be told from rounding" if lost else ""
+    return f"{lost} of {_ranks(shape)} singular values cannot be distinguished from rounding" if lost else ""
 
 
 def cost(config: Config, plan: Plan) -> Cost:
@@ -378,7 +378,7 @@ def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None
         .facet(alt.Facet("encoder:N", title=None, sort=alt.EncodingSortField("panel", op="min")), columns=3)
     )
     caption = (
-        "Singular values from the largest on, a line for each depth. A line that lies higher is that of a cloud which "
-        "fills more directions; it ends where values cannot be told from rounding."
+        "Singular values, the largest first, a line for each depth. A line that lies higher is that of a cloud which "
+        "fills more directions; it ends where values cannot be distinguished from rounding."
     )
     return Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)

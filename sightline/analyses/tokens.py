@@ -1,4 +1,4 @@
-"""Token clouds: what does attention do to the tokens of an image, and do tokens keep together by image or by class?
+"""Token clouds: what does attention do to the tokens of an image, and do tokens cluster by image or by class?
 
 Clouds: the patch tokens of an image before and after the attention of a block (both of the residual stream) on the
 first right singular vectors of the two together, centred:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 TITLE = "Token clouds"
-QUESTION = "What does attention do to the tokens of an image, and do tokens keep together by image or by class?"
+QUESTION = "What does attention do to the tokens of an image, and do tokens cluster by image or by class?"
 FORMULA = """\
 cloud: the first columns of U Σ, where [tokens before; tokens after attention] − mean = U Σ Vᵀ
 silhouette of a token = (b − a) / max(a, b), a: mean distance to its own group, b: to the nearest other group"""
@@ -264,7 +264,7 @@ class Analysis(contract.Analysis):
         reasons = []
         for i, (encoder, site) in enumerate(stream):
             if site not in self.pairs[encoder]:
-                unseen = "this block has no attention that can be seen"
+                unseen = "the attention of this block cannot be observed"
                 reasons.append(unseen if "block" in site else "this enters the first block")
                 continue
             pair = torch.stack([self._state("clouds", encoder, s).cpu()[seen] for s in self.pairs[encoder][site]])

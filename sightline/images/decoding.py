@@ -71,7 +71,7 @@ def _reason(file: Path | bytes, error: Exception) -> str:
     if file == b"" or (isinstance(file, Path) and file.is_file() and not file.stat().st_size):
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "it is no image that PIL can identify"
+        return "it is not an image that PIL can identify"
     if isinstance(error, Image.DecompressionBombError):
         return "it has more pixels than PIL accepts, which may be a decompression bomb"
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):

@@ -94,7 +94,7 @@ class Feed:
         share, rest = divmod(batch, world() * accumulate)
         if rest:
             raise InputError(
-                f"A batch of {counted(batch, 'image')} cannot be shared by {counted(world(), 'process')} with "
+                f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
                 f"{counted(accumulate, 'forward')} each; choose a multiple"
             )
         if pairs and share % 2:

@@ -129,7 +129,7 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     """
     if objective in COMMANDS:
         what, command = COMMANDS[objective]
-        raise InputError(f"This is a recipe of {what}, not of pre-training; use it with `sightline {command}`")
+        raise InputError(f"This recipe is for {what}, not for pre-training; use it with `sightline {command}`")
     config = objective_named(objective).Config
     return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 
@@ -148,7 +148,7 @@ def make_parts(objective: str, parts: Sequence[type[Any]], layers: Iterable[Mapp
                 tables[key] = tables.get(key, {}) | dict(value)
             elif key == "objective":
                 if value != objective:
-                    raise InputError(f"The recipe is one of {value!r}, not of {objective!r}; name that objective")
+                    raise InputError(f"The recipe is for {value!r}, not for {objective!r}; name that objective")
             elif key not in known:
                 raise InputError(f"There is no setting {key!r} of {objective}{nearest(key, known)}")
             else:

@@ -66,10 +66,10 @@ class Config:
         if self.pool not in POOLS:
             raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, filter(None, POOLS))}")
         if not 0 < self.layer_decay <= 1:
-            raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
+            raise InputError(f"layer_decay is {self.layer_decay}; it must be in (0, 1]")
         for key in ("drop_path", "ema"):
             if not 0 <= getattr(self, key) < 1:
-                raise InputError(f"{key} is {getattr(self, key)}; it must lie in [0, 1)")
+                raise InputError(f"{key} is {getattr(self, key)}; it must be in [0, 1)")
         Mixing(self.mixup, self.cutmix, self.label_smoothing).check()
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
@@ -129,7 +129,7 @@ def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]],
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
     wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
     if not wanted.config.encoder:
-        raise InputError("Say what to fine-tune, such as `sightline finetune zoo:moco_v3`")
+        raise InputError("Name an encoder to fine-tune, such as `sightline finetune zoo:moco_v3`")
     return wanted
 
 
@@ -143,7 +143,9 @@ def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, fabric:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
     if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
-        raise InputError(f"Fine-tuning needs labels of two classes or more, which {data.name} has not; give others")
+        raise InputError(
+            f"Fine-tuning needs labels of at least two classes, but {data.name} does not have them; give other images"
+        )
     encoder = with_classifier(
         begins_with,
         data.classes,
@@ -246,7 +248,7 @@ class _Accuracies:
             split for split in ("val", "test") if split in data.splits and (data.labels_of(split) >= 0).any()
         ]
         if "val" not in self.splits and rank() == 0 and launch.show_progress:
-            console().print(f"{data.name} has no labelled val split, so there is no accuracy on the way")
+            console().print(f"{data.name} has no labelled val split, so accuracy is not measured while training")
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """By split."""

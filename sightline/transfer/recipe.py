@@ -39,7 +39,7 @@ def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], .
     if other := {layer.get("objective", name) for layer in layers} - {name}:
         found = str(other.pop())
         what, command = COMMANDS.get(found, (f"pre-training with {found}", "pretrain"))
-        raise InputError(f"This is a recipe of {what}, not of {COMMANDS[name][0]}; use it with `sightline {command}`")
+        raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
     return Recipe(*make_parts(name, (Optimization, Training, config), layers), name)
 
 

@@ -24,6 +24,7 @@ from sightline.analyses import (
     orientation,
     probes,
     shape_bias,
+    similarity,
     spectra,
     tokens,
 )
@@ -61,6 +62,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "orientation": orientation,
     "probes": probes,
     "shape_bias": shape_bias,
+    "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
 }
@@ -68,6 +70,7 @@ PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
+    "similarity": similarity.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
 CONFIG: Mapping[str, type[Any]] = {

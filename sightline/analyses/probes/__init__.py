@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TITLE = "Probes"
 QUESTION = (
-    "How well does a classifier on the frozen features tell the class, and which layer, pooling and probe is best?"
+    "How well does a classifier on the frozen features predict the class, and which layer, pooling and probe is best?"
 )
 FORMULA = """\
 linear: softmax(W·BN(x) + b);   depth d: d − 1 blocks of linear, BatchNorm, ReLU before it

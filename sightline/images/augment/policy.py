@@ -47,7 +47,7 @@ class Policy:
             raise InputError(f"The size of a view is {self.size}, but at least 1 pixel is needed")
         for name in ("flip", "jitter_probability", "gray", "blur", "solarize", "erase"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is a probability, so it must lie in [0, 1], not at {getattr(self, name)}")
+                raise InputError(f"{name} is a probability, so it must be in [0, 1], not {getattr(self, name)}")
         if self.interpolation not in RADII:
             raise InputError(f"There is no interpolation {self.interpolation!r}{nearest(self.interpolation, RADII)}")
         if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
