@@ -31,7 +31,16 @@ import xarray as xr
 from sightline.analyses.probes.advice import headlines as headlines
 from sightline.analyses.probes.advice import summary as summary
 from sightline.analyses.probes.charts import figures as figures
-from sightline.analyses.probes.results import BEST, OVER, Answer, At, axes_of, dataset_of, reference_of, spread
+from sightline.analyses.probes.results import (
+    BEST,
+    OVER,
+    ProbeOutcome,
+    ProbePlace,
+    axes_of,
+    dataset_of,
+    reference_of,
+    spread,
+)
 from sightline.analyses.probes.results import mean_of_best as mean_of_best
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Kept, Mean
@@ -78,7 +87,7 @@ ANY_SITE = True
 BY_DEFAULT = False
 INVARIANT_TO = frozenset({"batching"})
 
-KINDS = ("ridge", "linear", "nonlinear", "multilayer")
+PROBE_KINDS = ("ridge", "linear", "nonlinear", "multilayer")
 
 
 def last_of(sites: Sequence[str]) -> str:
@@ -101,14 +110,14 @@ class Config(Sweep):
                    gap side by side, each through its own BatchNorm), where they exist
     """
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = PROBE_KINDS
     depths: tuple[int, ...] = (2, 3)
     nonlinear_at: str = "last"
     poolings: tuple[str, ...] = ("cls", "gap")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for word, given, known in (("kind", self.kinds, KINDS), ("pooling", self.poolings, FEATURES)):
+        for word, given, known in (("kind", self.kinds, PROBE_KINDS), ("pooling", self.poolings, FEATURES)):
             if not given:
                 raise InputError(f"Probes need at least one {word}; choose from {', '.join(known)}")
             for name in given:
@@ -123,7 +132,7 @@ class Config(Sweep):
     def probes(self) -> list[str]:
         """Names of the probes, the simplest first."""
         names = {"nonlinear": [f"depth {depth}" for depth in sorted(set(self.depths))]}
-        return [name for kind in KINDS if kind in self.kinds for name in names.get(kind, [kind])]
+        return [name for kind in PROBE_KINDS if kind in self.kinds for name in names.get(kind, [kind])]
 
     def shapes(self, sites: Sequence[str]) -> dict[tuple[str, str], Probe]:
         """Which probes there are on these layers: (name, site) → what it sees and how deep it is.
@@ -171,7 +180,9 @@ class Analysis(Pooled):
         result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
         return self._kept(found, last, result).beside(result.assign_attrs(self._protocol()))
 
-    def _kept(self, found: Mapping[At, Answer], last: Mapping[tuple[str, str], str], result: xr.Dataset) -> Kept:
+    def _kept(
+        self, found: Mapping[ProbePlace, ProbeOutcome], last: Mapping[tuple[str, str], str], result: xr.Dataset
+    ) -> Kept:
         """Right decisions of all probes by groups of images, and how many more than those of the last layer."""
         kept = Kept({"group": self.groups("test").axis})
         right = {at: self.by_group("test", a.right) for at, a in found.items() if a.right is not None}
@@ -182,17 +193,17 @@ class Analysis(Pooled):
             kept.add(name, Mean(f"{name}_sum", "images"), **{f"{name}_sum": part, "images": images})
         return kept
 
-    def _probe(self, encoder: str, feature: str) -> dict[At, Answer]:
+    def _probe(self, encoder: str, feature: str) -> dict[ProbePlace, ProbeOutcome]:
         """All probes of an encoder on one kind of feature."""
         sites = self._sites(encoder, feature)
         train, selection, test = self._images(encoder, feature, sites)
         flaws = {site: self._flaw(encoder, site, feature) for site in sites}
-        found: dict[At, Answer] = {}
-        todo: dict[At, Probe] = {}
+        found: dict[ProbePlace, ProbeOutcome] = {}
+        todo: dict[ProbePlace, Probe] = {}
         for (probe, site), shape in self.config.shapes(sites).items():
-            at = At(encoder, probe, site, feature)
+            at = ProbePlace(encoder, probe, site, feature)
             if why := next((flaws[name] for name in reversed(shape.inputs) if flaws[name]), ""):
-                found[at] = Answer(reason=why)
+                found[at] = ProbeOutcome(reason=why)
             elif probe == "ridge":
                 found[at] = _ridge(site, train, selection, test, self._classes)
             else:
@@ -255,14 +266,14 @@ class Analysis(Pooled):
         }
 
 
-def _ridge(site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int) -> Answer:
+def _ridge(site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int) -> ProbeOutcome:
     """The closed form; left-out training images choose its penalty, so that the selection split is new to it."""
     probe = fit_ridge(train.features[site], train.labels, classes)
     accuracy, *_ = accuracy_of(probe.decisions(selection.features[site]), selection.labels)
-    return Answer(accuracy, probe.decisions(test.features[site]) == test.labels, errors=probe.errors)
+    return ProbeOutcome(accuracy, probe.decisions(test.features[site]) == test.labels, errors=probe.errors)
 
 
-def _answers(swept: Swept, test: Labelled) -> list[Answer]:
+def _answers(swept: Swept, test: Labelled) -> list[ProbeOutcome]:
     """The chosen probe of each shape, and the numbers of all settings."""
     accuracy = swept.accuracy(test)
     answers = []
@@ -270,10 +281,10 @@ def _answers(swept: Swept, test: Labelled) -> list[Answer]:
         chosen = swept.chosen(number)
         settings = np.stack([swept.loss[number], swept.selection[number], accuracy[number]])
         if chosen is None:
-            answers.append(Answer(settings=settings, reason="the training diverged with all settings"))
+            answers.append(ProbeOutcome(settings=settings, reason="the training diverged with all settings"))
             continue
         right = chosen.decisions(test.features) == test.labels
-        answers.append(Answer(chosen.accuracy, right, swept.settings.index(chosen.setting), settings))
+        answers.append(ProbeOutcome(chosen.accuracy, right, swept.settings.index(chosen.setting), settings))
     return answers
 
 
