@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -85,7 +85,7 @@ class Kept:
 
     def beside(self, result: xr.Dataset) -> xr.Dataset:
         """The result with what is kept, under names that `split` knows."""
-        recipes = {name: [type(recipe).__name__, asdict(recipe)] for name, recipe in self.recipes.items()}
+        recipes = {name: [type(recipe).__name__, dict(vars(recipe))] for name, recipe in self.recipes.items()}
         sizes = {dim: values.shape[dims.index(dim)] for dims, values in self.parts.values() for dim in dims}
         used = {dim: axis for dim, axis in self.axes.items() if dim in sizes}
         return result.assign({PREFIX + name: part for name, part in self.parts.items()}).assign_attrs(
@@ -235,7 +235,7 @@ class Mean:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
-        return (of.part(self.count, of.axis(variable)[0], cells) != 0).any(1)
+        return _any(of.part(self.count, of.axis(variable)[0], cells))
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Alignment:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
-        return (of.part(self.own, of.axis(variable)[0], cells) != 0).any(1)
+        return _any(of.part(self.own, of.axis(variable)[0], cells))
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Pairs:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         a, _ = self._layers(of, cells)
-        return (of.part(self.hsic, of.axis(variable)[0], {**cells, "pair": pair_number(a, a)}) != 0).any(1)
+        return _any(of.part(self.hsic, of.axis(variable)[0], {**cells, "pair": pair_number(a, a)}))
 
 
 def pair_number(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -342,7 +342,7 @@ class TopChoices:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         dim, _ = of.axis(variable)
-        return (of.part(self.chosen, dim, {"encoder": cells["encoder_a"]}) != 0).any((1, 2))
+        return _any(of.part(self.chosen, dim, {"encoder": cells["encoder_a"]}))
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ class LeftOut:
         """(G,): a group without images changes nothing."""
         whole = _whole(of, variable, cells)
         left_out = of.part(self.left_out, of.axis(variable)[0], cells)
-        return (np.abs(left_out - whole) > 1e-7 * np.abs(whole)).any(1)  # what is kept may be rounded to float32
+        return _any(np.abs(left_out - whole) > 1e-7 * np.abs(whole))  # what is kept may be rounded to float32
 
 
 def _whole(of: Measured, variable: str, cells: Cells) -> Numbers:
@@ -519,6 +519,12 @@ def _recipe(of: Measured, variable: str) -> Recipe:
     recipe = of.recipe(variable)
     assert recipe is not None
     return recipe
+
+
+def _any(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which groups (G, …) have something that is not zero."""
+    found: npt.NDArray[np.bool_] = (part.reshape(len(part), -1) != 0).any(1)
+    return found
 
 
 def _count(cells: Cells) -> int:

@@ -124,8 +124,8 @@ def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
         inside: Mask = (values >= low) & (values <= high)
         return inside
     if isinstance(wanted, list | tuple | set | np.ndarray):
-        each = [_equal(values, one) for one in wanted]
-        return np.logical_or.reduce(each) if each else np.zeros(values.shape, bool)
+        any_of: Mask = np.logical_or.reduce([np.zeros(values.shape, bool), *(_equal(values, one) for one in wanted)])
+        return any_of
     if values.dtype.kind in "fiu":
         return np.isclose(values, _number(wanted))
     if isinstance(wanted, str) and "*" in wanted:
@@ -195,7 +195,7 @@ def _check_named(table: xr.Dataset, variable: str, mask: Mask, dims: list[str], 
     """Refuse a mean over things that nobody asked to be mixed, such as encoders or token views."""
     said = {dim for group in named for dim in group}
     for axis, dim in enumerate(dims):
-        left = mask.any(tuple(other for other in range(mask.ndim) if other != axis))
+        left = np.asarray(mask.any(tuple(other for other in range(mask.ndim) if other != axis)))
         if left.sum() > 1 and dim not in said and not ALL_MEANT.fullmatch(dim):
             names = [str(name) for name in (table[dim].values if dim in table.coords else range(len(left)))]
             raise InputError(
