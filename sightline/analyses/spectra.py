@@ -268,7 +268,7 @@ class Analysis(contract.Analysis):
         images = (axes, self.layers.by_group(self.sums[:, :, 0, 0]))
         for cloud, of, values in (("token", self.shapes, sums[:, :, 1]), ("image", shapes, left_out)):
             levels = np.array([_levels(shape) for shape in of])
-            columns = NUMBERS + np.maximum(levels, 1) - 1
+            columns = np.minimum(NUMBERS + np.maximum(levels, 1), values.shape[2]) - 1  # where there are no ranks: any
             at_levels = np.take_along_axis(values, np.broadcast_to(columns, (GROUPS, *columns.shape)), 2)
             parts = {f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(READ)}
             parts[f"{cloud}_delta"] = ((*axes, "level"), at_levels)
