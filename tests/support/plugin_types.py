@@ -73,6 +73,7 @@ PROJECTION: Mapping[str, tuple[str, ...]] = {
     "similarity": similarity.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
+ANALYSIS_TARGETS: Mapping[str, bool] = {}
 CONFIG: Mapping[str, type[Any]] = {
     "agreement": agreement.Config,
     "attention": attention.Config,
