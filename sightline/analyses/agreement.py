@@ -26,7 +26,7 @@ from sightline.core.errors import InputError
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Classifier, Decided, cost_of
+from sightline.measure.classifiers import Classifier, ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
@@ -70,7 +70,7 @@ CHUNK_NUMBERS = 2**16  # scores of the best classes that are compared at a time;
 
 
 @dataclass(frozen=True)
-class Config(Choice):
+class Config(ClassifierChoice):
     """`k`: the numbers of best classes whose order is compared; `bootstrap` draws for the intervals of F1 and κ."""
 
     k: tuple[int, ...] = (5, 10, 100)
@@ -209,7 +209,7 @@ def _with_interval(a: npt.NDArray[Any], b: npt.NDArray[Any], draws: int, seed: i
 # The streaming analysis
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Fits the classifiers when the pass is over, and compares all pairs of them, block of images by block."""
 
     def __init__(self, config: Config, plan: Plan) -> None:

@@ -90,6 +90,7 @@ class Images:
     relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def common_splits(self) -> tuple[str, ...]:
@@ -206,7 +207,7 @@ def join(images: Images, split: str, others: Images) -> Images:
         name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
         for name, values in theirs.items()
     }
-    kind = JoinedTargets if any(isinstance(s.source, TargetSource) for s in (images, others)) else Joined
+    kind = JoinedTargets if any(isinstance(s.source, TargetSource) for s in (images, others)) else JoinedPixels
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
@@ -222,7 +223,7 @@ def join(images: Images, split: str, others: Images) -> Images:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedPixels:
     """Two sources behind one another; of the second one those images that were chosen."""
 
     sources: tuple[Source, Source]
@@ -248,7 +249,7 @@ class Joined:
         return list(zip(self.sources, (own, others), strict=True))
 
 
-class JoinedTargets(Joined):
+class JoinedTargets(JoinedPixels):
     """The same where one of them at least has targets; the others can be read, but not asked for theirs."""
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
