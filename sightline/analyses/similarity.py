@@ -29,7 +29,7 @@ from sightline.core.processes import shared, world
 from sightline.core.progress import bar_of_steps
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, own_of, ratio
 from sightline.measure.estimators.similarity import (
     Cloud,
     bootstrap_linear,
@@ -284,7 +284,7 @@ class Analysis(Pooled):
         if "rsa" in self.config.measures:
             ranks = [centred_ranks(x, self.config.dissimilarity) for x in features]
             sums = rank_products(ranks, drawn.groups)
-            null = ratio(rank_products(ranks, drawn.groups, drawn.others).sum(0), norm=sums.sum(0))
+            null = ratio(rank_products(ranks, drawn.groups, drawn.others).sum(0), own_of(sums.sum(0)))
             # Whose image comes first is chance: the null of A with B is that of B with A.
             found["rsa"] = Found(ratio(sums.sum(0)), (null + null.T) / 2, influence_of_ratio(sums, degree=2))
         if "mutual_knn" in self.config.measures:

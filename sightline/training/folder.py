@@ -60,8 +60,8 @@ def kept_recipe(out: Path, launch: Launch) -> dict[str, Any] | None:
     if launch.resume and there and kept.is_file():
         return read_recipe(kept)
     if there and not launch.overwrite and any((out / name).exists() for name in STARTED):
-        goes_on = "pass --resume to go on" if kept.is_file() else "restore its recipe.toml to go on"
-        raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start anew")
+        goes_on = "pass --resume to continue" if kept.is_file() else "restore its recipe.toml to continue"
+        raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start over")
     ownership.replaceable(out)
     return None
 
@@ -82,6 +82,9 @@ def start(wanted: Recipe, images: str | Images | None, launch: Launch) -> tuple[
     if rank() == 0 and launch.show_progress:
         bfloat16.tell_if_slower(fabric.device, wanted.training.precision)
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
+    if rank() == 0 and launch.show_progress:
+        for note in data.notes:
+            console().print(note)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)
     return fabric, data

@@ -29,13 +29,13 @@ from sightline.analyses import (
     tokens,
 )
 from sightline.core.contract import Study
-from sightline.encoders.contract import Family, Format, Source
+from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
 from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import reinit
@@ -124,7 +124,7 @@ FORMATS: Mapping[str, Format] = {
     "msn": msn,
     "simmim": simmim,
 }
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ModelSource] = {
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,
@@ -143,6 +143,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 DATASETS: Mapping[str, ImageSource] = {
     "arrays": arrays,
+    "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
     "parquet": parquet,

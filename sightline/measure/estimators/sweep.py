@@ -29,6 +29,7 @@ from sightline.measure.estimators.probes import Probe, Schedule, TrainedProbes, 
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import torch
 
     from sightline.measure.estimators.ridge import Sliceable
 
@@ -144,7 +145,7 @@ class Sweep:
                 f"{min(self.epochs):g}; give fewer warmup_epochs or more epochs"
             )
         if not 0 < self.held_out < 1:
-            raise InputError(f"The share of images that is held out lies between 0 and 1, not at {self.held_out}")
+            raise InputError(f"The share of images that is held out must be between 0 and 1, not {self.held_out}")
 
     @property
     def schedules(self) -> list[tuple[float, float]]:
@@ -220,6 +221,7 @@ def train_sweep(
     classes: int,
     seed: int,
     title: str = "Probes",
+    device: torch.device | str = "cpu",
 ) -> Swept:
     """Train probes of these shapes (`inputs` and `depth`) with all settings; `title` is that of the bar."""
     n = len(train.labels)
@@ -243,7 +245,7 @@ def train_sweep(
                 for s in sweep.settings
                 if s[:2] == (schedule.epochs, schedule.warmup_epochs)
             ]
-            trained.append(train_probes(probes, schedule, *train, classes, show=lambda *_: move()))
+            trained.append(train_probes(probes, schedule, *train, classes, device=device, show=lambda *_: move()))
     loss = _beside([one.loss for one in trained], len(shapes))
     found = _beside([one.accuracy(*selection) for one in trained], len(shapes))
     known = np.isfinite(loss) & np.isfinite(found)
@@ -292,6 +294,6 @@ def hold_out(
     chosen = np.sort(np.concatenate(held))
     if not len(chosen):
         raise InputError(
-            "Probes choose their settings by training images that are held out, but no class has two; give more images"
+            "Probes choose their settings on held-out training images, but no class has two images; give more"
         )
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
