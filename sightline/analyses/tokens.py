@@ -53,7 +53,7 @@ Each point is a patch token. In the clouds, compare the tokens before attention 
 as a whole and keeps its shape, attention adds the same to every token, as in the late blocks of contrastive encoders;
 if it changes its shape or grows, tokens are treated one by one, as in masked ones. Where clouds of two images share
 their axes, look whether attention moves their centres apart. In t-SNE, islands of one image each say that the tokens of
-an image are alike and images distinct; a mixture says that tokens are told apart by what is at their place. The
+an image are alike and images distinct; a mixture says that tokens differ by what is at their place. The
 silhouette is the number behind that picture, from −1 to 1: near 1, groups are compact and far apart; near 0, they are
 intermingled; below 0, tokens are nearer to another group. Distances between islands, and their sizes, mean nothing in
 t-SNE, and the axes of a cloud differ from panel to panel."""
@@ -472,7 +472,7 @@ def _tsne_figure(result: xr.Dataset) -> Figure | None:
     chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
     caption = (
         f"Each point is a patch token at the last block, from {result.attrs['images']} images. Islands of one image "
-        "each: images are told apart, their tokens are not; a mixture: the other way round. Distances between islands "
+        "each: images differ, their tokens do not; a mixture: the other way round. Distances between islands "
         f"mean nothing ({result.attrs['tsne']})."
     )
     return Figure("tsne", "t-SNE of the tokens of several images", caption, chart, table)
