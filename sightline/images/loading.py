@@ -62,7 +62,7 @@ def _load(reference: str) -> Images:
         raise InputError(f"{reference!r} does not name images in the form source:where?option=value{hint}")
     source, where, options = parts
     if source not in plugins.names("datasets") and Path(reference).exists():
-        raise InputError(f"There is no dataset {source!r}; did you mean 'folder:{reference}'?")
+        raise InputError(f"There is no image source {source!r}; did you mean 'folder:{reference}'?")
     images = image_source(source).load(where, options)
     return replace(images, name=reference)
 
