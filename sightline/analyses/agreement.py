@@ -31,12 +31,11 @@ from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
+from sightline.report.figures import Figure, heatmap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Agreement of decisions"
@@ -320,8 +319,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Heat maps encoder × encoder: τ for each k on all, right and wrong images; F1 and κ."""
-    from sightline.report.figures import Figure, heatmap
-
     encoders = [str(name) for name in result.encoder.values]
 
     def table(name: str) -> pd.DataFrame:

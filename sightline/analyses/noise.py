@@ -26,11 +26,10 @@ from sightline.measure import classifiers
 from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure, curve_over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Noise by frequency"
@@ -154,8 +153,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The drop over frequency, a colour for each encoder."""
-    from sightline.report.figures import Figure, curve_over_depth
-
     table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
     chart = curve_over_depth(

@@ -34,7 +34,7 @@ def load_images(
 ) -> Images:
     """Load `source:where?option=value`, or arrays of pixels with their labels, and draw a balanced sample of it.
 
-    `labels`, `classes`, `ids` and `splits` go with arrays only; see `sightline.datasets.arrays`.
+    `labels`, `classes`, `ids` and `splits` go with arrays only; see `images/sources/arrays.py`.
 
     >>> load_images("shapes:conflict?size=32", limit=240).name
     'shapes:conflict?size=32'

@@ -44,7 +44,7 @@ from sightline.measure.request import (
     with_further,
 )
 from sightline.measure.resume import Reached, Sums, sums_file
-from sightline.measure.streaming import result_of
+from sightline.measure.streaming import measured_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -163,7 +163,7 @@ def _begin(run: Run, names: Iterable[str]) -> None:
     run.begin()
     if run.path is not None:
         sums = (sums_file(run.path, number, world()) for number in range(world()))
-        ownership.claim(run.path, *sums, *(run.file(name) for name in names))
+        ownership.claim(run.path, *sums, *(file(name) for name in names for file in (run.file, run.kept_file)))
 
 
 def _pass(
@@ -192,11 +192,11 @@ def _pass(
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
     for name, metric in metrics.items():
-        result = result_of(metric)
+        result, kept = measured_of(metric)
         if rank() == 0:
-            run.save(name, _signed(result, name, keys[name], plans[name], run))
+            run.save(name, _signed(result, name, keys[name], plans[name], run), kept)
         elif run.path is None:
-            run.save(name, result)
+            run.save(name, result, kept)
     if rank() == 0:
         run.request["timing"] = timing
         earlier = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
@@ -234,7 +234,7 @@ def _stream(
     count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)
     done, asked = total * reached.batch // count, list[int]()
     if reached.batch and shown:
-        progress.console().print(f"Going on where the pass was interrupted, at image {done} of {total}")
+        progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),

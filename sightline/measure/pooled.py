@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEATURES",
+    "FLAT",
     "POOLINGS",
     "Matrix",
     "Pooled",
@@ -57,6 +58,7 @@ __all__ = [
 POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
 JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read
 FEATURES = (*POOLINGS, *JOINED)
+FLAT = ("all", "patches")  # token views side by side, many times as wide; only for those who ask for them by name
 ROWS_AT_A_TIME = 4096  # rows that are read at a time
 CONSTANT = 1e-6  # what differs by less of its size is rounding, in float32
 
@@ -245,17 +247,20 @@ class Pooled(Analysis):
 
 
 def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tuple(POOLINGS)) -> dict[str, Tensor]:
-    """The features that exist at a site, each (B, D); without prefix tokens there is only GAP."""
+    """The features that exist at a site, each (B, D); of the poolings there is only GAP without prefix tokens."""
     prefix = encoder.tokens.prefix if encoder.tokens is not None else 0
-    views = {name: POOLINGS[name] for name in names if name == "gap" or prefix}
+    views = {name: POOLINGS[name] for name in names if name in POOLINGS and (name == "gap" or prefix)}
     found = {name: token_view(activation, view, encoder.tokens) for name, view in views.items()}
-    return {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+    pooled = {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+    flat = {name: token_view(activation, name, encoder.tokens) for name in names if name in FLAT}
+    return pooled | {name: tokens.flatten(1) for name, tokens in flat.items() if tokens is not None}
 
 
 def widths(plan: Plan, encoder: str, site: str) -> dict[str, int]:
     """The features that exist at a site, and how wide each is."""
     blank = torch.empty(1, *plan.shapes[encoder][site])
-    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder]).items()}
+    names = (*POOLINGS, *FLAT)
+    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder], names).items()}
     joined = {name: sum(found[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(found)}
     return found | joined
 

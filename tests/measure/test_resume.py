@@ -21,7 +21,7 @@ from sightline.core.errors import InputError
 from sightline.core.stopping import Stopped
 from sightline.measure import analyze as module
 from sightline.measure import resume
-from sightline.measure.streaming import result_of
+from sightline.measure.streaming import measured_of
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_ctrl_c_loses_no_batch_and_the_next_run_says_that_it_goes_on(
     with pytest.raises(Stopped, match="after image 32 of 80; run the same command again"):
         measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
     run = sl.analyze(encoders, images, ["cka", "knn"], batch=8, workers=0, out=tmp_path / "x")
-    assert "Going on where the pass was interrupted, at image 32 of 80" in capsys.readouterr().err
+    assert "Continuing the interrupted pass at image 32 of 80" in capsys.readouterr().err
     assert len(steps) == 10
     for name in ("cka", "knn"):
         xr.testing.assert_equal(run[name], expected[name])
@@ -214,17 +214,17 @@ def test_what_dies_while_results_are_written_needs_no_second_pass(
     encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = measure(encoders, images, ["cka", "knn"])
-    whole = result_of
+    whole = measured_of
 
     def failing(metric: object) -> object:
         if (tmp_path / "x" / "results" / "cka.nc").exists():  # that of knn is still to be written
             raise InterruptedByTestError
         return whole(metric)
 
-    monkeypatch.setattr(module, "result_of", failing)
+    monkeypatch.setattr(module, "measured_of", failing)
     with pytest.raises(InterruptedByTestError):
         measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    monkeypatch.setattr(module, "result_of", whole)
+    monkeypatch.setattr(module, "measured_of", whole)
     monkeypatch.setattr(module, "_step", None)  # no batch is forwarded again
     run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
     for name in ("cka", "knn"):

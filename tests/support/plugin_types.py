@@ -24,6 +24,7 @@ from sightline.analyses import (
     orientation,
     probes,
     shape_bias,
+    similarity,
     spectra,
     tokens,
 )
@@ -34,7 +35,7 @@ from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import reinit
@@ -61,6 +62,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "orientation": orientation,
     "probes": probes,
     "shape_bias": shape_bias,
+    "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
 }
@@ -68,6 +70,7 @@ PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
+    "similarity": similarity.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
 CONFIG: Mapping[str, type[Any]] = {
@@ -81,6 +84,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "orientation": orientation.Config,
     "probes": probes.Config,
     "shape_bias": shape_bias.Config,
+    "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
 }
@@ -139,6 +143,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 DATASETS: Mapping[str, ImageSource] = {
     "arrays": arrays,
+    "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
     "parquet": parquet,

@@ -115,9 +115,8 @@ class Analysis(GramSums):
         parts = []
         for encoder in self.moving.encoders:  # one epoch at a time, because all replicates of all would not fit
             mine = [k for k, (name, _) in enumerate(self.moving) if name == encoder]
-            square = _square(hsic[:, :, mine], own[..., np.take(self.rows, mine)], own[..., self.columns])
-            found = self.cka("cka", square, images)
-            parts.append({name: part[:, : len(mine), len(mine) :] for name, part in found.items()})
+            both = own[..., np.take(self.rows, mine)], own[..., self.columns]
+            parts.append(self.cka("cka", hsic[:, :, mine], images, both))
         values = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}  # each (T, M, O)
         reason = self.reasons(own.sum(1))
         pair = ("tokens", "encoder", "site", "other", "other_site")
@@ -158,16 +157,6 @@ def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers
     others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]
     every, moving, fixed = (Layers({name: plan.sites[name] for name in part}) for part in (plan.sites, epochs, others))
     return every, moving, fixed
-
-
-def _square(
-    cross: npt.NDArray[np.float64], own_a: npt.NDArray[np.float64], own_b: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """HSIC (…, A, B) across and (…, A), (…, B) of each with itself as one matrix (…, A + B, A + B)."""
-    own = np.concatenate([own_a, own_b], -1)
-    square = own[..., None] * np.eye(own.shape[-1])
-    square[..., : own_a.shape[-1], own_a.shape[-1] :] = cross
-    return square
 
 
 def _over(layers: Layers, reason: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
