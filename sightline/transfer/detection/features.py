@@ -171,7 +171,7 @@ def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
         number = -1 if match is None else int(match[3]) if match[3] else encoder.depth - 1 - int(match[2] or 0)
         if not 0 <= number < encoder.depth:
             raise InputError(
-                f"blocks={blocks}: {word.strip()!r} is no block of {encoder.reference}, which has "
+                f"blocks={blocks}: {word.strip()!r} is not a block of {encoder.reference}, which has "
                 f"{counted(encoder.depth, 'block')}; write last, last-1, … or 0 to {encoder.depth - 1}"
             )
         numbers.append(number)
