@@ -65,8 +65,8 @@ def compare(
     Example: `sightline compare dino=timm:vit_small_patch16_224.dino mae=timm:vit_base_patch16_224.mae
     --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
 
-    Any number of encoders can be compared, also a single one with itself. An interrupted run goes on when the same
-    command is given again. Under `torchrun` the processes share the images.
+    Any number of encoders can be compared, even one with itself. An interrupted run continues when the same
+    command is run again. Under `torchrun` the processes share the images.
     """
     from sightline.images.loading import load_images
     from sightline.measure.analyze import analyze
