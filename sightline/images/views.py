@@ -3,7 +3,7 @@
 | view | what it shows |
 |---|---|
 | `plain` | the images as they are |
-| `mirror` | left and right exchanged |
+| `mirror`, `rotation:90`, `grey`, … | a transformation by its name, see transformations.py |
 | `augment:simclr:0` | copy 0 of the images, augmented by a policy of augment/policies.py, at the size of the pixels |
 | `augment:simclr?blur=0&jitter=[0.4, 0.4, 0.4, 0.1]:1` | copy 1, with settings of `augment.Policy` of one's own |
 | `noise:…` | noise of a frequency band added, see noise.py |
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -26,14 +26,11 @@ from sightline.images.augment.colours import augment
 from sightline.images.augment.erasure import finish
 from sightline.images.augment.policies import policies
 from sightline.images.augment.policy import Policy
+from sightline.images.transformations import TRANSFORMATIONS, transform
 
 __all__ = ["make_view", "policies_of"]
 
 
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "plain": lambda pixels: pixels,
-    "mirror": lambda pixels: pixels.flip(-1),
-}
 _AUGMENT = 0xA06  # so that the numbers are not those of a training with the same seed
 
 
@@ -56,9 +53,12 @@ def make_view(name: str, pixels: Tensor, ids: Sequence[str] = (), seed: int = 0)
         from sightline.images import noise
 
         return noise.view(name, pixels, ids, seed)
-    if name not in VIEWS:
-        raise InputError(f"There is no view {name!r}{nearest(name, [*VIEWS, 'augment:simclr:0'])}")
-    return VIEWS[name](pixels)
+    if kind in TRANSFORMATIONS:
+        return transform(name, pixels)
+    if name != "plain":
+        names = ["plain", *TRANSFORMATIONS, "augment:simclr:0", "noise:0.3"]
+        raise InputError(f"There is no view {name!r}{nearest(name, names)}")
+    return pixels
 
 
 def policies_of(text: str, size: int) -> tuple[Policy, ...]:
