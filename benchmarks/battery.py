@@ -26,11 +26,11 @@ from torch import Tensor
 import sightline as sl
 from sightline.analyses.attention import attention_distance, attention_nmi
 from sightline.analyses.diversity import token_cosine
-from sightline.core import plugins
 from sightline.encoders.watching import capture
 from sightline.images.pipeline import Batch
 from sightline.images.sets import Images
 from sightline.measure.analyze import _step
+from sightline.measure.contract import analysis
 from sightline.measure.plan import make_plans
 from sightline.measure.request import default_analyses
 from sightline.measure.streaming import result_of
@@ -54,14 +54,14 @@ class Ours:
 
     def __init__(self, names: list[str], encoders: dict[str, sl.Encoder], images: Images, cache: Path) -> None:
         settings = {"batch": 32, "seed": 0, "precision": "float32"}
-        configs = {name: plugins.find("analyses", name).Config() for name in names}
+        configs = {name: analysis(name).Config() for name in names}
         if "cka" in names:  # the 36 × 36 layers and one token view that the peers are compared on
-            configs["cka"] = plugins.find("analyses", "cka").Config(tokens=("all",))
+            configs["cka"] = analysis("cka").Config(tokens=("all",))
         self.plans = {}
         for name, config in configs.items():
             sites = CKA_SITES if name == "cka" else None
             self.plans |= make_plans(encoders, images, {name: config}, sites, settings, cache, CPU)
-        self.metrics = {n: plugins.find("analyses", n).Analysis(configs[n], plan) for n, plan in self.plans.items()}
+        self.metrics = {n: analysis(n).Analysis(configs[n], plan) for n, plan in self.plans.items()}
 
     def step(self, batch: Batch) -> None:
         """What the pass does with a batch."""

@@ -38,28 +38,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cohen_kappa",
-    "cost",
-    "figures",
-    "headlines",
-    "kendall_tau",
-    "macro_f1",
-    "views",
-]
-
 
 TITLE = "Agreement of decisions"
 QUESTION = "Do two encoders rank the classes of an image alike, and are they right and wrong on the same images?"
@@ -105,11 +83,6 @@ class Config(Choice):
             raise InputError(f"The order of classes needs k of at least 2, not {', '.join(map(str, self.k)) or 'none'}")
         if self.bootstrap < 1:
             raise InputError(f"The bootstrap needs at least 1 draw, not {self.bootstrap}")
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -332,7 +305,7 @@ def _square(
 
 def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
     """Why a pair has no τ (images, A, B): one of its classifiers, or no image of that kind."""
-    why = np.where((images == 0).all(1), "there is no such image", "").astype(object)
+    why = np.where((images == 0).all(1), "there are no such images", "").astype(object)
     for number, (name, flawed) in enumerate(reason.items()):
         if flawed:
             why[:, number, :] = why[:, :, number] = f"{name}: {flawed}"

@@ -20,8 +20,7 @@ Shapes: B images, H heads, N tokens, D width, d width of a head; S layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core import bfloat16
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
@@ -40,28 +40,6 @@ from sightline.report.figures import Figure, curve_over_depth, with_depth
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "depth_cosine",
-    "figures",
-    "head_cosine",
-    "headlines",
-    "token_cosine",
-    "views",
-]
-
 
 TITLE = "Diversity"
 QUESTION = "How much do the heads of a block, its input and output, and the tokens of an image repeat each other?"
@@ -71,7 +49,7 @@ heads: mean over pairs of heads and over tokens of cos(head h at token n, head h
 depths: mean over tokens of cos(token before the attention layer, token after it), both in the residual stream
 tokens: mean over pairs of patches of cos(token i, token j) = (N² ‖ū‖² − N) / (N (N − 1)), ū the mean unit vector"""
 HOW_TO_READ = """\
-1 means that all say the same, 0 that they have nothing in common. Heads close to 1: further heads add little. Depths
+1 means that they are all the same, 0 that they have nothing in common. Heads close to 1: more heads add little. Depths
 close to 1: the attention layer changes the tokens little. Tokens close to 1: all places of the image have one and the
 same representation, which is enough to name what is in the image but not where it is. Contrastive encoders tend to rise
 towards the end in all three, masked image models to stay low. The cosine sees a common offset of all tokens, so compare
@@ -92,20 +70,8 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Config:
-    """There is nothing to set."""
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The pure functions
-
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 
 
 def token_cosine(tokens: Array) -> Array:
@@ -116,7 +82,7 @@ def token_cosine(tokens: Array) -> Array:
     """
     x = _floating(tokens, "images, tokens, width")
     bfloat16.ensure(x.device)
-    return _like(tokens, _token_cosine(x, _norms(x)))
+    return like(tokens, _token_cosine(x, _norms(x)))
 
 
 def head_cosine(heads: Array) -> Array:
@@ -130,7 +96,7 @@ def head_cosine(heads: Array) -> Array:
     for head, inverse in zip(x.unbind(1), _inverse(norms).unsqueeze(-1).unbind(1), strict=True):
         total.addcmul_(head, inverse)  # one after the other: unit vectors of all heads would not fit into the cache
     squares = _norms(total).double().square().sum(-1)
-    return _like(heads, _mean_of_pairs(squares, norms.flatten(1), x.shape[1], groups=x.shape[2]))
+    return like(heads, _mean_of_pairs(squares, norms.flatten(1), x.shape[1], groups=x.shape[2]))
 
 
 def depth_cosine(before: Array, after: Array) -> Array:
@@ -142,7 +108,7 @@ def depth_cosine(before: Array, after: Array) -> Array:
     x, y = (_floating(tokens, "images, tokens, width") for tokens in (before, after))
     if x.shape != y.shape:
         raise InputError(f"The tokens before are {tuple(x.shape)} and after {tuple(y.shape)}; give the same tokens")
-    return _like(after, _depth_cosine(x, _norms(x), y))
+    return like(after, _depth_cosine(x, _norms(x), y))
 
 
 def _token_cosine(x: Tensor, norms: Tensor) -> Tensor:
@@ -183,15 +149,10 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 def _floating(values: Tensor | np.ndarray[Any, Any], axes: str) -> Tensor:
     """As a tensor of float32 or float64 with these axes."""
-    x = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, order="C"))
+    x = as_tensor(values)
     if x.ndim != axes.count(",") + 1:
         raise InputError(f"The cosine needs an array ({axes}), not one of shape {tuple(x.shape)}")
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def _like(given: Array, values: Tensor) -> Array:
-    """Arrays for arrays, tensors for tensors."""
-    return values if isinstance(given, Tensor) else values.numpy(force=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -204,11 +165,10 @@ class Analysis(contract.Analysis):
     `sums` and `flawed` have a row for each kind of each layer.
     """
 
-    full_state_update = False
     sums: Tensor  # (S · kinds, 3, 1): images, Σx, Σx²
     flawed: Tensor  # (S · kinds,): images that have no cosine
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
         self.layers = Layers({e: [s for s in sites if layer_type(s) == "block"] for e, sites in plan.sites.items()})
@@ -281,20 +241,20 @@ def _why_not(plan: Plan, encoder: str, block: str, kind: str) -> str:
     shapes, tokens, site = plan.shapes[encoder], plan.encoders[encoder].tokens, _site_of(block, kind)
     if site not in plan.sites[encoder]:
         what = "attention heads" if kind == "heads" else "stream between attention and MLP"
-        return f"this block has no {what} that can be seen"
+        return f"the {what} of this block cannot be observed"
     if kind == "heads":
         if len(shapes[site]) != 3 or (tokens is not None and shapes[site][1] != tokens.count):
-            return "the heads do not see the tokens of the image one by one"
+            return "the heads do not process the tokens of the image one by one"
         return "" if shapes[site][0] > 1 else "a single head has no pair"
     if kind == "depths" and shapes.get(entry_of(block)) != shapes[site]:
-        return "the stream that enters this block cannot be seen"
+        return "the stream that enters this block cannot be observed"
     patches = token_view(torch.empty(1, *shapes[site], device="meta"), "patches", tokens)
     if patches is None:
         return "this site has no patch tokens"
     return "" if kind == "depths" or patches.shape[1] > 1 else "a single token has no pair"
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: contract.NoSettings, plan: Plan) -> Cost:
     """Memory for the stream of one layer of each encoder, and the sums."""
     streams = [max(np.prod(shapes[s]) for s in plan.sites[e]) for e, shapes in plan.shapes.items() if e in plan.sites]
     return Cost(memory=4 * plan.batch * int(sum(streams)) + 96 * sum(map(len, plan.sites.values())), disk=0)

@@ -20,8 +20,7 @@ Shapes: B images, N patches, D channels, K frequencies, S layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
@@ -30,6 +29,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
@@ -40,26 +40,6 @@ from sightline.report.figures import Figure, curve_over_depth, with_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "relative_log_amplitude",
-    "views",
-]
 
 
 TITLE = "Fourier"
@@ -86,20 +66,8 @@ INVARIANT_TO = frozenset({"batching", "order"})  # and to scale, as far as ampli
 EPSILON = 1e-6
 
 
-@dataclass(frozen=True)
-class Config:
-    """There is nothing to set."""
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The pure function
-
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 
 
 def relative_log_amplitude(tokens: Array, grid: tuple[int, int], prefix: int = 0) -> tuple[Array, Array]:
@@ -113,15 +81,14 @@ def relative_log_amplitude(tokens: Array, grid: tuple[int, int], prefix: int = 0
     >>> frequencies, np.exp(amplitudes).round(3)
     (array([0. , 0.5, 1. ]), array([1. , 0. , 0.5]))
     """
-    x = tokens if isinstance(tokens, Tensor) else torch.from_numpy(np.array(tokens, order="C"))
+    x = as_tensor(tokens)
     if x.ndim != 3 or prefix < 0 or x.shape[1] != prefix + grid[0] * grid[1]:
         raise InputError(
             f"The Fourier analysis needs tokens (images, {prefix} + {grid[0]} × {grid[1]}, channels), "
             f"not an array of shape {tuple(x.shape)}; give the grid (rows, columns) and the number of prefix tokens"
         )
     logs = amplitudes(x[:, prefix:].double(), waves(grid)).add(EPSILON).log().mean((0, 2))
-    found = frequencies(grid).to(x.device), logs - logs[0]
-    return found if isinstance(tokens, Tensor) else (found[0].numpy(force=True), found[1].numpy(force=True))
+    return like(tokens, frequencies(grid).to(x.device)), like(tokens, logs - logs[0])
 
 
 def frequencies(grid: tuple[int, int]) -> Tensor:
@@ -156,11 +123,10 @@ def amplitudes(patches: Tensor, waves: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums Δ log amplitudes over images, for every layer on its own grid."""
 
-    full_state_update = False
     sums: Tensor  # (S, 3, K): images, Σx, Σx²
     flat: Tensor  # (S,): images that are the same at all positions
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
         self.plan, self.layers = plan, Layers(plan.sites)
         self.grids = {layer: _grid(plan, *layer) for layer in self.layers}
@@ -246,7 +212,7 @@ def _grid(plan: Plan, encoder: str, site: str) -> tuple[int, int] | None:
     return None if token_view(blank, "patches", tokens) is None else tokens.grid
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: contract.NoSettings, plan: Plan) -> Cost:
     """Memory for the waves and the sums; nothing on disk."""
     grids = [grid for layer in Layers(plan.sites) if (grid := _grid(plan, *layer)) is not None]
     most = max((min(grid) // 2 + 1 for grid in grids), default=1)

@@ -27,7 +27,8 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS
 from sightline.images.views import policies_of
-from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, products, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
+from sightline.measure.estimators.cka import cka as cka
 from sightline.measure.gram_sums import GramSums, Values, check_tokens, full_bytes, narrow, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -39,27 +40,6 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.estimators.full_batch import Pairs
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cka",
-    "cost",
-    "figures",
-    "headlines",
-    "views",
-]
-
 
 TITLE = "Augmentation invariance"
 QUESTION = "Does a layer see two augmented copies of the same images alike?"
@@ -70,7 +50,7 @@ layer × layer: K of any layer on the first copy, L of any layer of the same enc
 HOW_TO_READ = """\
 Each image is augmented twice, with random numbers of its own for each copy, as a training would augment it. 1 means
 that a layer sees the images of one copy as alike and as different as those of the other: what the augmentation changes
-is lost on it. 0 means that the two copies have nothing in common. Encoders trained to match two views become more
+does not reach it. 0 means that the two copies have nothing in common. Encoders trained to match two views become more
 invariant towards their last blocks, and most of all to the policy that they were trained with; those trained to
 reconstruct or to classify need not. Policies differ in strength, so compare encoders within a panel, and the rise along
 the depth between panels. Dashes: pairs of different images; bands: 95 % bootstrap over batches. The maps of all layers

@@ -22,7 +22,8 @@ import xarray as xr
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
-from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes, knn_predict
+from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
+from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
@@ -31,36 +32,15 @@ from sightline.report.figures import accuracy_table, figure_over_depth
 if TYPE_CHECKING:
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "knn_predict",
-    "views",
-]
-
 
 TITLE = "k-NN accuracy"
-QUESTION = "How well do the neighbours of an image, in each block, tell its class?"
+QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
 FORMULA = "class(q) = argmax_c Σ exp(q·tᵢ / T) over the k nearest training features tᵢ of class c; q, tᵢ of length one"
 HOW_TO_READ = (
     "Accuracy on the test split when every test image takes the class that its k most similar training images vote "
-    "for. Nothing is trained, so the number speaks of the features alone: it is high where images of one class lie "
-    "close together. Compare it with the line of chance and with the width of the 95 % interval; differences within "
-    "the interval say nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
+    "for. Nothing is trained, so the number describes the features alone: it is high where images of one class lie "
+    "close together. Compare it with chance and with the 95 % interval; differences within "
+    "the interval mean nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
     "peak before their last block, contrastive ones at the end. CLS, GAP (mean of all tokens) and GAP without CLS "
     "(mean of the patches) may differ widely in one block. Compare only numbers of the same protocol and images."
 )
@@ -86,11 +66,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check_votes(self.k, self.temperature)
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 # The streaming analysis

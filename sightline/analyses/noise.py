@@ -32,26 +32,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "accuracy_drop",
-    "cost",
-    "figures",
-    "headlines",
-    "views",
-]
-
 
 TITLE = "Noise by frequency"
 QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"
@@ -63,7 +43,7 @@ The strength of the noise is the same in every band; only its grain differs, fro
 single pixels (right, π). A high curve at the left says that decisions rest on coarse structure such as shape, a high
 curve at the right that they rest on fine detail such as texture. Contrastive encoders are typically robust to
 high-frequency noise, those trained by masked image modelling are not. A drop below 0 is within the interval, or the
-noise helps. Compare encoders of similar accuracy: who starts near chance has nothing to lose."""
+noise helps. Compare encoders of similar accuracy: one that starts near chance has nothing to lose."""
 SOURCE = (
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2; '
     'the noise after Park, Kim 2022, "How Do Vision Transformers Work?"'
@@ -85,9 +65,9 @@ class Config(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.frequencies or not all(0 < f <= math.sqrt(2) for f in self.frequencies):
-            raise InputError(f"Frequencies lie above 0 and up to √2 (in units of π), not {self.frequencies}")
+            raise InputError(f"Frequencies must be above 0 and at most √2 (in units of π), not {self.frequencies}")
         if not 0 < self.strength <= 1:
-            raise InputError(f"The strength of the noise lies above 0 and up to 1, not {self.strength}")
+            raise InputError(f"The strength of the noise must be above 0 and at most 1, not {self.strength}")
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -180,7 +160,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
     chart = curve_over_depth(
         table.rename(columns=names),
-        value_title="drop of accuracy",
+        value_title="drop in accuracy",
         depth_title="frequency of the noise (π)",
         series_title="encoder",
         series=[str(name) for name in result.encoder.values],
@@ -195,7 +175,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands {about['width']:g}π wide; "
         f"{about['n_test']} test images. Accuracy without noise: {plain or 'unknown'}. Shaded: 95 % intervals."
     )
-    return [Figure("drop", "Drop of accuracy over the frequency of noise", caption, chart, table)]
+    return [Figure("drop", "Drop in accuracy over the frequency of noise", caption, chart, table)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

@@ -33,27 +33,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "IMAGES",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "shape_bias",
-    "views",
-]
-
 
 TITLE = "Shape bias"
 QUESTION = "Where shape and texture contradict each other, which of them does the encoder go by?"

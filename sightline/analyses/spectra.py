@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import altair as alt
 import numpy as np
@@ -28,11 +28,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
-from sightline.measure.estimators.rank import effective_rank
+from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, depth_figure
@@ -40,36 +41,15 @@ from sightline.report.figures import Figure, depth_figure
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "effective_rank",
-    "figures",
-    "headlines",
-    "log_singular_values",
-    "views",
-]
-
 
 TITLE = "Singular value spectra"
-QUESTION = "Into how many directions do the tokens of an image spread, and the images?"
+QUESTION = "How many directions do the tokens of an image fill, and how many do the images?"
 FORMULA = """\
 Δ log σ_r = log σ_r − log σ_1, σ_1 ≥ σ_2 ≥ … the singular values of a centred matrix X
 tokens: X (patch tokens × features) of one image, averaged over images; images: X (mean patch tokens × features)
 effective rank = exp( −Σ_r p_r log p_r ), p_r = σ_r / Σσ"""
 HOW_TO_READ = """\
-A singular value is the length of a cloud of points along one direction; the spectrum lists them from the longest on. A
+A singular value is the length of a cloud of points along one direction; the spectrum lists them, the longest first. A
 flat spectrum (Δ log near 0) says that the cloud fills many directions, a steep one that it lies in a few. For the
 tokens of an image: where the curve falls with depth, the tokens become alike, and the layer hardly tells the places of
 an image apart; where it rises, they become distinct. For images: where the curve rises, images move apart from each
@@ -92,7 +72,6 @@ LEVELS = ("a third", "two thirds")
 CLOUDS = {"token": "tokens of an image", "image": "images"}
 NUMBERS = 3  # what comes before the ranks in the sums: log σ_1, log σ_2, effective rank
 
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 Numbers: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
 
@@ -112,11 +91,6 @@ class Config:
             )
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
@@ -125,7 +99,7 @@ def log_singular_values(tokens: Array) -> Array:
     """Natural logarithm of the singular values of centred tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
 
     Each image's tokens have their mean taken off; values descend, and are absolute: subtract the first one for Δ log.
-    A value that cannot be told from rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
+    A value that is lost in rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
     about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
     throughout, those that are not finite NaN.
 
@@ -134,9 +108,7 @@ def log_singular_values(tokens: Array) -> Array:
     >>> float(np.log(np.sqrt(3**2 + 3**2)).round(4))
     1.4452
     """
-    if not isinstance(tokens, Tensor):
-        return _logs(_checked(torch.from_numpy(np.array(tokens, order="C")))).numpy()
-    return _logs(_checked(tokens))
+    return like(tokens, _logs(_checked(as_tensor(tokens))))
 
 
 def _checked(tokens: Tensor) -> Tensor:
@@ -177,7 +149,6 @@ def _numbers(logs: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
-    full_state_update = False
     sums: Tensor  # (S, 3, 3 + R)
     flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
     seen: Tensor  # (M,)
@@ -323,7 +294,7 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
     if constant == seen:
         return "the tokens of an image are all the same" if cloud == "token" else "all images have the same mean token"
     lost = _ranks(shape) - found
-    return f"{lost} of {_ranks(shape)} singular values cannot be told from rounding" if lost else ""
+    return f"{lost} of {_ranks(shape)} singular values cannot be distinguished from rounding" if lost else ""
 
 
 def cost(config: Config, plan: Plan) -> Cost:
@@ -407,7 +378,7 @@ def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None
         .facet(alt.Facet("encoder:N", title=None, sort=alt.EncodingSortField("panel", op="min")), columns=3)
     )
     caption = (
-        "Singular values from the largest on, a line for each depth. A line that lies higher is that of a cloud which "
-        "fills more directions; it ends where values cannot be told from rounding."
+        "Singular values, the largest first, a line for each depth. A line that lies higher is that of a cloud which "
+        "fills more directions; it ends where values cannot be distinguished from rounding."
     )
     return Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)

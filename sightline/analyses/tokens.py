@@ -1,4 +1,4 @@
-"""Token clouds: what does attention do to the tokens of an image, and do tokens keep together by image or by class?
+"""Token clouds: what does attention do to the tokens of an image, and do tokens cluster by image or by class?
 
 Clouds: the patch tokens of an image before and after the attention of a block (both of the residual stream) on the
 first right singular vectors of the two together, centred:
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import altair as alt
 import numpy as np
@@ -29,6 +29,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
@@ -41,30 +42,9 @@ from sightline.report.figures import Figure, depth_figure
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "silhouette",
-    "token_clouds",
-    "views",
-]
-
 
 TITLE = "Token clouds"
-QUESTION = "What does attention do to the tokens of an image, and do tokens keep together by image or by class?"
+QUESTION = "What does attention do to the tokens of an image, and do tokens cluster by image or by class?"
 FORMULA = """\
 cloud: the first columns of U Σ, where [tokens before; tokens after attention] − mean = U Σ Vᵀ
 silhouette of a token = (b − a) / max(a, b), a: mean distance to its own group, b: to the nearest other group"""
@@ -91,7 +71,6 @@ AXES = 3
 MOMENTS = ("before", "after")
 PERPLEXITY, ITERATIONS = 20, 500
 
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
 
@@ -113,11 +92,6 @@ class Config:
             )
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
@@ -132,14 +106,17 @@ def token_clouds(before: Array, after: Array) -> Array:
     >>> token_clouds(before, before + np.array([6.0, 0.0])).round(6)[..., :2].tolist()
     [[[3.0, 1.0], [3.0, -1.0]], [[-3.0, 1.0], [-3.0, -1.0]]]
     """
-    if not isinstance(before, Tensor):
-        return token_clouds(*(torch.from_numpy(np.array(x, order="C")) for x in (before, after))).numpy()
-    if before.ndim != 2 or before.shape != after.shape:
-        raise InputError(f"A cloud is tokens (N, D) twice; got {tuple(before.shape)} and {tuple(after.shape)}")
-    x = torch.cat([before, after]).double()
+    x, y = as_tensor(before), as_tensor(after)
+    if x.ndim != 2 or x.shape != y.shape:
+        raise InputError(f"A cloud is tokens (N, D) twice; got {tuple(x.shape)} and {tuple(y.shape)}")
+    return like(before, _clouds(torch.cat([x, y]).double()))
+
+
+def _clouds(x: Tensor) -> Tensor:
+    """Coordinates of the two halves of float64 tokens (2 N, D) → (2, N, 3)."""
     x = x - x.mean(0)
     if not x.isfinite().all():
-        return torch.full((2, len(before), AXES), math.nan, dtype=x.dtype, device=x.device)
+        return torch.full((2, len(x) // 2, AXES), math.nan, dtype=x.dtype, device=x.device)
     if len(x) <= x.shape[1]:  # the smaller Gram matrix: X Xᵀ = U Σ² Uᵀ, or Xᵀ X = V Σ² Vᵀ
         squares, vectors = torch.linalg.eigh(x @ x.T)
         points = vectors * squares.clamp(min=0).sqrt()
@@ -156,7 +133,7 @@ def silhouette(tokens: Array, groups: Array) -> float:
     >>> round(silhouette(tokens, np.array([0, 0, 1, 1])), 4), round(silhouette(tokens, np.array([0, 1, 0, 1])), 4)
     (0.8997, -0.45)
     """
-    x = tokens.detach() if isinstance(tokens, Tensor) else torch.from_numpy(np.array(tokens, order="C"))
+    x = as_tensor(tokens).detach()
     of = groups if isinstance(groups, Tensor) else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
     if x.ndim != 2 or of.shape != x.shape[:1] or len(torch.unique(of)) < 2:
         raise InputError(
@@ -195,7 +172,6 @@ def _silhouettes(distances: Tensor, groups: Tensor) -> Numbers:
 class Analysis(contract.Analysis):
     """Keeps the tokens of a few images at every layer; all is computed at the end."""
 
-    full_state_update = False
     seen: Tensor  # (I,)
     # and for the layers tokens_0, tokens_1, … float32 (I, T, D), clouds_0, clouds_1, … float32 (C, N, D)
 
@@ -288,7 +264,7 @@ class Analysis(contract.Analysis):
         reasons = []
         for i, (encoder, site) in enumerate(stream):
             if site not in self.pairs[encoder]:
-                unseen = "this block has no attention that can be seen"
+                unseen = "the attention of this block cannot be observed"
                 reasons.append(unseen if "block" in site else "this enters the first block")
                 continue
             pair = torch.stack([self._state("clouds", encoder, s).cpu()[seen] for s in self.pairs[encoder][site]])

@@ -59,8 +59,7 @@ def holds(folder: Path, kind: str, among: bool = False) -> bool:
     if found is None:
         if os.path.lexists(folder) and (not folder.is_dir() or (_occupied(folder) and not among)):
             raise InputError(
-                f"{str(folder)!r} is not a run folder, but something else that Sightline has not written; "
-                "choose a new folder"
+                f"{str(folder)!r} is not a run folder: Sightline did not write what is in it; choose a new folder"
             )
         return False
     if found.kind != kind:
@@ -95,7 +94,7 @@ def claim(folder: Path, *paths: Path) -> None:
     for name in sorted(new):
         if os.path.lexists(home / name) and not owned.earlier:
             raise InputError(
-                f"{str(home / name)!r} is there already, and Sightline has not written it; move it away or choose "
+                f"{str(home / name)!r} already exists, and Sightline did not write it; move it away or choose "
                 "another folder"
             )
     if new:
@@ -161,7 +160,7 @@ def _look(folder: Path) -> _Owned | None:
         about = json.loads(path.read_text("utf-8"))
         names = frozenset(map(str, about["files"]))
         if about["format"] != FORMAT or about["kind"] not in KINDS:
-            raise ValueError("another version of Sightline has written it")
+            raise ValueError("another version of Sightline wrote it")
         if not all(map(_sound, names)):
             raise ValueError("it names files that Sightline cannot have written there")
         return _Owned(about["kind"], names, bool(about["earlier"]))
@@ -222,7 +221,7 @@ def _name(home: Path, path: Path) -> str:
     for place in (path, *path.parents[: len(name.parts) - 1]):
         if place.is_symlink():
             raise InputError(
-                f"{str(place)!r} is a link, and Sightline does not follow links inside of a run folder; "
+                f"{str(place)!r} is a link, and Sightline does not follow links inside a run folder; "
                 "move what it points to here, or choose another folder"
             )
     return name.as_posix()

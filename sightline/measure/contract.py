@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Cost, Key, Plan
 
-__all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "analysis"]
+__all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "NoSettings", "analysis"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,24 @@ class FurtherImages:
     which: str = ""  # a part of a sentence that says which images have these labels
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of an analysis that has none."""
+
+
 class Analysis(torchmetrics.Metric):
     """The base of `Analysis` in the file of an analysis: the measure as a stream, whose states are sums."""
 
     full_state_update = False
     products: ClassVar[bool] = False  # whether attention maps come as encoders.attention.AttentionProduct
+
+    def ready(self) -> bool:
+        """Whether all that a pass would bring is there already, so that it need not take part in one."""
+        return False
+
+    def unread(self) -> list[tuple[str, str]]:
+        """If it is ready: the images that could not be read when its features were made, and why."""
+        return []
 
     def begin(self, batch: Batch) -> None:
         """Before the forward passes of a batch."""
@@ -71,16 +84,8 @@ class AnalysisFile(Reported, Protocol):
         """Which splits it needs to see, among them those of its `IMAGES`."""
 
     @property
-    def Config(self) -> type[Any]:  # noqa: N802
-        """Its settings, a frozen dataclass."""
-
-    @property
     def Analysis(self) -> Callable[[Any, Plan], Analysis]:  # noqa: N802
         """The measure as a stream; an InputError says why it cannot be measured."""
-
-    @property
-    def views(self) -> Callable[[Any, str], tuple[str, ...]]:
-        """Which transformations of the images of a split, see images/views.py."""
 
     @property
     def cost(self) -> Callable[[Any, Plan], Cost]:
@@ -99,6 +104,14 @@ class AnalysisPlugin(AnalysisFile, Protocol):
         """Further sets of images by the split that they become."""
 
     @property
+    def Config(self) -> type[Any]:  # noqa: N802
+        """Its settings, a frozen dataclass with defaults."""
+
+    @property
+    def views(self) -> Callable[[Any, str], tuple[str, ...]]:
+        """Which transformations of the images of a split, see images/views.py."""
+
+    @property
     def precision(self) -> Callable[[Any], str]:
         """In what it computes on the CPU itself, float32 or bf16."""
 
@@ -111,6 +124,8 @@ OPTIONAL: Mapping[str, Any] = {
     **plugins.REPORTED,
     "PROJECTION": (),
     "IMAGES": {},
+    "Config": NoSettings,
+    "views": lambda config, split: ("plain",),
     "precision": lambda config: "float32",
 }
 

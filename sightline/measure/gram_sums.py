@@ -297,4 +297,4 @@ def _reason(flaws: npt.NDArray[np.float64], own: float, images: bool) -> str:
         return f"the activations are not finite (NaN or infinity) in {infinite:.0f} of {seen:.0f} batches"
     if constant == seen:
         return "the activations are the same for all images"
-    return "" if own > 0 else "all pairs of images are equally alike, so that there is nothing to compare"
+    return "" if own > 0 else "all pairs of images are equally alike, so there is nothing to compare"

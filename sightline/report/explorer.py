@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from string import Template
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import xarray as xr
 
 from sightline.core.results import ABSENT
 from sightline.report.figures import linked_charts
-from sightline.report.html import asset, clean, escaped
+from sightline.report.html import clean
 
-__all__ = ["explorer_html", "pack_explorer"]
+__all__ = ["pack_explorer"]
 
 
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
@@ -22,6 +21,7 @@ PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     """Whatever compares every layer of every encoder with every other gets the linked view; None for other results."""
+    result = _choices(result) if "measure" in result.dims else result
     names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and v.dims[:-4] in {(), ("tokens",)}]
     main = next((n for n in names if not n.endswith(("_low", "_high", "_null"))), None)
     if main is None:
@@ -56,6 +56,21 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _choices(result: xr.Dataset) -> xr.Dataset:
+    """Several measures of the same pairs: each token view of each as one choice.
+
+    Distances are left to the figures: here the highest value is marked as the best match.
+    """
+    if "is_distance" in result.coords:
+        result = result.sel(measure=~result.is_distance)
+    reason = {"reason": result.reason.expand_dims(measure=result.measure)} if "reason" in result else {}
+    pairs = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR]
+    stacked = result[pairs].assign(reason).stack(choice=("measure", "tokens"))
+    labels = [f"{measure}, {tokens}" for measure, tokens in stacked.choice.values]
+    choices = stacked.drop_vars(["choice", "measure", "tokens", "is_distance"], errors="ignore").rename(choice="tokens")
+    return choices.assign_coords(tokens=labels).transpose("tokens", ...)
+
+
 def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
     """(tokens, A, B, site of A, site of B) as one float32 string, without absent sites and without a mirrored half."""
     symmetric = np.allclose(array, array.transpose(0, 2, 1, 4, 3), rtol=0, atol=1e-9, equal_nan=True)
@@ -66,20 +81,3 @@ def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) ->
         for b in range(a if symmetric else 0, len(own))
     ]
     return {"base64": base64.b64encode(b"".join(blocks)).decode(), "symmetric": symmetric}
-
-
-def explorer_html(name: str, data: Mapping[str, Any]) -> str:
-    """The controls of the linked view."""
-
-    def options(names: Sequence[str], chosen: int = 0) -> str:
-        pairs = ((" selected" if i == chosen else "", i, escaped(name)) for i, name in enumerate(names))
-        return "".join(f'<option value="{i}"{selected}>{text}</option>' for selected, i, text in pairs)
-
-    encoders = data["encoders"]
-    return Template(asset("explorer.html")).substitute(
-        name=escaped(name),
-        first=options(encoders),
-        second=options(encoders, min(1, len(encoders) - 1)),
-        types=options(data["types"]),
-        tokens=options(data["tokens"]),
-    )

@@ -1,31 +1,56 @@
-"""Text, data and assets within a page, escaped."""
+"""Templates of the page, which escape by default, and the data and assets that go into them.
+
+Whatever a template writes is made valid and escaped, unless it is `Markup`, which only our own assets and JSON for a
+script element are.
+"""
 
 from __future__ import annotations
 
-import html
+import functools
 import json
 import re
 from collections.abc import Mapping
 from importlib import resources
 
+import jinja2
 import numpy as np
 import xarray as xr
+from markupsafe import Markup
 
-__all__ = ["asset", "clean", "cleaned", "escaped", "in_words", "script_json"]
+__all__ = ["asset", "clean", "cleaned", "in_words", "render", "script_json"]
 
 
-def asset(name: str) -> str:
+def render(template: str, **context: object) -> str:
+    """A file of templates/, filled in; text in the context is escaped."""
+    return _environment().get_template(template).render(context)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sightline.report"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["in_words"] = in_words
+    environment.tests["digest"] = lambda value: re.fullmatch("[0-9a-f]{32,}", str(value)) is not None
+    return environment
+
+
+def asset(name: str) -> Markup:
     """The text of a file of assets/."""
-    return (resources.files("sightline.report") / "assets" / name).read_text("utf-8")
+    return Markup((resources.files("sightline.report") / "assets" / name).read_text("utf-8"))
 
 
-def script_json(value: object) -> str:
+def script_json(value: object) -> Markup:
     """JSON for a script element: no `<` can end it, no line separator can break it.
 
-    >>> script_json({"name": "</script>"})
-    '{"name":"\\\\u003c/script>"}'
+    >>> print(script_json({"name": "</script>"}))
+    {"name":"\\u003c/script>"}
     """
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def clean(text: object) -> str:
@@ -48,33 +73,21 @@ def cleaned(result: xr.Dataset) -> xr.Dataset:
     return result.assign_coords(coords).assign(texts)
 
 
-def escaped(value: object) -> str:
-    """Text within HTML or within the quotes of an attribute."""
-    return html.escape(clean(value), quote=True)
+def in_words(value: object) -> str:
+    """A single JSON value in words; `words` in templates/words.html writes those that have parts.
 
-
-def in_words(value: object, short: bool = True) -> str:
-    """A JSON value as escaped words; `short` cuts hashes.
-
-    >>> in_words({"prefix": 1, "grid": [14, 14]}), in_words({}), in_words(1234567), in_words("ab" * 16, short=False)
-    ('prefix 1, grid 14, 14', '—', '1 234 567', '<span class="mono">abababababababababababababababab</span>')
+    >>> in_words(True), in_words({}), in_words(1234567), in_words(0.1 + 0.2), in_words("CLS")
+    ('yes', '—', '1 234 567', '0.3', 'CLS')
     """
-    if value is None or value == "" or value == [] or value == {}:
-        return "—"
     match value:
+        case None | "":
+            return "—"
+        case list() | tuple() | Mapping() if not value:
+            return "—"
         case bool():
             return "yes" if value else "no"
         case int() if abs(value) >= 10_000:
             return f"{value:,}".replace(",", " ")
         case float():
             return f"{value:.6g}"
-        case Mapping():
-            return ", ".join(f"{escaped(k)} {in_words(v, short)}" for k, v in value.items())
-        case list() | tuple() if len(value) > 24:
-            return f"{len(value)}: " + ", ".join(in_words(v, short) for v in value[:24]) + ", …"
-        case list() | tuple():
-            return ", ".join(in_words(v, short) for v in value)
-        case str() if re.fullmatch(r"[0-9a-f]{32,}", value):
-            cut = f' title="{value}">{value[:12]}…' if short else f">{value}"
-            return f'<span class="mono"{cut}</span>'
-    return escaped(value)
+    return str(value)

@@ -191,7 +191,7 @@ def make_watchers(
         measures.remove("knn")
         if rank() == 0 and show_progress:
             console().print(
-                f"{images.name} has no labels or no held-out split, so there is no k-NN accuracy on the way"
+                f"{images.name} has no labels or no held-out split, so k-NN accuracy is not measured while training"
             )
     found: list[Watcher] = []
     if measures:

@@ -20,6 +20,7 @@ from sightline.analyses import diversity
 from sightline.analyses.diversity import depth_cosine, head_cosine, token_cosine
 from sightline.core.errors import InputError
 from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
+from sightline.measure.contract import NoSettings
 from sightline.measure.plan import Key, make_plans
 from sightline.measure.streaming import result_of
 
@@ -216,7 +217,7 @@ def test_what_cannot_be_measured_says_why(result: Any) -> None:
 def fed(encoder: Any, images: Any, change: Any) -> Any:
     """A result from activations of our own, (B, …) at every site."""
     settings = {"batch": 8, "seed": 0, "precision": "float32"}
-    config = diversity.Config()
+    config = NoSettings()
     cache, device = SimpleNamespace(), torch.device("cpu")
     plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]
     metric = diversity.Analysis(config, plan)
@@ -248,7 +249,7 @@ def test_flaws_have_a_reason(images: Any) -> None:
 
 
 def test_no_number_without_a_readable_image_and_no_empty_reason(tmp_path: Path) -> None:
-    result = result_of(diversity.Analysis(diversity.Config(), make_plan(tmp_path))).sel(kind="tokens", site="block.0")
+    result = result_of(diversity.Analysis(NoSettings(), make_plan(tmp_path))).sel(kind="tokens", site="block.0")
     assert (result.reason == "no image could be read").all()
     assert result.cosine.isnull().all()
 

@@ -19,6 +19,7 @@ from sightline.analyses import fourier
 from sightline.analyses.fourier import relative_log_amplitude
 from sightline.core.errors import InputError
 from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
+from sightline.measure.contract import NoSettings
 from sightline.measure.streaming import result_of
 
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
@@ -235,7 +236,7 @@ def test_flaws_have_a_reason(images: Any) -> None:
 
 
 def test_no_number_without_a_readable_image_and_no_wrong_reason(tmp_path: Path) -> None:
-    result = result_of(fourier.Analysis(fourier.Config(), make_plan(tmp_path))).sel(site="block.0")
+    result = result_of(fourier.Analysis(NoSettings(), make_plan(tmp_path))).sel(site="block.0")
     assert (result.reason == "no image could be read").all()
     assert result.amplitude.isnull().all()
 

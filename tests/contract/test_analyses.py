@@ -51,7 +51,7 @@ def members(name: str, encoders: dict[str, sl.Encoder]) -> dict[str, sl.Encoder]
 
 
 def plan_of(name: str, encoders: Any, images: Images, cache: Path, batch: int = BATCH) -> Plan:
-    config = plugins.find("analyses", name).Config()
+    config = analysis(name).Config()
     settings = {"batch": batch, "seed": 0, "precision": "float32"}
     return make_plans(members(name, encoders), images, {name: config}, None, settings, cache, torch.device("cpu"))[name]
 
@@ -80,7 +80,7 @@ def feed(metric: Any, plan: Plan, numbers: Any = None, change: Any = None, order
 
 
 def measured(name: str, plan: Plan, change: Any = None, order: int = 0) -> xr.Dataset:
-    module = plugins.find("analyses", name)
+    module = analysis(name)
     metric = module.Analysis(module.Config(), plan)
     feed(metric, plan, change=change, order=order)
     return result_of(metric)
@@ -106,11 +106,11 @@ def results(encoders: Any, images: Images, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_says_what_it_is(name: str) -> None:
-    module = plugins.find("analyses", name)
+    module: Any = analysis(name)
     for text in (module.__doc__, module.TITLE, module.QUESTION, module.FORMULA, module.HOW_TO_READ, module.SOURCE):
         assert text.strip()
     assert isinstance(module.SITES, tuple)
-    assert set(module.SPLITS) <= {"train", "val", "test", *analysis(name).IMAGES}
+    assert set(module.SPLITS) <= {"train", "val", "test", *module.IMAGES}
     assert isinstance(module.ANY_SITE, bool)
     for split in module.SPLITS:
         assert module.views(module.Config(), split)
@@ -120,8 +120,9 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     assert dataclasses.is_dataclass(module.Config)
     assert module.Config.__dataclass_params__.frozen
     assert issubclass(module.Analysis, Analysis)
-    public = [getattr(module, word) for word in module.__all__]
-    assert any(inspect.isfunction(word) and ">>>" in (word.__doc__ or "") for word in public)
+    functions = [value for word, value in vars(module).items() if inspect.isfunction(value) and word[0] != "_"]
+    measures = [f for f in functions if f.__module__.startswith((module.__name__, "sightline.measure.estimators."))]
+    assert any(">>>" in (measure.__doc__ or "") for measure in measures), "the measure on whole arrays, with a doctest"
     page = Path(__file__).parents[2] / "docs" / "analyses" / f"{name}.md"
     assert page.is_file(), f"{name} needs a page in docs/analyses"
 
@@ -138,7 +139,7 @@ def test_the_pass_gives_what_its_plain_twin_gives(
 def test_merged_shards_are_one_process(
     name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
 ) -> None:
-    module = plugins.find("analyses", name)
+    module = analysis(name)
     plan = plan_of(name, encoders, images, tmp_path)
     one, other = (module.Analysis(module.Config(), plan) for _ in range(2))
     feed(one, plan, numbers=range(0, 100, 2))
@@ -147,7 +148,7 @@ def test_merged_shards_are_one_process(
     xr.testing.assert_allclose(result_of(one), results[name], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n for n in ANALYSES if "batching" in plugins.find("analyses", n).INVARIANT_TO])
+@pytest.mark.parametrize("name", [n for n in ANALYSES if "batching" in analysis(n).INVARIANT_TO])
 def test_any_batching_gives_the_same(
     name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
 ) -> None:
@@ -156,12 +157,12 @@ def test_any_batching_gives_the_same(
     xr.testing.assert_allclose(again, results[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in ANALYSES if "order" in plugins.find("analyses", n).INVARIANT_TO])
+@pytest.mark.parametrize("name", [n for n in ANALYSES if "order" in analysis(n).INVARIANT_TO])
 def test_any_order_of_the_images_gives_the_same(
     name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
 ) -> None:
     """Other images come first, and others together in a batch; in smaller ones where that does not matter either."""
-    batch = 5 if "batching" in plugins.find("analyses", name).INVARIANT_TO else BATCH
+    batch = 5 if "batching" in analysis(name).INVARIANT_TO else BATCH
     again = measured(name, plan_of(name, encoders, images, tmp_path, batch), order=1)
     xr.testing.assert_allclose(again, results[name], rtol=1e-4, atol=1e-6)
 
@@ -188,7 +189,7 @@ CHANGES = {"rotation": _rotate, "scale": lambda _, x: 37.5 * x, "translation": l
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [(n, c) for n in ANALYSES for c in CHANGES if c in plugins.find("analyses", n).INVARIANT_TO],
+    [(n, c) for n in ANALYSES for c in CHANGES if c in analysis(n).INVARIANT_TO],
 )
 def test_declared_invariances_hold(
     name: str, change: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
@@ -209,7 +210,7 @@ def test_results_survive_saving(name: str, results: dict[str, xr.Dataset], tmp_p
 
 @pytest.mark.parametrize("name", ANALYSES)
 def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
-    module = plugins.find("analyses", name)
+    module = analysis(name)
     figures = module.figures(results[name])
     assert figures
     assert len({figure.name for figure in figures}) == len(figures)
@@ -247,7 +248,7 @@ def held(metric: Any) -> int:
 @pytest.mark.parametrize("name", ANALYSES)
 def test_cost_is_told_beforehand(name: str, encoders: Any, images: Images, tmp_path: Path) -> None:
     """Within a factor of what the analysis then takes: exactly but for headers on disk, about so in memory."""
-    module, plan = plugins.find("analyses", name), plan_of(name, encoders, images, tmp_path)
+    module, plan = analysis(name), plan_of(name, encoders, images, tmp_path)
     cost = module.cost(module.Config(), plan)
     assert isinstance(cost, Cost)
     assert not list(tmp_path.iterdir())  # asking costs nothing

@@ -45,6 +45,8 @@ def test_mypy_sees_every_plugin() -> None:
             {
                 "PROJECTION": plugin_types.PROJECTION,
                 "IMAGES": plugin_types.IMAGES,
+                "Config": plugin_types.CONFIG,
+                "views": plugin_types.VIEWS,
                 "precision": plugin_types.PRECISION,
                 "summary": plugin_types.SUMMARY,
             },
@@ -70,6 +72,7 @@ def test_defaults_fill_what_is_left_out_and_nothing_else() -> None:
     assert (plugin.PROJECTION, plugin.IMAGES, plugin.precision(None), plugin.summary(None)) == (
         ("head.*",), {}, "float32", [],
     )  # fmt: skip
+    assert (plugin.Config(), plugin.views(plugin.Config(), "test")) == (measure.NoSettings(), ("plain",))
     del plugin.cost, plugin.TITLE
     assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == ["TITLE", "cost"]
     assert members(Reported) == ["TITLE", "QUESTION", "FORMULA", "HOW_TO_READ", "SOURCE", "figures", "headlines"]

@@ -67,3 +67,34 @@ names = st.text(st.characters(exclude_characters="@?"), min_size=1)
 def test_what_is_written_is_read_as_it_was(name: str, weights: str | None, options: dict[str, str]) -> None:
     reference = Reference("timm", name, weights, options)
     assert parse_reference(str(reference)) == reference
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("timm:resnet18", ("timm", "resnet18", None, {})),
+        ("timm:vit_small_patch16_224.dino", ("timm", "vit_small_patch16_224.dino", None, {})),
+        ("timm:a@random", ("timm", "a", "random", {})),
+        ("timm:a@/data/x.pth?img_size=(32,48)", ("timm", "a", "/data/x.pth", {"img_size": "(32,48)"})),
+        ("huggingface:org/name@random?seed=3", ("huggingface", "org/name", "random", {"seed": "3"})),
+        ("run:../runs/mine", ("run", "../runs/mine", None, {})),
+        ("timm:a?x=1&y=", ("timm", "a", None, {"x": "1", "y": ""})),
+    ],
+)
+def test_references(text, parts):
+    reference = parse_reference(text)
+    assert (reference.source, reference.id, reference.weights, reference.options) == parts
+    assert str(reference) == text
+
+
+@pytest.mark.parametrize("text", ["", "resnet18", "timm:", ":x", "timm:x@", "timm: @"])
+def test_text_that_is_no_reference(text):
+    if text == "timm: @":
+        text = "timm:a@?"
+    with pytest.raises(InputError, match="is not an encoder reference"):
+        parse_reference(text)
+
+
+def test_options_without_a_value():
+    with pytest.raises(InputError, match="option=value"):
+        parse_reference("timm:a?seed")

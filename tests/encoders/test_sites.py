@@ -1,22 +1,18 @@
-"""Names, token views, capture and attention maps, on modules small enough to know the answer.
+"""Names and token views, on modules small enough to know the answer.
 
 B images, N tokens, D width, H heads.
 """
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sightline.core.errors import InputError
-from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.loading import load_encoder
-from sightline.encoders.sites import Anatomy, Tap, Tokens, select, token_view
-from sightline.encoders.watching import capture, watch
+from sightline.encoders.sites import Tokens, select, token_view
+from sightline.encoders.watching import capture
 
 VIT = "timm:vit_tiny_patch16_224@random?img_size=32&patch_size=8&embed_dim=32&depth=2&num_heads=4&num_classes=5"
 
@@ -142,7 +138,7 @@ def test_containers_have_no_site_and_odd_outputs_are_handled():
     with capture(encoder, ["pair"]) as acts:
         encoder(torch.zeros(2))
     assert torch.equal(acts["pair"], torch.ones(2))
-    with pytest.raises(InputError, match="'text' gives no tensor but str"), capture(encoder, ["text"]):
+    with pytest.raises(InputError, match="'text' gives a str, not a tensor"), capture(encoder, ["text"]):
         encoder(torch.zeros(2))
 
 
@@ -151,159 +147,3 @@ def test_a_single_pattern_is_a_list_of_one():
     with capture(load_encoder(module), "1") as acts:
         module(torch.ones(1, 3))
     assert list(acts) == ["1"]
-
-
-def test_captured_activations_belong_to_the_user():
-    encoder = load_encoder(VIT)
-    with torch.no_grad(), capture(encoder, ["block.0"]) as acts:
-        encoder(images())
-        first = acts["block.0"]
-        encoder(images() + 1)
-    assert not torch.equal(first, acts["block.0"])
-
-
-def test_nested_captures_do_not_disturb_each_other():
-    encoder = load_encoder(VIT)
-    with torch.no_grad(), capture(encoder, ["block.*.attn_map", "block.0.qkv"]) as outer:
-        with capture(encoder, ["block.1.attn_map", "block.1.q"]) as inner:
-            encoder(images())
-        first = outer["block.1.attn_map"]
-        assert torch.equal(first, inner["block.1.attn_map"])
-        encoder(images() * 2)
-    assert not torch.equal(outer["block.1.attn_map"], inner["block.1.attn_map"])
-    assert torch._C._len_torch_function_stack() == 0
-
-
-def test_looking_goes_on_after_an_exception_that_was_caught():
-    encoder = load_encoder(VIT)
-    inner = encoder.module.blocks[0].attn.proj
-    with torch.no_grad(), capture(encoder, ["block.0.attn_map"]) as acts:
-        handle = inner.register_forward_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            encoder(images())
-        handle.remove()
-        acts.clear()
-        encoder(images())
-    assert acts["block.0.attn_map"].shape == (2, 4, 17, 17)
-
-
-def test_an_exception_while_seeing_leaves_no_hook():
-    encoder = load_encoder(VIT)
-
-    def see(site, activation):
-        raise KeyError(site)
-
-    with pytest.raises(KeyError), watch(encoder.sites, ["block.0.attn_map", "block.1"], see):
-        encoder(images())
-    assert all(not part._forward_hooks and not part._forward_pre_hooks for part in encoder.module.modules())
-    assert torch._C._len_torch_function_stack() == 0
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Attention maps
-
-
-class Layer(nn.Module):
-    """Attention with whatever the call to scaled_dot_product_attention allows; q, k, v are given."""
-
-    def __init__(self, options, transform=None):
-        super().__init__()
-        self.options, self.transform = options, transform
-
-    def forward(self, q, k, v):
-        output = F.scaled_dot_product_attention(q, k, v, **self.options)
-        return output if self.transform is None else self.transform(output)
-
-
-def see_map(layer, q, k, v):
-    seen = {}
-    taps = {point: Tap(layer, point) for point in ("q", "k", "v", "attn_map", "heads")}
-    with watch(taps, list(taps), lambda site, x: seen.update({site: x.map() if site == "attn_map" else x.clone()})):
-        output = layer(q, k, v)
-    torch.testing.assert_close(seen["attn_map"] @ seen["v"], output, rtol=1e-5, atol=1e-5)
-    assert torch.equal(seen["heads"], output)
-    return seen["attn_map"]
-
-
-def softmax(scores):
-    """By the definition, in float64."""
-    weights = scores.double().exp()
-    return (weights / weights.sum(-1, keepdim=True)).float()
-
-
-def qkv(heads=4):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, n, 6, 8, generator=generator) for n in (4, heads, heads)]
-
-
-def test_maps_follow_scale_mask_and_bias():
-    q, k, v = qkv()
-    scores = q @ k.mT
-    bias = torch.randn(4, 6, 6)
-    allowed = torch.rand(6, 6) > 0.4
-    allowed.fill_diagonal_(True)
-    expected = {
-        "plain": (Layer({}), scores / math.sqrt(8)),
-        "scale": (Layer({"scale": 0.3}), scores * 0.3),
-        "bias": (Layer({"attn_mask": bias}), scores / math.sqrt(8) + bias),
-        "mask": (Layer({"attn_mask": allowed}), (scores / math.sqrt(8)).masked_fill(~allowed, -math.inf)),
-        "causal": (
-            Layer({"is_causal": True}),
-            (scores / math.sqrt(8)).masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -math.inf),
-        ),
-    }
-    for layer, wanted in expected.values():
-        torch.testing.assert_close(see_map(layer, q, k, v), softmax(wanted), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (4, 6, 6), (2, 4, 6, 6), (2, 1, 1, 6)])
-def test_a_product_can_be_cut(shape):
-    """Some of the images, without prefix tokens: softmax over patch keys is the map without them, renormalised."""
-    q, k, _ = qkv()
-    product = AttentionProduct(q, k, torch.randn(shape), 0.4)
-    whole = product.map()
-    torch.testing.assert_close(product[1:].map(), whole[1:])
-    cut = whole[:, :, 2:, 2:]
-    torch.testing.assert_close(product.scores(prefix=2).softmax(-1), cut / cut.sum(-1, keepdim=True))
-
-
-def test_heads_that_share_keys():
-    q, k, v = qkv(heads=2)
-    wide = k.repeat_interleave(2, 1)
-    found = see_map(Layer({"enable_gqa": True}), q, k, v)
-    torch.testing.assert_close(found, softmax(q @ wide.mT / math.sqrt(8)), rtol=1e-5, atol=1e-6)
-
-
-def test_dropout_is_refused():
-    with pytest.raises(InputError, match=r"call \.eval\(\) first"):
-        see_map(Layer({"dropout_p": 0.1}), *qkv())
-
-
-class Manual(nn.Module):
-    def forward(self, q, k, v):
-        return (q @ k.mT).softmax(-1) @ v
-
-
-def test_attention_by_hand_is_refused():
-    with pytest.raises(InputError, match="Manual does not compute its attention with scaled_dot_product_attention"):
-        see_map(Manual(), *qkv())
-
-
-@pytest.mark.bf16
-def test_bf16():
-    encoder = load_encoder(VIT)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), capture(encoder, ["block.*.attn_map"]) as acts:
-        encoder(images())
-    for attention in acts.values():
-        assert attention.dtype == torch.float32  # rows of bf16 would not sum to one
-        torch.testing.assert_close(attention.sum(-1), torch.ones(2, 4, 17))
-
-
-def test_anatomy_of_a_family_of_ones_own():
-    """What a family hands over is enough to look: no registration anywhere."""
-    layer = Layer({})
-    known = Anatomy("mine", 1, {"block.0.attn_map": Tap(layer, "attn_map")}, Tokens(1, 0, (1, 5)), 4, 8)
-    seen = []
-    with watch(known.taps, ["block.0.attn_map"], lambda _, x: seen.append(x.shape)):
-        layer(*qkv())
-    assert seen == [(2, 4, 6, 6)]

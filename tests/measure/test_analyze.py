@@ -1,4 +1,4 @@
-"""The pass: resumed, shared out, interrupted and mistreated, it gives the same numbers or one clear sentence."""
+"""The pass: shared out or mistreated, it gives the same numbers or one clear sentence."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from PIL import Image
 from support.processes import python_in_two
 from torch import nn
 
 import sightline as sl
-from sightline.core import plugins
 from sightline.core.errors import InputError
-from sightline.measure import analyze as module
-from sightline.measure import resume
 from sightline.measure.plan import probe
 
 
@@ -84,161 +80,11 @@ def test_activations_do_not_outlive_their_layer(small: str, images: sl.Images) -
     assert max(alive) == 0
 
 
-class InterruptedByTestError(Exception):
-    pass
-
-
-def test_an_interrupted_pass_goes_on(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = measure(encoders, images, ["cka", "knn"])
-    monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
-    step, steps = module._step, []
-
-    def failing(*arguments: object) -> None:
-        if len(steps) == 4:
-            raise InterruptedByTestError
-        steps.append(1)
-        step(*arguments)
-
-    monkeypatch.setattr(module, "_step", failing)
-    with pytest.raises(InterruptedByTestError):
-        measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    assert sl.open_run(tmp_path / "x").names() == []
-
-    counted = []
-    monkeypatch.setattr(module, "_step", lambda *a: (counted.append(1), step(*a)))
-    run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    assert len(counted) == 10 - 4  # 5 batches of 8 in each of two splits, 4 of them done before
-    for name in ("cka", "knn"):
-        xr.testing.assert_equal(run[name], expected[name])  # to the last bit
-    assert not list((tmp_path / "x" / "cache").glob("pass-*"))
-
-
-def test_finished_analyses_are_not_computed_again(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure(encoders, images, ["cka"], out=tmp_path / "x")
-    seen: list[list[str]] = []
-    step = module._step
-    monkeypatch.setattr(module, "_step", lambda b, m, *rest: (seen.append(list(m)), step(b, m, *rest)))
-    run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    assert {name for names in seen for name in names} == {"knn"}
-    assert list(run) == ["cka", "knn"]
-    seen.clear()
-    measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    assert seen == []
-
-
-def test_a_partial_result_file_is_not_read(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
-    measure(encoders, images, ["cka"], out=tmp_path / "x")
-    results = tmp_path / "x" / "results"
-    (results / ".knn.nc.123.tmp").write_bytes((results / "cka.nc").read_bytes()[:100])
-    assert sl.open_run(tmp_path / "x").names() == ["cka"]
-    (results / "cka.nc").write_bytes(b"torn")
-    with pytest.raises(InputError, match="delete the file to compute it again"):
-        sl.open_run(tmp_path / "x")["cka"]
-
-
-def test_another_run_is_not_overwritten(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, small: str
-) -> None:
-    measure(encoders, images, ["cka"], out=tmp_path / "x")
-    before = (tmp_path / "x" / "results" / "cka.nc").read_bytes()
-    other = {"a": encoders["a"], "b": sl.load_encoder(small + "&seed=2")}
-    with pytest.raises(InputError, match=r"other encoders.*--overwrite"):
-        measure(other, images, ["cka"], out=tmp_path / "x")
-    assert (tmp_path / "x" / "results" / "cka.nc").read_bytes() == before
-    measure(other, images, ["cka"], out=tmp_path / "x", overwrite=True)
-    assert (tmp_path / "x" / "results" / "cka.nc").read_bytes() != before
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="not a run folder"):
-        measure(encoders, images, ["cka"], out=tmp_path / "mine", overwrite=True)
-
-
-def test_other_sites_are_another_question(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path) -> None:
-    measure(encoders, images, ["cka"], out=tmp_path / "x")
-    with pytest.raises(InputError, match="other sites or settings of cka"):
-        measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"])
-    run = measure(encoders, images, ["cka"], out=tmp_path / "x", sites=["block.*"], overwrite=True)
-    assert list(run["cka"].site.values) == ["block.0", "block.1"]
-
-
-def test_other_settings_of_one_analysis_replace_that_result_alone(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
-) -> None:
-    config = plugins.find("analyses", "knn").Config
-    measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    before = (tmp_path / "x" / "results" / "cka.nc").stat().st_mtime_ns
-    with pytest.raises(InputError, match=r"settings of knn.*to replace these results, and no others"):
-        measure(encoders, images, {"knn": config(k=3)}, out=tmp_path / "x")
-    run = measure(encoders, images, {"knn": config(k=3)}, out=tmp_path / "x", overwrite=True)
-    assert run["knn"].attrs["k"] == 3
-    assert sl.open_run(tmp_path / "x")["knn"].attrs["k"] == 3
-    assert (tmp_path / "x" / "results" / "cka.nc").stat().st_mtime_ns == before
-
-
 def test_knn_needs_a_class_in_both_splits(encoders: dict[str, sl.Encoder]) -> None:
     pixels = np.zeros((8, 32, 32, 3), np.uint8)
     images = sl.load_images(pixels, labels=list(range(8)))
     with pytest.raises(InputError, match="no class of the test split is in the train split"):
         measure(encoders, images, ["knn"])
-
-
-def test_a_changed_module_is_not_taken_for_the_old_one(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
-) -> None:
-    measure(encoders, images, ["knn"], out=tmp_path / "x")
-    with torch.no_grad():
-        encoders["a"].module.pos_embed.add_(1)
-    with pytest.raises(InputError, match="other encoders"):
-        measure(encoders, images, ["knn"], out=tmp_path / "x")
-
-
-def test_an_architecture_is_more_than_its_weights(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, small: str
-) -> None:
-    """The number of heads is not in the weights: the old result must not answer for it."""
-    first = measure({"a": encoders["a"]}, images, ["cka"], out=tmp_path / "x")["cka"]
-    other = sl.load_encoder(small.replace("num_heads=3", "num_heads=2"))
-    assert other.weights == encoders["a"].weights
-    second = measure({"a": other}, images, ["cka"], out=tmp_path / "x", overwrite=True)["cka"]
-    assert first.attrs["fingerprint"] != second.attrs["fingerprint"]
-    xr.testing.assert_equal(second, measure({"a": other}, images, ["cka"])["cka"])
-    assert not second.cka.equals(first.cka)
-    encoders["a"].module.blocks[0].mlp.act = nn.ReLU()  # nor is the activation function, which no description tells
-    third = measure({"a": encoders["a"]}, images, ["cka"], out=tmp_path / "y")["cka"]
-    assert third.attrs["fingerprint"] != first.attrs["fingerprint"]
-
-
-def test_replacing_a_run_keeps_no_result_and_loses_none(
-    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
-) -> None:
-    """Other training images are another comparison, though they mean nothing to CKA, which sees the test split only."""
-    less = replace(images, splits={**images.splits, "train": images.splits["train"][:20]})
-    measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
-    sl.write_report(sl.open_run(tmp_path / "x"))
-    measure(encoders, less, ["cka", "knn"], out=tmp_path / "x", overwrite=True)
-    run = sl.open_run(tmp_path / "x")
-    assert run.names() == ["cka", "knn"]
-    assert run["knn"].attrs["n_train"] == 20
-    assert not (tmp_path / "x" / "report.html").exists()  # it told of the other run
-    assert not (tmp_path / "x" / "figures").exists()
-
-
-def test_analyses_of_different_days_tell_their_own(encoders: dict[str, sl.Encoder], tmp_path: Path) -> None:
-    for name in [f"{split}/{label}/{i}.png" for split in ("train", "test") for label in "ab" for i in range(6)]:
-        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (len(name) * 9, 20 * int(name[-5]), 7)).save(tmp_path / "images" / name)
-    (tmp_path / "images" / "train" / "a" / "0.png").write_bytes(b"no picture")
-    images = sl.load_images(f"folder:{tmp_path / 'images'}")
-    measure(encoders, images, ["knn"], out=tmp_path / "x")
-    about = json.loads((tmp_path / "x" / "run.json").read_text())
-    (tmp_path / "x" / "run.json").write_text(json.dumps({**about, "versions": {"torch": "0.1"}}))
-    run = measure(encoders, images, ["cka"], out=tmp_path / "x")
-    assert json.loads(run["cka"].attrs["provenance"])["versions"]["torch"] != "0.1"
-    assert [name for name, _ in sl.open_run(tmp_path / "x").request["skipped"]] == ["train/a/0.png"]  # seen by k-NN
 
 
 FULL = """
@@ -414,7 +260,7 @@ def test_too_few_images_are_said_before_the_pass(
 def test_nothing_but_unreadable_images_is_an_error(encoders: dict[str, sl.Encoder], tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"None of 8 images .* could be read: \d\.png: it is no image"):
+    with pytest.raises(InputError, match=r"None of 8 images .* could be read: \d\.png: it is not an image"):
         measure(encoders, sl.load_images(f"folder:{tmp_path}"), ["cka"])
 
 

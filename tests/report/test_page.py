@@ -7,6 +7,8 @@ import hashlib
 import html.parser
 import io
 import json
+import re
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,7 +186,9 @@ def test_names_of_users_are_escaped_everywhere(tmp_path: Path) -> None:
     cka = constant_site(cka_result(sites), HOSTILE[1], "block.1", why=EVIL)
     run = SampleRun(tmp_path, request(HOSTILE, sites, ["cka", "knn"]), {"cka": cka, "knn": knn_result(sites)})
     run.request["images"] |= {"name": EVIL, "classes": HOSTILE}
-    run.request["skipped"] = [[EVIL, EVIL]]
+    run.request |= {"skipped": [[EVIL, EVIL]], "command": ["sightline", EVIL], EVIL: {EVIL: [EVIL]}}
+    run.request["left_out"] = {"noise": EVIL, "cka": {EVIL: EVIL}}
+    run.request["encoders"][0] |= {"notes": [EVIL], EVIL: {EVIL: EVIL}}
     cka.attrs[EVIL] = EVIL
     text, page, data = read(run)
     assert EVIL not in text
@@ -195,6 +199,11 @@ def test_names_of_users_are_escaped_everywhere(tmp_path: Path) -> None:
     assert EVIL in data["explorers"]["cka"]["reasons"]
     assert "{{7*7}} ${title} $nav" in text
     assert data["explorers"]["cka"]["encoders"][5] == "a�b�\\udcff"
+
+
+def test_no_template_leaves_text_as_it_is() -> None:
+    for file in (resources.files("sightline.report") / "templates").iterdir():
+        assert not re.search(r"\|\s*safe|autoescape", file.read_text("utf-8")), file.name
 
 
 def minimal(path: Path, results: dict[str, xr.Dataset], names: list[str]) -> SampleRun:
@@ -285,7 +294,7 @@ def test_sentences_of_an_analysis_stand_on_top_of_its_page(tmp_path: Path, monke
     text, _, _ = read(minimal(tmp_path, {"spectra": result}, ["a"]))
     page = text[text.index('<section class="page" data-page="spectra"') :]
     assert EVIL not in page
-    assert "<h2>In short</h2><p>Take &lt;/script&gt;" in page
+    assert "<h2>In short</h2>\n<p>Take &lt;/script&gt;" in page
     assert "<p>Or &lt;b&gt;not&lt;/b&gt;.</p>" in page
     assert page.index("In short") < page.index("Formula")
 

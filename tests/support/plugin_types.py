@@ -24,6 +24,7 @@ from sightline.analyses import (
     orientation,
     probes,
     shape_bias,
+    similarity,
     spectra,
     tokens,
 )
@@ -61,6 +62,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "orientation": orientation,
     "probes": probes,
     "shape_bias": shape_bias,
+    "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
 }
@@ -68,8 +70,29 @@ PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
+    "similarity": similarity.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
+CONFIG: Mapping[str, type[Any]] = {
+    "agreement": agreement.Config,
+    "attention": attention.Config,
+    "cka": cka.Config,
+    "dynamics": dynamics.Config,
+    "invariance": invariance.Config,
+    "knn": knn.Config,
+    "noise": noise.Config,
+    "orientation": orientation.Config,
+    "probes": probes.Config,
+    "shape_bias": shape_bias.Config,
+    "spectra": spectra.Config,
+    "tokens": tokens.Config,
+}
+VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
+    "invariance": invariance.views,
+    "noise": noise.views,
+    "orientation": orientation.views,
+    "shape_bias": shape_bias.views,
+}
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
 SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
 

@@ -15,15 +15,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.analyses.attention.charts import figures, headlines
+from sightline.analyses.attention.charts import figures as figures
+from sightline.analyses.attention.charts import headlines as headlines
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.measure import contract
@@ -36,27 +38,6 @@ if TYPE_CHECKING:
 
     from sightline.encoders.attention import AttentionProduct
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "attention_distance",
-    "attention_nmi",
-    "cost",
-    "figures",
-    "headlines",
-    "views",
-]
 
 
 TITLE = "Attention distance and NMI"
@@ -88,7 +69,6 @@ INVARIANT_TO: frozenset[str] = frozenset({"order"})
 
 MEASURES = ("distance", "nmi")
 UNREAD = "no image could be read"
-Values = TypeVar("Values", Tensor, "npt.NDArray[Any]")
 
 
 @dataclass(frozen=True)
@@ -104,15 +84,10 @@ class Config:
             )
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
-
-
 # The pure functions
 
 
-def attention_distance(maps: Values, grid: tuple[int, int], patch_size: float = 1, prefix: int = 0) -> Values:
+def attention_distance(maps: Array, grid: tuple[int, int], patch_size: float = 1, prefix: int = 0) -> Array:
     """Mean distance between queries and the keys they attend to: maps (B, H, T, T) → (B, H), in float64.
 
     `grid` is (rows, columns) of the patches, `prefix` the number of leading tokens to drop. A row without attention
@@ -129,10 +104,10 @@ def attention_distance(maps: Values, grid: tuple[int, int], patch_size: float = 
             f"{grid[0]} × {grid[1]} patches; give the grid as (rows, columns)"
         )
     distances = patch_distances(grid, rows.device) * patch_size
-    return _like((rows * distances).sum(-1).mean(-1), maps)
+    return like(maps, (rows * distances).sum(-1).mean(-1))
 
 
-def attention_nmi(maps: Values, prefix: int = 0) -> Values:
+def attention_nmi(maps: Array, prefix: int = 0) -> Array:
     """Normalised mutual information of queries and keys: maps (B, H, T, T) → (B, H), in float64.
 
     10⁻⁸ is added to the attention to each patch before rows are renormalised, as the authors' numbers have it.
@@ -142,12 +117,12 @@ def attention_nmi(maps: Values, prefix: int = 0) -> Values:
     array([[1., 0.]])
     """
     rows = _patch_rows(maps, prefix, EPSILON)
-    return _like(nmi_of(rows.sum(-2), torch.special.entr(rows).neg().sum((-2, -1))), maps)
+    return like(maps, nmi_of(rows.sum(-2), torch.special.entr(rows).neg().sum((-2, -1))))
 
 
 def _patch_rows(maps: Tensor | npt.NDArray[Any], prefix: int, epsilon: float = 0.0) -> Tensor:
     """Attention among patches in float64: prefix tokens dropped, `epsilon` added, rows renormalised."""
-    given = maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))
+    given = as_tensor(maps)
     if given.ndim != 4 or given.shape[-1] != given.shape[-2] or not 0 <= prefix < given.shape[-1]:
         raise InputError(
             "Attention maps (images, heads, tokens, tokens) with more tokens than the prefix are expected; "
@@ -157,10 +132,6 @@ def _patch_rows(maps: Tensor | npt.NDArray[Any], prefix: int, epsilon: float = 0
     total = rows.sum(-1, keepdim=True)
     total = torch.where(total > 0, total, math.nan)  # a row without attention to any patch is not an even one
     return (rows + epsilon) / (total + rows.shape[-1] * epsilon)
-
-
-def _like(result: Tensor, given: Values) -> Values:
-    return result if isinstance(given, Tensor) else result.numpy(force=True)
 
 
 # The streaming analysis
@@ -177,7 +148,6 @@ class Reduction(NamedTuple):
 class Analysis(contract.Analysis):
     """Sums both numbers of every head over images, and keeps quantised maps of a few images."""
 
-    full_state_update = False
     products = True
     sums: Tensor  # (S, 3, 2 (H + 1))
     flaws: Tensor  # (S, 2): images whose numbers are not finite, those of them where a mask is why

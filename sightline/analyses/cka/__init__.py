@@ -15,18 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.analyses.cka.charts import figures, headlines, study_figure
-from sightline.analyses.cka.matching import summaries
+from sightline.analyses.cka.charts import figures as figures
+from sightline.analyses.cka.charts import headlines as headlines
+from sightline.analyses.cka.charts import study_figure as study_figure
+from sightline.analyses.cka.matching import summaries as summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, cka, own_of, products, ratio, study
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, own_of, products, ratio
+from sightline.measure.estimators.cka import cka as cka
+from sightline.measure.estimators.cka import study as study
 from sightline.measure.gram_sums import WIDEST, GramSums, Values, check_tokens, full_bytes, narrow, too_wide, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -35,30 +39,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.images.pipeline import Batch
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cka",
-    "cost",
-    "figures",
-    "headlines",
-    "study",
-    "study_figure",
-    "summaries",
-    "views",
-]
 
 
 TITLE = "CKA"
@@ -106,11 +86,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, self.bootstrap)
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 class Analysis(GramSums):
@@ -184,20 +159,13 @@ class Analysis(GramSums):
         unlabelled = np.where(np.isnan(each["class_cka"]), self._why_no_class(of_class, labelled), "")
         reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
         dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
-        coords = self.layers.coords()
         result = xr.Dataset(
             {
-                **{name: (pair, self._spread(values)) for name, values in full.items()},
-                **{name: (dims, self._over_layers(values)) for name, values in each.items()},
-                **{name: (dims, self._over_layers(values, ABSENT)) for name, values in reasons.items()},
+                **{name: (pair, self.layers.spread_pairs(values)) for name, values in full.items()},
+                **{name: (dims, self.layers.spread_rows(values)) for name, values in each.items()},
+                **{name: (dims, self.layers.spread_rows(values, ABSENT)) for name, values in reasons.items()},
             },
-            coords={
-                "tokens": list(self.config.tokens),
-                **coords,
-                **{f"encoder_{end}": coords["encoder"] for end in "ab"},
-                **{f"site_{end}": coords["site"] for end in "ab"},
-                **{f"{n}_{end}": (f"site_{end}", coords[n][1]) for n in ("layer_type", "block") for end in "ab"},
-            },
+            coords={"tokens": list(self.config.tokens), **self.layers.pair_coords()},
             attrs={
                 **self.estimator,
                 "batch": self.plan.batch,
@@ -225,16 +193,7 @@ class Analysis(GramSums):
             return too_wide(classes)
         if not of_class[..., 1, 1].any():
             return "the images of each batch are of one class, or all but one of them are"
-        return "all pairs of labelled images are equally alike, so that there is nothing to compare"
-
-    def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
-        """(T, S) over layers → (T, encoders, sites)."""
-        return np.moveaxis(self.layers.spread(values.T, fill), -1, 0)
-
-    def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
-        rows = self.layers.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
-        return self.layers.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 0, 3, 1)
+        return "all pairs of labelled images are equally alike, so there is nothing to compare"
 
 
 def _with_last(hsic: Tensor) -> Tensor:

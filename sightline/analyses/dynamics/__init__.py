@@ -21,8 +21,10 @@ import numpy as np
 import xarray as xr
 
 from sightline.analyses.cka.matching import twins
-from sightline.analyses.dynamics.charts import figures, headlines
-from sightline.analyses.dynamics.paths import Training, path_efficiency, paths_of, trainings_of
+from sightline.analyses.dynamics.charts import figures as figures
+from sightline.analyses.dynamics.charts import headlines as headlines
+from sightline.analyses.dynamics.paths import Training, paths_of, trainings_of
+from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.cka import GROUPS, centre, products
 from sightline.measure.gram_sums import GramSums, check_tokens
@@ -35,29 +37,9 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "path_efficiency",
-    "views",
-]
-
 
 TITLE = "Dynamics"
-QUESTION = "How straight do the weights go during a training, and how far does each block leave what it was?"
+QUESTION = "How straight is the path of the weights during a training, and how much does each block change?"
 FORMULA = """\
 path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
 CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""
@@ -89,11 +71,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, self.bootstrap)
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 class Analysis(GramSums):

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.probes.advice import headlines, summary
-from sightline.analyses.probes.charts import figures
-from sightline.analyses.probes.results import BEST, Answer, At, dataset_of, mean_of_best
+from sightline.analyses.probes.advice import headlines as headlines
+from sightline.analyses.probes.advice import summary as summary
+from sightline.analyses.probes.charts import figures as figures
+from sightline.analyses.probes.results import BEST, Answer, At, dataset_of
+from sightline.analyses.probes.results import mean_of_best as mean_of_best
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
 from sightline.core.results import of_decoder
@@ -45,32 +47,10 @@ from sightline.measure.request import check_labels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "cost",
-    "figures",
-    "headlines",
-    "mean_of_best",
-    "precision",
-    "summary",
-    "views",
-]
-
 
 TITLE = "Probes"
 QUESTION = (
-    "How well does a classifier on the frozen features tell the class, and which layer, pooling and probe is best?"
+    "How well does a classifier on the frozen features predict the class, and which layer, pooling and probe is best?"
 )
 FORMULA = """\
 linear: softmax(W·BN(x) + b);   depth d: d − 1 blocks of linear, BatchNorm, ReLU before it
@@ -161,11 +141,6 @@ class Config(Sweep):
                 elif site == last or self.nonlinear_at == "every":
                     found[probe, site] = Probe((site,), depth=int(probe.split()[1]))
         return found
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 def precision(config: Config) -> str:

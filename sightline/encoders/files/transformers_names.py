@@ -203,7 +203,7 @@ def _vit(encoder: Encoder) -> _Model:
         encoder,
         {
             "it has both layer scale and a classifier": isinstance(vit.head, nn.Linear),
-            "the width of its MLP is no multiple of its own": rest > 0,
+            "the width of its MLP is not a multiple of its own": rest > 0,
             "its images are not square": isinstance(config["image_size"], list),
         },
     )

@@ -131,7 +131,7 @@ def _open(file: Path) -> Any:
     try:
         return pq.ParquetFile(file, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{file} is no readable Parquet file: {first_line(error)}") from error
+        raise InputError(f"{file} is not a readable Parquet file: {first_line(error)}") from error
 
 
 def _footer(file: Path) -> bytes:
@@ -187,7 +187,7 @@ def _labels(path: Path, file: Any, label: str) -> list[Any]:
     try:
         values: list[Any] = file.read(columns=[label], use_threads=False).column(0).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path} is no readable Parquet file: {first_line(error)}") from error
+        raise InputError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
     if not all(isinstance(value, int | str | None) for value in values):
         raise InputError(f"The column {label!r} of {path} must hold whole numbers or names to serve as labels")
     return values

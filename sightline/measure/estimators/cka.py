@@ -22,6 +22,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
@@ -57,7 +58,7 @@ def cka(
     >>> abs(cka(x, noise, unbiased=True)) < 0.1 < cka(x, noise, unbiased=False)
     True
     """
-    a, b = (torch.as_tensor(v if isinstance(v, Tensor) else np.asarray(v)) for v in (x, y))
+    a, b = as_tensor(x), as_tensor(y)
     if a.ndim < 2 or b.ndim < 2 or len(a) != len(b) or len(a) < FEWEST:
         raise InputError(
             f"CKA needs features (images, …) of the same images twice, at least {FEWEST} of them; "
@@ -92,7 +93,7 @@ def study(
     >>> found["mean"].round(1).values.tolist(), bool((found["std"][0] > found["std"][1]).all())
     ([[0.5, 0.5], [0.5, 0.5]], True)
     """
-    a, b = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
+    a, b = as_tensor(x), as_tensor(y)
     counts = list(counts) or [len(a)]
     if not batches or draws < 1 or max(counts) > len(a):
         raise InputError(

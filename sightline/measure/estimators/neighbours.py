@@ -15,13 +15,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sightline.core import bfloat16
+from sightline.core.arrays import Array
 from sightline.core.errors import InputError, counted
 
 __all__ = ["BLOCK_NUMBERS", "LARGEST", "Rows", "check_votes", "knn_predict", "nearest", "predict", "row_of"]
@@ -170,9 +171,6 @@ def _matrix(features: Tensor | np.ndarray[Any, Any], what: str) -> Tensor:
             f"not {type(features).__name__} of shape {shape}"
         )
     return features.detach()
-
-
-Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 
 
 # The pure function

@@ -67,9 +67,9 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            raise InputError("A probe without inputs sees nothing; name at least one matrix of features")
+            raise InputError("A probe needs inputs; name at least one matrix of features")
         if self.depth < 1:
-            raise InputError(f"A probe has depth {self.depth}, but 1 is the least, a linear one")
+            raise InputError(f"A probe has depth {self.depth}, but the depth is at least 1, a linear probe")
         if self.optimizer not in (choices := ("sgd", "lars")):
             raise InputError(f"There is no optimizer {self.optimizer!r} for probes{nearest(self.optimizer, choices)}")
         for key in ("lr", "weight_decay", "min_lr"):
@@ -95,7 +95,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs < math.inf:
-            raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
+            raise InputError(f"epochs is {self.epochs}, but a finite number above 0 is needed")
         if not self.warmup_epochs >= 0:
             raise InputError(f"warmup_epochs is {self.warmup_epochs}, but it cannot be negative")
         if self.batch < 2:
@@ -195,7 +195,7 @@ class TrainedProbes:
         """Share of the images that each probe decides correctly (P,); NaN where one of them has no finite scores."""
         right = np.zeros(len(self.probes))
         if not len(labels):
-            raise InputError("There are no images to measure the accuracy of probes on; give some")
+            raise InputError("The accuracy of probes needs images to be measured on; give some")
         for sweep in self._sweeps:
             for number, x in enumerate(sweep.blocks(Joined(sweep.inputs, features, len(labels)))):
                 y = torch.tensor(labels[number * ROWS : (number + 1) * ROWS])

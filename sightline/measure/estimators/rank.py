@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
+
 __all__ = ["effective_rank", "rankme"]
-
-
-Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def effective_rank(singular_values: Array) -> Array:
     """RankMe, exp of the entropy of σ / Σσ over the last axis: from 1, one direction, to R, all alike; NaN for zeros.
 
-    >>> effective_rank(np.array([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).round(6)
-    array([2., 1.])
+    >>> effective_rank(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).round(decimals=6)
+    tensor([2., 1.], dtype=torch.float64)
     """
-    if not isinstance(singular_values, Tensor):
-        return effective_rank(torch.from_numpy(np.array(singular_values, order="C"))).numpy()
-    values = singular_values.double()
+    values = as_tensor(singular_values).double()
     share = values / values.sum(-1, keepdim=True)
-    rank: Tensor = torch.special.entr(share).sum(-1).exp()
-    return rank
+    return like(singular_values, torch.special.entr(share).sum(-1).exp())
 
 
 def rankme(features: Tensor) -> float:  # (n, D)

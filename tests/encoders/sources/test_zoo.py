@@ -1,4 +1,4 @@
-"""Encoders in half the bytes, and the reference encoders that come with Sightline."""
+"""The reference encoders that come with Sightline."""
 
 from __future__ import annotations
 
@@ -10,47 +10,12 @@ import torch
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.encoders.saved import save_encoder
 from sightline.encoders.sources import zoo
 from sightline.training.recipe import make_recipe, read_recipe
 
 NAMES = zoo.names()
 # Trained before the small recipes had one backbone and one budget (docs/zoo.md); each leaves when it is trained again.
 EARLIER = {"beit", "dino", "hybrid", "mae", "msn", "simclr", "simmim", "supervised"}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("reference", ["small", "timm:resnet18@random?size=32&stem=small"])
-def test_rounded_weights_survive_saving(reference: str, small: str, tmp_path: Path) -> None:
-    encoder = sl.load_encoder(small if reference == "small" else reference)
-    save_encoder(encoder, tmp_path / "whole")
-    save_encoder(encoder, tmp_path / "half", torch.bfloat16)
-    sizes = [(tmp_path / name / "encoder.safetensors").stat().st_size for name in ("whole", "half")]
-    assert sizes[1] < 0.52 * sizes[0]
-    assert sl.load_encoder(f"run:{tmp_path / 'whole'}").weights == encoder.weights
-    again = sl.load_encoder(f"run:{tmp_path / 'half'}")
-    assert again.weights != encoder.weights
-    before, after = encoder.module.state_dict(), again.module.state_dict()
-    assert before.keys() == after.keys()
-    for name, value in before.items():
-        rounded = value.bfloat16().to(value.dtype) if value.is_floating_point() else value
-        assert after[name].dtype == value.dtype
-        assert torch.equal(after[name], rounded), name
-    x = torch.randn(2, 3, 32, 32)
-    encoder.module.load_state_dict(after)
-    assert torch.equal(encoder.module.eval()(x), again.module.eval()(x))
-    assert again.preprocess == encoder.preprocess
-
-
-def test_weights_that_were_changed_are_noticed(small: str, tmp_path: Path) -> None:
-    for seed, name in ((0, "one"), (1, "other")):
-        save_encoder(sl.load_encoder(f"{small}&seed={seed}"), tmp_path / name, torch.bfloat16)
-    (tmp_path / "other" / "encoder.safetensors").replace(tmp_path / "one" / "encoder.safetensors")
-    with pytest.raises(InputError, match=r"not those that its encoder\.json describes"):
-        sl.load_encoder(f"run:{tmp_path / 'one'}")
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_zoo_is_what_lies_in_its_folder() -> None:
@@ -104,12 +69,17 @@ def test_unknown_names_are_sentences() -> None:
 
 
 def test_what_is_not_code_is_installed_too() -> None:
-    """Recipes and encoders are read at run time, so a wheel must hold them."""
+    """Recipes, encoders and templates are read at run time, so a wheel must hold them."""
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["sightline"]
     package = Path(sl.__file__).parent
     held = {path for pattern in patterns for path in package.glob(pattern)}
-    needed = {path for folder in ("recipes", "zoo") for path in (package / folder).rglob("*") if path.is_file()}
+    needed = {
+        path
+        for folder in ("recipes", "zoo", "report")
+        for path in (package / folder).rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
     assert not sorted(str(path.relative_to(package)) for path in needed - held)

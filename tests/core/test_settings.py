@@ -1,0 +1,49 @@
+"""Settings as words and tables: reading, layering, kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sightline.core.errors import InputError
+from sightline.core.settings import parse_settings
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("lr=1e-3", {"lr": 0.001}),
+        ("depth=12", {"depth": 12}),
+        ("compile=true", {"compile": True}),
+        ("compile=True", {"compile": True}),
+        ("compile=False", {"compile": False}),
+        ("backbone=resnet18", {"backbone": "resnet18"}),
+        ('backbone="resnet18"', {"backbone": "resnet18"}),
+        ("images=shapes?size=16&train=64", {"images": "shapes?size=16&train=64"}),
+        ("crop=[0.3, 1.0]", {"crop": [0.3, 1.0]}),
+        (" lr = 0.5 ", {"lr": 0.5}),
+        ("stem=", {"stem": ""}),
+        ("moco_v3.temperature=0.1", {"moco_v3": {"temperature": 0.1}}),
+    ],
+)
+def test_settings_are_read(word: str, expected: dict[str, Any]) -> None:
+    found = parse_settings([word])
+    assert found == expected
+    assert [type(value) for value in found.values()] == [type(value) for value in expected.values()]
+
+
+def test_later_settings_override_earlier_ones() -> None:
+    words = ["lr=1", "mae.crop=[0.1, 1.0]", "lr=2", "mae.mask_ratio=0.5"]
+    assert parse_settings(words) == {"lr": 2, "mae": {"crop": [0.1, 1.0], "mask_ratio": 0.5}}
+
+
+@pytest.mark.parametrize("word", ["lr", "=3", "", " = "])
+def test_settings_have_a_key_and_a_value(word: str) -> None:
+    with pytest.raises(InputError, match="key=value"):
+        parse_settings([word])
+
+
+def test_a_key_cannot_be_a_value_and_a_table() -> None:
+    with pytest.raises(InputError):
+        parse_settings(["mae=1", "mae.crop=2"])

@@ -1,0 +1,63 @@
+"""Preprocessing: torchvision's numbers, sizes that are not square, grey and float images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from sightline.images.preprocess import Preprocess
+
+# ---------------------------------------------------------------------------------------------------------------
+# Preprocessing
+
+
+def picture(height, width):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(90, 120), (120, 90), (97, 131), (5, 7), (1, 1), (300, 20), (64, 64)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize("resize", [73, 64, (80, 70)])
+def test_preprocessing_is_that_of_torchvision(shape, interpolation, resize):
+    mode = transforms.InterpolationMode(interpolation)
+    preprocess = Preprocess((64, 64), resize, interpolation, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    reference = transforms.Compose(
+        [
+            transforms.Resize(resize, mode),
+            transforms.CenterCrop(64),
+            transforms.ToTensor(),
+            transforms.Normalize(preprocess.mean, preprocess.std),
+        ]
+    )
+    image = picture(*shape)
+    torch.testing.assert_close(preprocess([image])[0], reference(image), rtol=0, atol=1e-6)
+    array = np.asarray(image)
+    assert torch.equal(preprocess([array]), preprocess([image]))
+    assert preprocess.crop(array).dtype == np.uint8
+
+
+def test_crops_that_are_not_square():
+    image = picture(50, 40)
+    expected = transforms.CenterCrop((20, 30))(transforms.Resize(36)(image))
+    assert np.array_equal(Preprocess((20, 30), 36, "bilinear").crop(np.asarray(image)).transpose(1, 2, 0), expected)
+
+
+def test_no_resize_still_enlarges_what_is_too_small():
+    preprocess = Preprocess((32, 32))
+    image = np.asarray(picture(50, 40))
+    assert np.array_equal(preprocess.crop(image), image[9:41, 4:36].transpose(2, 0, 1))
+    assert preprocess.crop(np.asarray(picture(10, 40))).shape == (3, 32, 32)
+
+
+def test_grey_and_transparent_images_become_rgb():
+    preprocess = Preprocess((8, 8), 8)
+    assert preprocess([picture(9, 9).convert("L"), picture(9, 9).convert("RGBA")]).shape == (2, 3, 8, 8)
+
+
+def test_floats_are_taken_as_they_are():
+    pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    preprocess = Preprocess((4, 4))
+    torch.testing.assert_close(preprocess.normalize(pixels), preprocess.normalize(pixels.float() / 255))
