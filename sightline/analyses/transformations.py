@@ -19,7 +19,7 @@ Shapes: B images of a batch, D features, S layers (encoder, site), F poolings, K
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from torch import Tensor
 from sightline.core.errors import InputError, nearest
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
 from sightline.images.views import make_view
-from sightline.measure.contract import Analysis as Base
+from sightline.measure import contract
 from sightline.measure.estimators.cka import GROUPS
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -56,13 +56,14 @@ HOW_TO_READ = """\
 as far apart as two different images do on average; more is possible, since a transformed image may look like none of
 the others. Two light crops of an image, the last row and the dashes, are the floor that every encoder has: what lies at
 or below it is as good as ignored, what lies well above it is kept. Follow a row to the right: where it darkens towards
-the last blocks, the encoder has learned that this does not matter. An image is compared with itself, so that orientation
-is found even where objects face either way, which a probe for left and right cannot tell. Amounts (an angle, a share of
-the image) are part of the names; compare encoders within a row. Intervals: 95 % bootstrap over images."""
+the last blocks, the encoder has learned that this does not matter. An image is compared with itself, so that a layer
+that keeps the orientation is found even where objects face either way, which no probe for left and right can tell.
+Amounts (an angle, a share of the image) are part of the names; compare encoders within a row. Intervals: 95 % bootstrap
+over images."""
 SOURCE = (
-    'The question: Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter", section 2.2 (what features are invariant '
-    "to, seen in generated pictures); response to a transformation against response to images: Goodfellow, Le, Saxe, "
-    'Lee, Ng 2009, "Measuring Invariances in Deep Networks"'
+    'The question: Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter", section 2.2 (what features are '
+    "invariant to, seen in generated pictures); response to a transformation against response to images: Goodfellow, "
+    'Le, Saxe, Lee, Ng 2009, "Measuring Invariances in Deep Networks"'
 )
 SITES = ("block.*", "decoder.block.*")
 PROJECTION = ("head.*",)
@@ -71,13 +72,14 @@ ANY_SITE = True
 BY_DEFAULT = False
 INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
+WORDS = ("value", "low", "high")  # columns of a figure's table
 CROPS = "two light crops"  # as figures call them
 FEWEST = 2  # images of a batch that lie apart
 
 
 @dataclass(frozen=True)
 class Config:
-    """`transformations`: views by name, see images/transformations.py; `noise:0.3` and `augment:simclr:0` are views, too.
+    """`transformations`: by name, see images/transformations.py, or other views, such as `noise:0.3`.
 
     `crop` is the policy of the two light crops; `features` are gap (mean of all tokens), cls, gap_without_cls.
     """
@@ -128,7 +130,7 @@ def _apart(x: Tensor) -> Tensor:
     return (len(x) * own + own.sum()) / (len(x) - 1)
 
 
-class Analysis(Base):
+class Analysis(contract.Analysis):
     """Sums of squared distances by groups of images, for a paired bootstrap; features are gone with their batch."""
 
     sums: Tensor  # (G, S, F, K): transformations, two light crops, different images, ‖x‖²
@@ -140,7 +142,8 @@ class Analysis(Base):
         super().__init__()
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
         layers = (len(self.layers), len(config.features))
-        shapes = {"sums": (GROUPS, *layers, len(config.transformations) + 3), "seen": layers, "infinite": layers, "dropped": ()}
+        sums = (GROUPS, *layers, len(config.transformations) + 3)
+        shapes = {"sums": sums, "seen": layers, "infinite": layers, "dropped": ()}
         for name, shape in shapes.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -169,25 +172,194 @@ class Analysis(Base):
         """Relative distances of all transformations and of two light crops, with interval and reasons."""
         sums = self.sums.numpy(force=True)
         values = _distances(sums.sum(0))
+        ends = self._bootstrap(sums[sums[..., -1].any((1, 2))])
         reason = self._reasons(sums.sum(0))
-        lows, highs = self._intervals(sums[sums[:, ..., -1].any((1, 2))])
-        over = ("encoder", "site", "feature")
-        data = {
-            f"{name}{end}": self._over_layers(np.where(_fit(reason, part[name]) == "", part[name], np.nan))
-            for end, part in zip(ENDS, (values, lows, highs), strict=True)
-            for name in values
-        }
+        over, known = ("encoder", "site", "feature"), reason == ""
+        data = {}
+        for end, part in zip(ENDS, (values, *ends), strict=True):
+            for name, numbers in part.items():
+                each = np.where(known.reshape(known.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
+                data[f"{name}{end}"] = ((*over, "transformation")[: numbers.ndim + 1], self.layers.spread(each))
         return xr.Dataset(
-            {
-                **{n: (over if part.ndim == 3 else (*over, "transformation"), part) for n, part in data.items()},
-                "reason": (over, self.layers.spread(reason, ABSENT)),
-            },
+            {**data, "reason": (over, self.layers.spread(reason, ABSENT))},
             coords={
-                "transformation": list(self.config.transformations), **self.layers.coords(),
+                **self.layers.coords(),
                 "feature": list(self.config.features),
+                "transformation": list(self.config.transformations),
             },
             attrs={
-                "crops": self.config.crop, "batch": self.plan.batch, "interval": "95 % bootstrap over images",
+                "light_crops": self.config.crop,
+                "batch": self.plan.batch,
+                "interval": "95 % bootstrap over images",
                 "dropped_images": int(self.dropped),
             },
-        )  # fmt: skip
+        )
+
+    def _bootstrap(self, groups: npt.NDArray[np.float64]) -> tuple[Numbers, Numbers]:
+        """Ends of the 95 % intervals: groups of images drawn anew, sums and distances taken again; NaN of one group."""
+        count = len(groups)
+        if count < 2:
+            nothing = {name: np.full_like(values, np.nan) for name, values in _distances(groups.sum(0)).items()}
+            return nothing, nothing
+        random = np.random.Generator(np.random.Philox(self.plan.seed))
+        draws = random.multinomial(count, np.full(count, 1 / count), self.config.bootstrap).astype(np.float64)
+        layers = [_distances(np.tensordot(draws, groups[:, s], 1)) for s in range(groups.shape[1])]  # each (R, F, …)
+        low, high = (
+            {name: np.stack([np.percentile(layer[name], end, axis=0) for layer in layers]) for name in layers[0]}
+            for end in (2.5, 97.5)
+        )
+        return low, high
+
+    def _reasons(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
+        """Why a layer has no value, (S, F)."""
+        seen, infinite = (state.numpy(force=True) for state in (self.seen, self.infinite))
+        constant = total[..., -2] <= CONSTANT**2 * total[..., -1]
+        whys = ["this site has no such feature", NOT_FINITE, "the features are the same for all images"]
+        return np.select([seen == 0, infinite > 0, constant], whys, "").astype(str)
+
+
+Numbers = dict[str, "npt.NDArray[np.float64]"]
+
+
+def _squares(features: Sequence[Tensor]) -> Tensor:
+    """Squared distances of each image (B, K): to its transformations, of its two crops, to other images, to 0."""
+    plain, *transformed, one, other = features
+    pairs = [(plain, changed) for changed in transformed] + [(one, other)]
+    distances = [(a - b).square().sum(1) for a, b in pairs]
+    return torch.stack([*distances, _apart(plain), plain.square().sum(1)], 1)
+
+
+def _distances(sums: npt.NDArray[np.float64]) -> Numbers:
+    """From sums (…, K) the relative distances of transformations (…, T) and of crops (…), and their ratio (…, T)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            "distance": np.sqrt(sums[..., :-3] / sums[..., -2, None]),
+            "crops": np.sqrt(sums[..., -3] / sums[..., -2]),
+            "to_crops": np.sqrt(sums[..., :-3] / sums[..., -3, None]),
+        }
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+
+
+def cost(config: Config, plan: Plan) -> Cost:
+    """Memory for the sums, and for the features of a batch in all its views; nothing on disk."""
+    layers = [widths(plan, encoder, site) for encoder, site in Layers(plan.sites)]
+    features = sum(width for layer in layers for name, width in layer.items() if name in config.features)
+    sums = 8 * GROUPS * len(layers) * len(config.features) * (len(config.transformations) + 3)
+    return Cost(memory=sums + 4 * plan.batch * features * len(views(config, "test")), disk=0)
+
+
+# Report
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Transformations × layers for each encoder, and each transformation over depth, for each feature."""
+    table = _table(result)
+    if table.empty:
+        return []
+    found = [_map(result, table)]
+    for feature in result.feature.values:
+        part = table[(table.feature == feature) & (table.transformation != CROPS)].dropna(subset="value")
+        if len(part):
+            found.append(_curves(result, part, str(feature)))
+    return found
+
+
+def _table(result: xr.Dataset) -> pd.DataFrame:
+    """One row for each transformation, and for the crops, of each block and head layer that an encoder has."""
+    layers = result.sel(site=result.layer_type.isin(["block", "head"]))
+    parts = [
+        layers[[f"distance{end}" for end in ENDS]].to_dataframe().reset_index(),
+        layers[[f"crops{end}" for end in ENDS]].to_dataframe().reset_index().assign(transformation=CROPS),
+    ]
+    columns = {f"{name}{end}": word for name in ("distance", "crops") for end, word in zip(ENDS, WORDS, strict=True)}
+    table = pd.concat([part.rename(columns=columns) for part in parts], ignore_index=True)
+    keys = ["encoder", "site", "feature"]
+    floor = layers.crops.to_dataframe()[["crops"]].reset_index()[[*keys, "crops"]]
+    reason = layers.reason.to_dataframe()[["reason"]].reset_index()[[*keys, "reason"]]
+    table = table.merge(floor, on=keys).merge(reason, on=keys)
+    return table[~table.reason.isin([ABSENT, "this site has no such feature"])]
+
+
+def _map(result: xr.Dataset, table: pd.DataFrame) -> Figure:
+    """A panel for each encoder and feature."""
+    sites = [str(site) for site in result.site.values]
+    cells = table.assign(
+        row=table.transformation,
+        panel_of=table.encoder + (", " + table.feature if len(result.feature) > 1 else ""),
+        order=table.site.map(sites.index),
+    )
+    cells["column"] = cells.groupby("panel_of").order.rank("dense").astype(int) - 1
+    cells = cells[["panel_of", "encoder", "feature", "row", "column", "site", "value", "low", "high", "reason"]]
+    cells = cells.rename(columns={"panel_of": "map"})
+    names = [*map(str, result.transformation.values), CROPS]
+    order = {str(encoder): number for number, encoder in enumerate(result.encoder.values)}
+    cells = cells.iloc[np.argsort(cells.encoder.map(order), kind="stable")]
+    chart = heatmap(
+        cells, row_title="", column_title="layer", value_title="distance, 1 = different images", rows=names[::-1],
+        facet="map", details={"site": "layer"},
+    )  # fmt: skip
+    text = (
+        "How far each transformation moves an image, relative to the distance of two different images: dark is "
+        "invariant. The last row is the floor, two light crops of the same image. Layers in order of computation."
+    )
+    return Figure("map", "Which invariances each encoder has learned", text, chart, cells)
+
+
+def _curves(result: xr.Dataset, part: pd.DataFrame, feature: str) -> Figure:
+    """Each transformation over depth, the crops as dashes."""
+    order = {str(name): number for number, name in enumerate(result.transformation.values)}
+    part = part.iloc[np.argsort(part.transformation.map(order), kind="stable")]
+    points, depth = with_depth(part)
+    points = points.rename(columns={"encoder": "series", "crops": "null"}).drop(columns=["layer_type", "reason"])
+    chart = curve_over_depth(
+        points, value_title="relative distance", depth_title=depth, series_title="encoder", facet="transformation",
+        series=list(map(str, result.encoder.values)), reference=(1.0, "two different images"),
+        domain=(0.0, max(1.0, math.ceil(5 * float(points.high.fillna(points.value).max())) / 5)),
+    )  # fmt: skip
+    text = (
+        f"The same over depth (feature {feature}), a panel for each transformation. Dashes: two light crops of an "
+        "image; the line at 1: two different images. Bands are 95 % intervals."
+    )
+    return Figure(f"depth-{feature}", f"Distance over depth, {feature}", text, chart, points)
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """The first transformation at the last block of each encoder: (label, number, detail)."""
+    name = str(result.transformation.values[0])
+    lines = []
+    for encoder, last in _last_blocks(result):
+        here = last.sel(transformation=name)
+        ends = interval(float(here.distance_low), float(here.distance_high), ".2f")
+        detail = (
+            f"{name} at {last.site.item()}, {last.feature.item()}, {ends}; two light crops: {float(last.crops):.2f}"
+        )
+        lines.append((encoder, f"{float(here.distance):.2f}", detail))
+    return lines
+
+
+def summary(result: xr.Dataset) -> list[str]:
+    """What the last block of each encoder ignores, in sentences: what moves an image less than a light crop does."""
+    sentences = []
+    for encoder, last in _last_blocks(result):
+        below = [str(t) for t in last.transformation.values[(last.to_crops_high < 1).values]]
+        above = [(float(r), str(t)) for t, r in zip(last.transformation.values, last.to_crops.values, strict=True)]
+        above = sorted((r, t) for r, t in above if r > 1)
+        what = " and ".join(filter(None, [", ".join(below[:-1]), *below[-1:]])) or "nothing"
+        moves = "move" if len(below) > 1 else "moves"
+        words = f"{encoder}, {last.site.item()} ({last.feature.item()}): {what} {moves} an image less than a light crop"
+        if above:
+            words += f"; {above[-1][1]} moves it farthest, {above[-1][0]:.1f} times as far as a light crop"
+        sentences.append(words + ".")
+    return sentences
+
+
+def _last_blocks(result: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """Of each encoder its last block that has values (not of a decoder), by the first feature that it has."""
+    blocks = [str(site) for site in result.site.values if str(site).startswith("block.")]
+    for encoder in map(str, result.encoder.values):
+        for feature in result.feature.values:
+            own = result.sel(encoder=encoder, feature=feature, site=blocks)
+            known = np.flatnonzero(own.crops.notnull().values)
+            if len(known):
+                yield encoder, own.isel(site=int(known[-1]))
+                break

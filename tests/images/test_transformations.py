@@ -27,7 +27,7 @@ def test_shape_range_and_dtype(name: str, pixels: torch.Tensor) -> None:
     torch.testing.assert_close(make_view(name, pixels / 255), floats, rtol=0, atol=1e-6)
     torch.testing.assert_close(make_view(name, pixels[1:2]), made[1:2], rtol=0, atol=1e-6)
     assert torch.equal(pixels, before)
-    assert (floats - pixels / 255).abs().mean() > 0.01
+    assert (floats - pixels / 255).abs().mean() > 0.001
 
 
 def test_where_pixels_go() -> None:
@@ -49,6 +49,7 @@ def test_any_angle_turns_about_the_centre_without_a_change_of_shape() -> None:
     dot[..., y, x] = 1
     for degrees in (30.0, 45.0, 90.0, -20.0):
         made = transform(f"rotation:{degrees}", dot)[0, 0]
+        made = made * torch.nn.functional.pad(torch.ones(16, 22), (4, 4))  # beyond, its mirror images come in
         rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(30.0), indexing="ij")
         right, up = x - 14.5, 7.5 - y
         turn = math.radians(degrees)
@@ -78,7 +79,8 @@ def test_scale_keeps_the_centre(factor: float) -> None:
     square = torch.zeros(1, 3, 32, 32)
     square[..., 12:20, 12:20] = 1
     made = transform(f"scale:{factor}", square)[0, 0]
-    assert float(made.sum()) == pytest.approx((8 * factor) ** 2, rel=0.05)
+    middle = made if factor > 1 else made[8:24, 8:24]  # beyond, its mirror images come in
+    assert float(middle.sum()) == pytest.approx((8 * factor) ** 2, rel=0.05)
     torch.testing.assert_close(made, made.flip(0), rtol=0, atol=1e-5)
     torch.testing.assert_close(made, made.flip(1), rtol=0, atol=1e-5)
     same = transform("scale:1", PIXELS)

@@ -93,7 +93,7 @@ def test_layers_that_are_too_wide_say_so(tmp_path: Path, monkeypatch: pytest.Mon
 def test_images_without_a_label_leave_no_class_cka(tmp_path: Path) -> None:
     labels = np.arange(TRAIN + TEST) % 3
     labels[::5] = -1
-    plan = make_plan(tmp_path, labels[: TEST + 0], views=ONLY)
+    plan = make_plan(tmp_path, labels[:TEST], views=ONLY)
     result = measure(plan, activations(plan), full_batch=True)
     assert result.class_cka.isnull().all()
     assert "a full batch needs the labels of all images, and 5 of them have none" in result.class_reason.values
@@ -105,7 +105,7 @@ def test_what_the_machine_cannot_hold_is_refused(tmp_path: Path, monkeypatch: py
     needed = cost(Config(full_batch=True), plan).memory - cost(Config(), plan).memory
     assert needed > 2 * 8 * (3 * 6 + 2 * 6 + 3) ** 2 / 2
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1}.get(name, needed - 1))
-    with pytest.raises(InputError, match="choose fewer --sites, such as 'block.*'"):
+    with pytest.raises(InputError, match=r"choose fewer --sites, such as 'block\.\*'"):
         Analysis(Config(full_batch=True), plan)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1}.get(name, needed))
     Analysis(Config(full_batch=True), plan)
