@@ -35,7 +35,7 @@ from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, curve_over_depth, with_depth
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
@@ -266,29 +266,15 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The three cosines over depth: a panel for each, a colour for each encoder."""
-    points = result.to_dataframe(dim_order=["kind", "encoder", "site"]).reset_index()
-    points, title = with_depth(points[points.reason != ABSENT].assign(panel_title=points.kind.map(KINDS)))
-    points = points.dropna(subset="cosine")  # only now: a block without a number keeps its place in the depth
-    if points.empty:
-        return []
-    points = points.rename(
-        columns={"encoder": "series", "cosine": "value", "cosine_low": "low", "cosine_high": "high"}
-    ).drop(columns=["reason", "layer_type"])
-    chart = curve_over_depth(
-        points,
-        value_title="cosine",
-        depth_title=title,
-        series_title="encoder",
-        series=[str(name) for name in result.encoder.values],
-        facet="panel_title",
-        domain=(min(0.0, np.floor(10 * points.low.min()) / 10), 1.0) if points.low.notna().any() else None,
-    )
+    panels = result.transpose("kind", ...).assign_coords(panel_title=("kind", [KINDS[k] for k in result.kind.values]))
     caption = (
         "Cosine between two heads at the same token, between a token before and after the attention layer, and between "
         "two patch tokens of an image. High in the last blocks: heads, layers or places repeat each other. Bands are "
         "95 % intervals over images."
     )
-    return [Figure("depth", "Cosine over depth", caption, chart, points)]
+    return over_depth(
+        panels, "cosine", title="Cosine over depth", caption=caption, value_title="cosine", facet="panel_title"
+    )
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

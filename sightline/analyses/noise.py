@@ -23,14 +23,13 @@ from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.images import noise
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure, curve_over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Noise by frequency"
@@ -56,7 +55,7 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(Choice):
+class Config(ClassifierChoice):
     """`frequencies`: centres of the bands in π; `strength`: root mean square of the noise, for pixels in [0, 1]."""
 
     frequencies: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -85,7 +84,7 @@ def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLi
     return difference_of(np.equal(plain, truth), np.equal(noisy, truth))
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Features with and without noise go to disk; classifiers decide when the pass is over."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -154,8 +153,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The drop over frequency, a colour for each encoder."""
-    from sightline.report.figures import Figure, curve_over_depth
-
     table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
     chart = curve_over_depth(

@@ -29,25 +29,25 @@ from sightline.core.processes import shared, world
 from sightline.core.progress import bar_of_steps
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, own_of, ratio
 from sightline.measure.estimators.similarity import (
     Cloud,
-    angular_distance,
     bootstrap_linear,
     centred_ranks,
     check_choices,
     cloud_of,
     compare,
     influence_of_ratio,
-    mutual_knn,
     neighbours_of,
     overlap,
-    procrustes,
-    pwcca,
     rank_products,
-    rsa,
-    svcca,
 )
+from sightline.measure.estimators.similarity import angular_distance as angular_distance
+from sightline.measure.estimators.similarity import mutual_knn as mutual_knn
+from sightline.measure.estimators.similarity import procrustes as procrustes
+from sightline.measure.estimators.similarity import pwcca as pwcca
+from sightline.measure.estimators.similarity import rsa as rsa
+from sightline.measure.estimators.similarity import svcca as svcca
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FLAT, Pooled, disk, widths
@@ -57,32 +57,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.measure.pooled import Wanted
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "angular_distance",
-    "cost",
-    "figures",
-    "headlines",
-    "mutual_knn",
-    "procrustes",
-    "pwcca",
-    "rsa",
-    "svcca",
-    "views",
-]
 
 
 TITLE = "Similarity by other measures"
@@ -161,11 +135,6 @@ class Config:
                 f"Similarity needs a sample of at least {FEWEST} images and one resampling, not {self.sample} and "
                 f"{self.bootstrap}"
             )
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 class Drawn(NamedTuple):
@@ -315,7 +284,7 @@ class Analysis(Pooled):
         if "rsa" in self.config.measures:
             ranks = [centred_ranks(x, self.config.dissimilarity) for x in features]
             sums = rank_products(ranks, drawn.groups)
-            null = ratio(rank_products(ranks, drawn.groups, drawn.others).sum(0), norm=sums.sum(0))
+            null = ratio(rank_products(ranks, drawn.groups, drawn.others).sum(0), own_of(sums.sum(0)))
             # Whose image comes first is chance: the null of A with B is that of B with A.
             found["rsa"] = Found(ratio(sums.sum(0)), (null + null.T) / 2, influence_of_ratio(sums, degree=2))
         if "mutual_knn" in self.config.measures:

@@ -36,7 +36,7 @@ from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, depth_figure
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
@@ -321,19 +321,31 @@ def figures(result: xr.Dataset) -> list[Figure]:
     }
     found = []
     for cloud, what in CLOUDS.items():
-        ranks = [(_rank_name(result, cloud, level), result.sel(level=level), f"{cloud}_delta") for level in LEVELS]
-        title = f"Singular values of the {what} over depth"
-        found.append(depth_figure(ranks, f"{cloud}-delta", title, relative, words[cloud] + samples))
-        found.append(_spectrum(result, cloud, relative))
-    both = [[(what, result.drop_dims("level"), f"{cloud}_{name}") for cloud, what in CLOUDS.items()]
-            for name in ("second", "effective_rank")]  # fmt: skip
+        ranks = [_rank_name(result, cloud, level) for level in LEVELS]
+        found += over_depth(
+            result.transpose("level", ...).assign_coords(what=("level", ranks)),
+            f"{cloud}_delta",
+            name=f"{cloud}-delta",
+            title=f"Singular values of the {what} over depth",
+            caption=words[cloud] + samples,
+            value_title=relative,
+            types=("embed", "block"),
+            facet="what",
+            domain=None,
+        )
+        found += _spectrum(result, cloud, relative)
     absolute = "Not relative to the largest: the size of the cloud itself. A layer that clumps tokens lowers it. "
-    found.append(
-        depth_figure(both[0], "second", "Second largest singular value over depth", "log σ₂", absolute + samples)
-    )
     counts = "How many directions matter: the exponential of the entropy of the spectrum. "
-    found.append(depth_figure(both[1], "rank", "Effective rank over depth", "effective rank", counts + samples))
-    return [figure for figure in found if figure is not None]
+    for measure, name, title, value_title, caption in (
+        ("second", "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
+        ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
+    ):
+        both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}
+        found += over_depth(
+            result, both, name=name, title=title, caption=caption, value_title=value_title, types=("embed", "block"),
+            domain=None,
+        )  # fmt: skip
+    return found
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -356,13 +368,13 @@ def _rank_name(result: xr.Dataset, cloud: str, level: str) -> str:
     return f"rank {ranks[0]:.0f}" if len(ranks) == 1 else f"{level} of the ranks"
 
 
-def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None:
+def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> list[Figure]:
     """Whole spectra, a panel for each encoder, coloured by depth; at most 64 of the ranks are drawn."""
     values = result[f"{cloud}_spectrum"].sel(site=result.layer_type.isin(["embed", "block"])).dropna("rank", how="all")
     drawn = np.linspace(0, values.sizes["rank"] - 1, min(values.sizes["rank"], 64)).astype(int)
     table = values.isel(rank=drawn).rename("value").to_dataframe().dropna(subset="value").reset_index()
     if table.empty:
-        return None
+        return []
     table = table.assign(depth=table.block + 1).drop(columns=["layer_type", "block"])
     chart = (
         alt.Chart(table.assign(panel=pd.factorize(table.encoder)[0]))
@@ -381,4 +393,4 @@ def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None
         "Singular values, the largest first, a line for each depth. A line that lies higher is that of a cloud which "
         "fills more directions; it ends where values cannot be distinguished from rounding."
     )
-    return Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)
+    return [Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)]

@@ -14,12 +14,12 @@ from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.cli.ending import finish, first_process, stoppable
 from sightline.cli.options import (
-    Anew,
     Devices,
     Nodes,
     Out,
     Resume,
     Settings,
+    StartOver,
     TrainingDevice,
     TrainingFolder,
     Workers,
@@ -54,7 +54,7 @@ def pretrain(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
@@ -89,7 +89,7 @@ def finetune(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Fine-tune an encoder end to end to the classes of labelled images.
 
@@ -124,7 +124,7 @@ def reinit(
     set_: Settings = None,
     device: TrainingDevice = "auto",
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 

@@ -90,6 +90,7 @@ class Images:
     relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def common_splits(self) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
-        source=Joined((images.source, others.source), n, where),
+        source=JoinedPixels((images.source, others.source), n, where),
         ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
         labels=np.concatenate([images.labels, translate[others.labels[where]]]),
         splits={**images.splits, split: np.arange(n, n + m)},
@@ -220,7 +221,7 @@ def join(images: Images, split: str, others: Images) -> Images:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedPixels:
     """Two sources behind one another; of the second one those images that were chosen."""
 
     sources: tuple[Source, Source]

@@ -59,7 +59,7 @@ POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name â
 JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read
 FEATURES = (*POOLINGS, *JOINED)
 FLAT = ("all", "patches")  # token views side by side, many times as wide; only for those who ask for them by name
-BLOCK = 4096  # rows that are read at a time
+ROWS_AT_A_TIME = 4096  # rows that are read at a time
 CONSTANT = 1e-6  # what differs by less of its size is rounding, in float32
 
 Wanted = Mapping[tuple[str, str], Collection[str]]  # encoder and site â†’ features
@@ -130,7 +130,7 @@ class Matrix:
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """All rows, some at a time."""
-        return (self[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+        return (self[start : start + ROWS_AT_A_TIME] for start in range(0, len(self), ROWS_AT_A_TIME))
 
 
 class Pooled(Analysis):

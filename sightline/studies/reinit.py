@@ -34,13 +34,14 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
-from sightline.measure.request import members_of
+from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, curve_over_depth
 from sightline.training.folder import start
 from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
 from sightline.transfer.evaluate import decisions, right
-from sightline.transfer.finetune import NAME, Recipe, finetune, make_recipe
+from sightline.transfer.finetune import NAME, Config, finetune, make_recipe
+from sightline.transfer.recipe import Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,7 +88,7 @@ def reinit(
     `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
     trained.
     """
-    members, out = members_of(encoders), Path(out)
+    members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
     launch = Launch(resume=True, device=device, workers=workers, show_progress=show_progress)
     fabric, data = start(base, None if images is None else load_images(images), launch)
@@ -145,7 +146,7 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
 
 
 def _question(
-    members: Mapping[str, Encoder], data: Images, base: Recipe, variants: Mapping[str, Sequence[str]]
+    members: Mapping[str, Encoder], data: Images, base: Recipe[Config], variants: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Any], str]:
     """What the run folder remembers, and the hash of all that the result depends on."""
     about = {

@@ -31,13 +31,13 @@ from sightline.analyses import (
     transformations,
 )
 from sightline.core.contract import Study
-from sightline.encoders.contract import Family, Format, Source
+from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
 from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import reinit
@@ -90,6 +90,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "orientation": orientation.Config,
     "probes": probes.Config,
     "shape_bias": shape_bias.Config,
+    "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
     "transformations": transformations.Config,
@@ -134,7 +135,7 @@ FORMATS: Mapping[str, Format] = {
     "msn": msn,
     "simmim": simmim,
 }
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ModelSource] = {
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,
@@ -153,6 +154,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 DATASETS: Mapping[str, ImageSource] = {
     "arrays": arrays,
+    "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
     "parquet": parquet,

@@ -14,7 +14,7 @@ from sightline.encoders.sites import layer_type
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["summaries", "twins"]
+__all__ = ["layers_of_same_depth", "summaries"]
 
 
 def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> xr.Dataset:
@@ -38,7 +38,7 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
     best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
 
-    counterpart = twins(sites, has)  # (A, B, site of A)
+    counterpart = layers_of_same_depth(sites, has)  # (A, B, site of A)
     there = np.broadcast_to(counterpart >= 0, maximum.shape)
     diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
@@ -83,7 +83,7 @@ def _apart(a: int, b: int) -> npt.NDArray[np.int64]:
     return found
 
 
-def twins(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def layers_of_same_depth(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For encoders A and B and a site of A, the site of B of its kind that is closest in relative depth, or −1."""
     kinds = np.array([("decoder." if of_decoder(site) else "") + layer_type(site) for site in sites])
     found = np.full((len(has), *has.shape), -1)

@@ -79,7 +79,7 @@ class Objective(objective.Objective):
             self.decoder = Decoder(backbone, config.decoder_width, config.decoder_depth, config.decoder_heads)
         elif is_convnext(backbone):
             self.patch = stride_of(backbone)
-            self.decoder = fcmae.Decoder(backbone, config.decoder_width)
+            self.decoder = fcmae.FcmaeDecoder(backbone, config.decoder_width)
         else:
             raise InputError(
                 f"MAE leaves out parts of images, which {type(backbone).__name__} cannot; "
