@@ -37,7 +37,7 @@ from sightline.measure.estimators.cka import GROUPS
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import CONSTANT, POOLINGS, poolings, widths
-from sightline.report.figures import Figure, curve_over_depth, heatmap, with_depth
+from sightline.report.figures import Figure, heatmap, over_depth, present
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,7 +72,7 @@ ANY_SITE = True
 BY_DEFAULT = False
 INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
-WORDS = ("value", "low", "high")  # columns of a figure's table
+NO_FEATURE = "this site has no such feature"
 CROPS = "two light crops"  # as figures call them
 FEWEST = 2  # images of a batch that lie apart
 
@@ -214,7 +214,7 @@ class Analysis(contract.Analysis):
         """Why a layer has no value, (S, F)."""
         seen, infinite = (state.numpy(force=True) for state in (self.seen, self.infinite))
         constant = total[..., -2] <= CONSTANT**2 * total[..., -1]
-        whys = ["this site has no such feature", NOT_FINITE, "the features are the same for all images"]
+        whys = [NO_FEATURE, NOT_FINITE, "the features are the same for all images"]
         return np.select([seen == 0, infinite > 0, constant], whys, "").astype(str)
 
 
@@ -253,50 +253,29 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Transformations × layers for each encoder, and each transformation over depth, for each feature."""
-    table = _table(result)
-    if table.empty:
-        return []
-    found = [_map(result, table)]
-    for feature in result.feature.values:
-        part = table[(table.feature == feature) & (table.transformation != CROPS)].dropna(subset="value")
-        if len(part):
-            found.append(_curves(result, part, str(feature)))
-    return found
+    floor = result.assign(distance_null=result.crops.broadcast_like(result.distance))
+    curves = [figure for feature in result.feature.values for figure in _curves(floor.sel(feature=feature))]
+    return [_map(result), *curves] if curves else []
 
 
-def _table(result: xr.Dataset) -> pd.DataFrame:
-    """One row for each transformation, and for the crops, of each block and head layer that an encoder has."""
-    layers = result.sel(site=result.layer_type.isin(["block", "head"]))
-    parts = [
-        layers[[f"distance{end}" for end in ENDS]].to_dataframe().reset_index(),
-        layers[[f"crops{end}" for end in ENDS]].to_dataframe().reset_index().assign(transformation=CROPS),
-    ]
-    columns = {f"{name}{end}": word for name in ("distance", "crops") for end, word in zip(ENDS, WORDS, strict=True)}
-    table = pd.concat([part.rename(columns=columns) for part in parts], ignore_index=True)
-    keys = ["encoder", "site", "feature"]
-    floor = layers.crops.to_dataframe()[["crops"]].reset_index()[[*keys, "crops"]]
-    reason = layers.reason.to_dataframe()[["reason"]].reset_index()[[*keys, "reason"]]
-    table = table.merge(floor, on=keys).merge(reason, on=keys)
-    return table[~table.reason.isin([ABSENT, "this site has no such feature"])]
-
-
-def _map(result: xr.Dataset, table: pd.DataFrame) -> Figure:
-    """A panel for each encoder and feature."""
-    sites = [str(site) for site in result.site.values]
-    cells = table.assign(
-        row=table.transformation,
-        panel_of=table.encoder + (", " + table.feature if len(result.feature) > 1 else ""),
-        order=table.site.map(sites.index),
-    )
-    cells["column"] = cells.groupby("panel_of").order.rank("dense").astype(int) - 1
-    cells = cells[["panel_of", "encoder", "feature", "row", "column", "site", "value", "low", "high", "reason"]]
-    cells = cells.rename(columns={"panel_of": "map"})
-    names = [*map(str, result.transformation.values), CROPS]
-    order = {str(encoder): number for number, encoder in enumerate(result.encoder.values)}
-    cells = cells.iloc[np.argsort(cells.encoder.map(order), kind="stable")]
+def _map(result: xr.Dataset) -> Figure:
+    """A panel for each encoder and feature: transformations, and the crops last, against layers."""
+    layers, names = result.sel(site=result.layer_type.isin(["block", "head"])), ("value", "low", "high")
+    parts = []
+    for variable in ("distance", "crops"):
+        own = dict(zip((f"{variable}{end}" for end in ENDS), names, strict=True))
+        parts.append(present(layers[[*own, "reason"]]).rename(columns=own))
+    cells = pd.concat([parts[0], parts[1].assign(transformation=CROPS)], ignore_index=True)
+    cells = cells[cells.reason != NO_FEATURE].rename(columns={"transformation": "row"})
+    orders = {name: list(map(str, result[name].values)) for name in ("encoder", "feature", "site")}
+    cells = cells.sort_values([*orders], key=lambda column: column.map(orders[column.name].index), kind="stable")
+    one = len(result.feature) == 1
+    cells = cells.assign(map=cells.encoder if one else cells.encoder + ", " + cells.feature)
+    cells["column"] = cells.groupby("map", sort=False).site.transform(lambda sites: pd.factorize(sites)[0])
+    cells = cells[["map", "encoder", "feature", "row", "column", "site", *names, "reason"]]
     chart = heatmap(
-        cells, row_title="", column_title="layer", value_title="distance, 1 = different images", rows=names[::-1],
-        facet="map", details={"site": "layer"},
+        cells, row_title="", column_title="layer", value_title="distance, 1 = different images", facet="map",
+        rows=[CROPS, *map(str, result.transformation.values[::-1])], details={"site": "layer"},
     )  # fmt: skip
     text = (
         "How far each transformation moves an image, relative to the distance of two different images: dark is "
@@ -305,22 +284,18 @@ def _map(result: xr.Dataset, table: pd.DataFrame) -> Figure:
     return Figure("map", "Which invariances each encoder has learned", text, chart, cells)
 
 
-def _curves(result: xr.Dataset, part: pd.DataFrame, feature: str) -> Figure:
-    """Each transformation over depth, the crops as dashes."""
-    order = {str(name): number for number, name in enumerate(result.transformation.values)}
-    part = part.iloc[np.argsort(part.transformation.map(order), kind="stable")]
-    points, depth = with_depth(part)
-    points = points.rename(columns={"encoder": "series", "crops": "null"}).drop(columns=["layer_type", "reason"])
-    chart = curve_over_depth(
-        points, value_title="relative distance", depth_title=depth, series_title="encoder", facet="transformation",
-        series=list(map(str, result.encoder.values)), reference=(1.0, "two different images"),
-        domain=(0.0, max(1.0, math.ceil(5 * float(points.high.fillna(points.value).max())) / 5)),
-    )  # fmt: skip
+def _curves(result: xr.Dataset) -> list[Figure]:
+    """Each transformation over depth, by one feature; the crops as dashes."""
+    feature = str(result.feature.item())
     text = (
         f"The same over depth (feature {feature}), a panel for each transformation. Dashes: two light crops of an "
         "image; the line at 1: two different images. Bands are 95 % intervals."
     )
-    return Figure(f"depth-{feature}", f"Distance over depth, {feature}", text, chart, points)
+    return over_depth(
+        result, "distance", name=f"depth-{feature}", title=f"Distance over depth, {feature}", caption=text,
+        value_title="relative distance", types=("block", "head"), facet="transformation",
+        reference=(1.0, "two different images"),
+    )  # fmt: skip
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
