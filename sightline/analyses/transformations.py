@@ -29,6 +29,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
 from sightline.images.views import make_view
@@ -118,7 +119,7 @@ def relative_distance(x: Tensor | npt.NDArray[np.float64], y: Tensor | npt.NDArr
     >>> relative_distance(x, x), round(relative_distance(x, -x) ** 2, 3)  # twice as far as others, of which half agree
     (0.0, 1.5)
     """
-    a, b = (torch.as_tensor(part).flatten(1).double() for part in (x, y))
+    a, b = (as_tensor(part).flatten(1).double() for part in (x, y))
     if a.shape != b.shape or len(a) < FEWEST:
         raise InputError(f"Features of the same {FEWEST} images or more are needed, not {a.shape} and {b.shape}")
     return math.sqrt((a - b).square().sum() / _apart(a).sum())
