@@ -3,7 +3,7 @@
 | view | what it shows |
 |---|---|
 | `plain` | the images as they are |
-| `mirror` | left and right exchanged |
+| `mirror`, `rotation:90`, `grey`, … | a transformation by its name, see transformations.py |
 | `augment:simclr:0` | copy 0 of the images, augmented by a policy of augment/policies.py, at the size of the pixels |
 | `augment:simclr?blur=0&jitter=[0.4, 0.4, 0.4, 0.1]:1` | copy 1, with settings of `augment.Policy` of one's own |
 | `noise:…` | noise of a frequency band added, see noise.py |
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -28,14 +28,12 @@ from sightline.images.augment.erasure import finish
 from sightline.images.augment.policies import policies
 from sightline.images.augment.policy import Policy
 from sightline.images.targets import Targets, arrays, move, tensors
+from sightline.images.transformations import TRANSFORMATIONS, transform
 
 __all__ = ["make_view", "move_targets", "policies_of"]
 
 
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "plain": lambda pixels: pixels,
-    "mirror": lambda pixels: pixels.flip(-1),
-}
+IN_PLACE = ("grey", "blur")  # transformations that leave everything where it is
 _AUGMENT = 0xA06  # so that the numbers are not those of a training with the same seed
 
 
@@ -55,8 +53,10 @@ def make_view(name: str, pixels: Tensor, ids: Sequence[str] = (), seed: int = 0)
         from sightline.images import noise
 
         return noise.view(name, pixels, ids, seed)
+    if kind in TRANSFORMATIONS:
+        return transform(name, pixels)
     _check(name)
-    return VIEWS[name](pixels)
+    return pixels
 
 
 def move_targets(
@@ -70,7 +70,7 @@ def move_targets(
     tensor([[6., 1., 8., 4.]])
     """
     kind = name.partition(":")[0]
-    if kind == "noise" or name == "plain":
+    if kind in ("plain", "noise", *IN_PLACE):
         return list(targets)
     where, mirrored = np.tile([0, 0, *size], (len(targets), 1)), np.ones(len(targets), bool)
     if kind == "augment":
@@ -81,15 +81,17 @@ def move_targets(
             )
         heights, widths = (np.full(len(targets), length) for length in size)
         where, mirrored = boxes(heights, widths, policy, keys), flips(policy, keys)
-    else:
+    elif kind != "mirror":
         _check(name)
+        raise InputError(f"The view {name!r} moves images, but not their boxes and masks; choose another")
     moves = zip(targets, where, mirrored.tolist(), strict=True)
     return [tensors(move(arrays(one), box, flip, size, size)) for one, box, flip in moves]
 
 
 def _check(name: str) -> None:
-    if name not in VIEWS:
-        raise InputError(f"There is no view {name!r}{nearest(name, [*VIEWS, 'augment:simclr:0'])}")
+    if name != "plain" and name.partition(":")[0] not in TRANSFORMATIONS:
+        names = ["plain", *TRANSFORMATIONS, "augment:simclr:0", "noise:0.3"]
+        raise InputError(f"There is no view {name!r}{nearest(name, names)}")
 
 
 def policies_of(text: str, size: int) -> tuple[Policy, ...]:
