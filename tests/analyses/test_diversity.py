@@ -207,7 +207,9 @@ def test_what_cannot_be_measured_says_why(result: Any) -> None:
     reason = result.reason
     assert reason.sel(kind="heads", encoder="one head", site="block.1") == "a single head has no pair"
     assert reason.sel(kind="tokens", encoder="cnn", site="block.7") == "a single token has no pair"  # a map of 1 × 1
-    assert "no attention heads" in str(reason.sel(kind="heads", encoder="cnn", site="block.0").item())
+    assert "attention heads of this block cannot be observed" in str(
+        reason.sel(kind="heads", encoder="cnn", site="block.0").item()
+    )
     assert "no stream between" in str(reason.sel(kind="depths", encoder="cnn", site="block.0").item())
     assert (reason.sel(encoder="vit", site="block.7") == "this encoder has no such site").all()
     assert (np.isfinite(result.cosine) == (reason == "")).all()
