@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Targets", "move", "tensors"]
+__all__ = ["VOID", "Targets", "move", "tensors"]
 
+
+VOID = -2  # pixels of a segmentation map that are left out: borders, or what was not labelled
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -24,7 +26,7 @@ class Targets(NamedTuple, Generic[Array]):
     labels: Array  # int64 (k,), classes of the objects
     boxes: Array  # float32 (k, 4), x0 y0 x1 y1 in pixels: x1 − x0 is the width
     masks: Array | None = None  # bool (k, H, W)
-    segmentation: Array | None = None  # int64 (H, W), −1: of no class
+    segmentation: Array | None = None  # int64 (H, W), −1: of no class, the background; VOID: nobody knows
 
 
 def move(targets: Targets[NDArray[Any]], box: NDArray[np.int64], flip: bool, size: int) -> Targets[NDArray[Any]]:
