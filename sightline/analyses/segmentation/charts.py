@@ -14,7 +14,7 @@ import pandas as pd
 from PIL import Image
 
 from sightline.core.results import interval
-from sightline.report.figures import Figure, depth_figure
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,15 +30,17 @@ CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """mIoU over depth, IoU of each class, pictures with maps and decisions, components of the patches."""
-    curves = depth_figure(
-        [("discriminant analysis, test images", result, "miou")],
-        "depth",
-        "mIoU over depth",
-        "mIoU",
-        f"Each block with its own λ, chosen on {_protocol(result)['chosen on']}; bands are 95 % intervals "
-        f"(jackknife over groups of the {result.attrs['n_test']} test images).",
+    curves = over_depth(
+        result,
+        "miou",
+        title="mIoU over depth",
+        value_title="mIoU",
+        caption=f"Discriminant analysis of each block, with λ chosen on {_protocol(result)['chosen on']}; bands are 95 % "
+        f"intervals (jackknife over groups of the {result.attrs['n_test']} test images).",
+        domain=(0, 0.1),
+        percent=True,
     )
-    found = [curves, _classes(result), _gallery(result), _components(result)]
+    found = [*curves, _classes(result), _gallery(result), _components(result)]
     return [figure for figure in found if figure is not None]
 
 
@@ -198,7 +200,7 @@ def _components(result: xr.Dataset) -> Figure | None:
             ]
     if not rows:
         return None
-    table = pd.DataFrame(rows).sort_values("row", kind="stable", ignore_index=True)
+    table = pd.DataFrame(sorted(rows, key=lambda row: int(row["row"].partition(" ")[0])))
     caption = (
         "The first three principal components of the patches as red, green and blue: one basis and one scale for "
         "all pictures of a block, so that a colour means the same in them; two blocks or encoders do not compare."
@@ -214,8 +216,8 @@ def _with_pictures(result: xr.Dataset) -> list[tuple[int, str]]:
 
 def _images(table: pd.DataFrame, columns: list[str], side: int) -> Any:
     rows = list(dict.fromkeys(table.row))
-    x = alt.X("column:N", title=None, sort=columns).axis(orient="top", labelAngle=0 if side > 100 else -60)
-    y = alt.Y("row:N", title=None, sort=rows).axis(labelLimit=120)
+    x = alt.X("column:N", title=None).scale(domain=columns).axis(orient="top", labelAngle=0 if side > 100 else -60)
+    y = alt.Y("row:N", title=None).scale(domain=rows).axis(labelLimit=120)
     return (
         alt.Chart(table)
         .mark_image(width=side, height=side)
