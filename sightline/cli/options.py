@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ StartOver = Annotated[bool, typer.Option("--overwrite", help="Start over in a fo
 
 
 def new_folder() -> Path:
-    """Where results go that were given no folder."""
+    """Where results go that were given no folder; commands that start in the same second have folders of their own."""
     from datetime import datetime
 
-    return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    return Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"

@@ -90,6 +90,7 @@ class Images:
     relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def common_splits(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline import cli
+from sightline.cli.options import new_folder
 from sightline.measure.request import default_analyses
 
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -338,3 +339,10 @@ def test_help_shows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_module_runs_as_the_command() -> None:
     found = subprocess.run([sys.executable, "-m", "sightline", "--help"], check=True, capture_output=True, text=True)
     assert "compare" in found.stdout
+
+
+def test_two_commands_of_the_same_second_choose_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new_folder()
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    assert new_folder().parent == first.parent
+    assert new_folder().name.rpartition("-")[2] != first.name.rpartition("-")[2]

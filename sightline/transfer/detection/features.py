@@ -11,6 +11,7 @@ B images, D channels, maps of h × w cells.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -49,7 +50,8 @@ class Features(nn.Module):
         else:
             if str(blocks) != "last":
                 raise InputError(
-                    f"blocks={blocks} is for encoders with patches; of {encoder.reference} all stages are seen, leave it out"
+                    f"blocks={blocks} is for encoders with patches; of {encoder.reference} all stages are "
+                    "seen, leave it out"
                 )
             self.sites = self._stages(encoder)
             self.cell = FINEST
@@ -99,7 +101,7 @@ class Features(nn.Module):
         maps = self.look(torch.zeros(1, 3, self.size, self.size)) if self.sites else []
         last = {tuple(x.shape[-2:]): site for site, x in zip(self.sites, maps, strict=True) if x.ndim == 4}
         sides = [h for h, _ in last]
-        if len(last) != STAGES or any(-(-a // 2) != b for a, b in zip(sides, sides[1:], strict=False)):
+        if len(last) != STAGES or any(-(-a // 2) != b for a, b in itertools.pairwise(sides)):
             raise InputError(
                 f"{encoder.reference} has no grid of patches and no four stages, each of half the resolution, that a "
                 "detector could look at; choose a ViT, a ResNet or a ConvNeXt"
@@ -185,8 +187,8 @@ def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_pa
     """
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set frozen=true, "
-            "or give one such as timm:NAME or run:FOLDER"
+            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set "
+            "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
     module = copy.deepcopy(encoder.module).requires_grad_(True)
     copied = replace(_around(encoder, module), architecture=encoder.architecture)
