@@ -209,7 +209,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
-        source=JoinedPixels((images.source, others.source), n, where),
+        source=_joined(images.source)((images.source, others.source), n, where),
         ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
         labels=np.concatenate([images.labels, translate[others.labels[where]]]),
         splits={**images.splits, split: np.arange(n, n + m)},
@@ -244,6 +244,25 @@ class JoinedPixels:
             for source, chosen in zip(self.sources, (own, others), strict=True)
             if isinstance(source, FileSource)
         )
+
+
+class JoinedTargets(JoinedPixels):
+    """The same, where the first source knows what is to be found in its images."""
+
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """Each source says what it knows."""
+        own = [i for i in indices if i < self.first]
+        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
+        nothing = Targets(np.empty(0, np.int64), np.empty((0, 4), np.float32))
+        parts = [
+            iter(source.targets(chosen) if isinstance(source, TargetSource) else [nothing] * len(chosen))
+            for source, chosen in zip(self.sources, (own, others), strict=True)
+        ]
+        return [next(parts[i >= self.first]) for i in indices]
+
+
+def _joined(first: Source) -> type[JoinedPixels]:
+    return JoinedTargets if isinstance(first, TargetSource) else JoinedPixels
 
 
 def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

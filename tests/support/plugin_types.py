@@ -23,6 +23,7 @@ from sightline.analyses import (
     noise,
     orientation,
     probes,
+    segmentation,
     shape_bias,
     similarity,
     spectra,
@@ -61,6 +62,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "noise": noise,
     "orientation": orientation,
     "probes": probes,
+    "segmentation": segmentation,
     "shape_bias": shape_bias,
     "similarity": similarity,
     "spectra": spectra,
@@ -83,6 +85,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "noise": noise.Config,
     "orientation": orientation.Config,
     "probes": probes.Config,
+    "segmentation": segmentation.Config,
     "shape_bias": shape_bias.Config,
     "similarity": similarity.Config,
     "spectra": spectra.Config,
@@ -95,7 +98,10 @@ VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "shape_bias": shape_bias.views,
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
-SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
+SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "probes": probes.summary,
+    "segmentation": segmentation.summary,
+}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": beit_objective,

@@ -87,7 +87,7 @@ class Config:
 
     shrinkages: tuple[float, ...] = (1e-4, 1e-3, 1e-2)  # λ to choose from
     images: int = 1024  # training images at most whose pixels the softmax sees
-    steps: int = 600  # of the softmax; 0: without
+    steps: int = 400  # of the softmax; 0: without
     lr: float = 1e-3  # of the softmax
     pictures: int = 4  # test images that the report shows
 
@@ -233,7 +233,7 @@ class Analysis(contract.Analysis):
             "protocol": json.dumps(protocol),
             "interval": "95 %, jackknife over groups of images",
             **{f"n_{split}": count for split, count in scores.counts.items()},
-            "shrinkages": list(self.config.shrinkages),
+            "shrinkages": ", ".join(f"{rate:g}" for rate in self.config.shrinkages),
             "softmax": f"AdamW, {self.config.steps} steps" if self.config.steps else "none",
         }
 

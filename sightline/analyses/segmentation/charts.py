@@ -35,7 +35,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         "miou",
         title="mIoU over depth",
         value_title="mIoU",
-        caption=f"Discriminant analysis of each block, with λ chosen on {_protocol(result)['chosen on']}; bands are 95 % "
+        caption=f"Discriminant analysis of each block, λ chosen on {_protocol(result)['chosen on']}; bands are 95 % "
         f"intervals (jackknife over groups of the {result.attrs['n_test']} test images).",
         domain=(0, 0.1),
         percent=True,

@@ -23,7 +23,7 @@ from sightline.images.label_maps import channels, corners, seen
 __all__ = ["Pixels", "draw_pixels", "fit_softmax", "stack_pixels"]
 
 
-BATCH = 32
+BATCH, AT_ONCE = 32, 64  # images of a step, and pixels of each
 WEIGHT_DECAY = 1e-3
 
 
@@ -73,7 +73,7 @@ def fit_softmax(
     lr: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Weight (D, C) and bias (C,) of features as they are, from `start`; AdamW with a cosine, `BATCH` images a step.
+    """Weight (D, C) and bias (C,) of features as they are, from `start`; AdamW with a cosine.
 
     `features[rows]` gives (k, P · D) of these images. The problem is convex: where it starts only saves time.
     """
@@ -93,10 +93,11 @@ def fit_softmax(
             chosen, order = order[:BATCH], order[BATCH:]
             x = torch.from_numpy(np.array(features[chosen.numpy()], np.float32)).view(len(chosen), -1, len(centre))
             scores = ((x - centre) / scale) @ weight + bias  # (k, P, C)
-            around = patches[chosen].flatten(1)[..., None].expand(-1, -1, scores.shape[2])
+            some = (chosen[:, None], torch.randperm(labels.shape[1], generator=random)[:AT_ONCE])
+            around = patches[some].flatten(1)[..., None].expand(-1, -1, scores.shape[2])
             found = scores.gather(1, around).unflatten(1, (-1, 4))
-            logits = (found * weights[chosen][..., None]).sum(2)
-            loss = F.cross_entropy(logits.flatten(0, 1), labels[chosen].flatten(), ignore_index=-1)
+            logits = (found * weights[some][..., None]).sum(2)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels[some].flatten(), ignore_index=-1)
             for group in optimizer.param_groups:
                 group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.zero_grad()
