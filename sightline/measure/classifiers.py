@@ -234,7 +234,7 @@ def _decider(choice: ClassifierChoice, plan: Plan, encoder: str) -> Where:
     )
 
 
-def _mapping(choice: Choice, plan: Plan, encoder: str, outputs: tuple[int, ...]) -> tuple[str, str]:
+def _mapping(choice: ClassifierChoice, plan: Plan, encoder: str, outputs: tuple[int, ...]) -> tuple[str, str]:
     """The mapping by which the head of an encoder can decide, or "" and how an error goes on to say why not."""
     if choice.mapping == "none" or choice.classifier not in ("auto", "head") or len(outputs) != 1:
         return "", ""

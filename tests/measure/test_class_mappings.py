@@ -12,7 +12,7 @@ from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 from sightline.analyses import shape_bias
 from sightline.core.errors import InputError
 from sightline.measure.class_mappings import ClassMapping, load_mapping, mean_probabilities
-from sightline.measure.classifiers import HEAD, Choice, Classifier, Decided, Where
+from sightline.measure.classifiers import HEAD, Classifier, ClassifierChoice, DecisionAnalysis, Where
 from sightline.measure.plan import Key
 
 
@@ -60,9 +60,9 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     mapping = load_mapping(str(path))
     assert mapping.members == {"cat": ("tabby",), "dog": ("2", "pug")}
     assert mapping.members_of(["dog", "cat"], ["tabby", "pug", "beagle"], 3) == ((2, 1), (0,))
-    before = Choice(mapping=str(path))
+    before = ClassifierChoice(mapping=str(path))
     path.write_text("fine,coarse\ntabby,cat\npug,dog\n")
-    assert Choice(mapping=str(path)) != before  # another question, though of the same name
+    assert ClassifierChoice(mapping=str(path)) != before  # another question, though of the same name
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_an_imagenet_classifier_decides_among_the_16(tmp_path: Path) -> None:
 
 
 def test_a_mapping_that_does_not_fit_is_said(tmp_path: Path) -> None:
-    class Bare(Decided):
+    class Bare(DecisionAnalysis):
         pass
 
     plan = make_plan(tmp_path, layers=LAYERS_OF, classes=ANIMALS)
     with pytest.raises(InputError, match="'vit of others' cannot decide by its head: the mapping imagenet16 is for"):
-        Bare(Choice(mapping="imagenet16"), plan, ("train", "test"), "This", "this")
+        Bare(ClassifierChoice(mapping="imagenet16"), plan, ("train", "test"), "This", "this")
     sentence = "'vit of others' has a head with 999 outputs, but made has 3 classes, and the mapping imagenet16 is for"
     with pytest.raises(InputError, match=sentence):
-        Bare(Choice(mapping="auto", classifier="head"), plan, ("train", "test"), "This", "this")
+        Bare(ClassifierChoice(mapping="auto", classifier="head"), plan, ("train", "test"), "This", "this")
     with pytest.raises(InputError, match="A mapping of classes is for heads, but the classifier is probe"):
-        Choice(mapping="imagenet16", classifier="probe")
+        ClassifierChoice(mapping="imagenet16", classifier="probe")
