@@ -36,7 +36,7 @@ from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, coco, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import reinit
@@ -152,6 +152,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
+    "masks": masks,
     "parquet": parquet,
     "shapes": shapes,
 }
