@@ -97,5 +97,3 @@ def _channels(targets: Targets[Tensor]) -> Tensor:
 
 def _loss(scores: Tensor, truth: Tensor) -> Tensor:
     return F.cross_entropy(scores, truth, ignore_index=-1, reduction="sum") / truth.numel()
-
-
