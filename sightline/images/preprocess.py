@@ -65,21 +65,8 @@ class Preprocess:
         rows, columns = self.windows(*image.shape[:2])
         if (rows.resized, columns.resized) != image.shape[:2]:
             how = Image.Resampling[self.interpolation.upper()]
-<<<<<<< HEAD
             image = np.asarray(Image.fromarray(image).resize((columns.resized, rows.resized), how))
         top, left = rows.first, columns.first
-        return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))
-
-    def windows(self, height: int, width: int) -> tuple[Window, Window]:
-        """What `crop` takes of an image of this size, along its rows and along its columns."""
-        rows, columns = (
-            Window(have, resized, round((resized - want) / 2), want)
-            for have, resized, want in zip((height, width), self._resized(height, width), self.size, strict=True)
-        )
-        return rows, columns
-=======
-            image = np.asarray(Image.fromarray(image).resize(wanted[::-1], how))
-        top, left = self._corner(wanted)
         return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))
 
     def move(self, targets: Targets[NDArray[Any]], height: int, width: int) -> Targets[NDArray[Any]]:
@@ -89,15 +76,17 @@ class Preprocess:
         >>> Preprocess((20, 20), 20).move(one, 40, 60).boxes  # halved, then 5 off the left
         array([[ 0. ,  2.5, 10. , 10. ]], dtype=float32)
         """
-        wanted = self._resized(height, width)
-        resized = move(targets, np.array([0, 0, height, width]), False, wanted)
-        return move(resized, np.array([*self._corner(wanted), *self.size]), False, self.size)
+        rows, columns = self.windows(height, width)
+        resized = move(targets, np.array([0, 0, height, width]), False, (rows.resized, columns.resized))
+        return move(resized, np.array([rows.first, columns.first, *self.size]), False, self.size)
 
-    def _corner(self, resized: tuple[int, int]) -> tuple[int, int]:
-        """Top and left of the crop."""
-        top, left = (round((have - want) / 2) for have, want in zip(resized, self.size, strict=True))
-        return top, left
->>>>>>> main
+    def windows(self, height: int, width: int) -> tuple[Window, Window]:
+        """What `crop` takes of an image of this size, along its rows and along its columns."""
+        rows, columns = (
+            Window(have, resized, round((resized - want) / 2), want)
+            for have, resized, want in zip((height, width), self._resized(height, width), self.size, strict=True)
+        )
+        return rows, columns
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.resize, tuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
-from sightline.images.targets import Targets
+from sightline.images.targets import VOID, Targets
 
 __all__ = [
     "FEWEST",
@@ -211,11 +211,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
-<<<<<<< HEAD
-        source=_joined(images.source)((images.source, others.source), n, where),
-=======
         source=kind((images.source, others.source), n, where, translate),
->>>>>>> main
         ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
         labels=np.concatenate([images.labels, translate[others.labels[where]]]),
         splits={**images.splits, split: np.arange(n, n + m)},
@@ -262,7 +258,9 @@ class JoinedTargets(JoinedPixels):
         return [self._translated(next(others)) if i >= self.first else next(own) for i in indices]
 
     def _translated(self, targets: Targets[NDArray[Any]]) -> Targets[NDArray[Any]]:
-        maps = None if targets.segmentation is None else self.translate[targets.segmentation]
+        maps = targets.segmentation
+        if maps is not None:
+            maps = np.where(maps == VOID, VOID, self.translate[maps.clip(min=-1)])
         return targets._replace(labels=self.translate[targets.labels], segmentation=maps)
 
 
@@ -272,25 +270,6 @@ def _targets(source: Source, chosen: list[int]) -> list[Targets[NDArray[Any]]]:
     if not isinstance(source, TargetSource):
         raise InputError("Some of the joined images have no boxes, masks or segmentation maps; give others")
     return source.targets(chosen)
-
-
-class JoinedTargets(JoinedPixels):
-    """The same, where the first source knows what is to be found in its images."""
-
-    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
-        """Each source says what it knows."""
-        own = [i for i in indices if i < self.first]
-        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
-        nothing = Targets(np.empty(0, np.int64), np.empty((0, 4), np.float32))
-        parts = [
-            iter(source.targets(chosen) if isinstance(source, TargetSource) else [nothing] * len(chosen))
-            for source, chosen in zip(self.sources, (own, others), strict=True)
-        ]
-        return [next(parts[i >= self.first]) for i in indices]
-
-
-def _joined(first: Source) -> type[JoinedPixels]:
-    return JoinedTargets if isinstance(first, TargetSource) else JoinedPixels
 
 
 def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,11 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-<<<<<<< HEAD
-__all__ = ["VOID", "Targets", "filled", "move", "tensors"]
-=======
-__all__ = ["Targets", "arrays", "filled", "move", "tensors"]
->>>>>>> main
+__all__ = ["VOID", "Targets", "arrays", "filled", "move", "tensors"]
 
 
 VOID = -2  # pixels of a segmentation map that are left out: borders, or what was not labelled
@@ -44,16 +40,10 @@ def move(
 ) -> Targets[NDArray[Any]]:
     """The targets in a view: cropped to `box` (top, left, height, width), resized to `size`, mirrored.
 
-<<<<<<< HEAD
-    Boxes are clipped; an object is dropped when nothing is left of its box, or no pixel of its mask. Masks and maps
-    are resized with nearest neighbour: a pixel of the view shows what lies under its centre. Where the crop may reach
-    beyond the image, `image` says how large that is; there is nothing beyond it, and a map is void there.
-=======
     `size` is that of both sides, or height and width. Boxes are clipped; an object is dropped when nothing is left of
     its box, or no pixel of its mask. Masks and maps are resized with nearest neighbour: a pixel of the view shows what
     lies under its centre. Where the crop may reach beyond the image, `image` says how large that is; there is nothing
-    beyond it.
->>>>>>> main
+    beyond it, and a map is void there.
 
     >>> one = Targets(np.array([7, 8]), np.array([[0, 0, 4, 4], [6, 6, 8, 8]], np.float32))
     >>> moved = move(one, np.array([2, 2, 4, 4]), True, 8)
@@ -77,11 +67,7 @@ def move(
         masks = _view(targets.masks, place, flip, shape, False)
         kept &= masks.any((1, 2))
         masks = masks[kept]
-<<<<<<< HEAD
-    segmentation = None if targets.segmentation is None else _view(targets.segmentation, place, flip, size, VOID)
-=======
-    segmentation = None if targets.segmentation is None else _view(targets.segmentation, place, flip, shape, -1)
->>>>>>> main
+    segmentation = None if targets.segmentation is None else _view(targets.segmentation, place, flip, shape, VOID)
     crowd = None if targets.crowd is None else targets.crowd[kept]
     return Targets(targets.labels[kept], boxes[kept].astype(np.float32), masks, segmentation, crowd)
 

@@ -1,7 +1,7 @@
 """Heads for segmentation: maps of an encoder → scores of classes on a grid.
 
-`linear` is the head of DINOv2's protocol: a 1 × 1 convolution on standardised features, after dropout of channels. Their
-BatchNorm is the standardisation (detection/features.py), whose statistics are those of the training images.
+`linear` is the head of DINOv2's protocol: a 1 × 1 convolution on standardised features, after dropout of channels.
+Their BatchNorm is the standardisation (detection/features.py), whose statistics are those of the training images.
 
 `upernet` is that of BEiT, MAE and SimMIM: four blocks of a ViT become maps of 4, 2, 1 and ½ times its grid,
 
@@ -9,11 +9,11 @@ BatchNorm is the standardisation (detection/features.py), whose statistics are t
     × 2   transposed convolution 2 × 2
     × ½   maxima over 2 × 2 cells
 
-(the stages of a CNN are such maps already), and UperNet puts them together: pyramid pooling of the coarsest one, then from
-the top down. An auxiliary head on the third map helps to train it, and is not used afterwards.
+(the stages of a CNN are such maps already), and UperNet puts them together: pyramid pooling of the coarsest one, then
+from the top down. An auxiliary head on the third map helps to train it, and is not used afterwards.
 
-Source: Oquab et al. 2023, "DINOv2"; Xiao et al. 2018, "Unified Perceptual Parsing for Scene Understanding"; Bao et al. 2022,
-"BEiT", and their code, whose layers these are.
+Source: Oquab et al. 2023, "DINOv2"; Xiao et al. 2018, "Unified Perceptual Parsing for Scene Understanding"; Bao et al.
+2022, "BEiT", and their code, whose layers these are.
 
 B images, D channels of a block, C channels of the head, K classes.
 """

@@ -1,7 +1,7 @@
 """What a segmenter learns: the cross-entropy of every pixel of a view, on the maps of an encoder.
 
-Scores are enlarged to the view first. Pixels that are left out count 0, but they count: the sum is divided by all pixels, as
-mmsegmentation does it, so that processes with different shares of such pixels make the step of one.
+Scores are enlarged to the view first. Pixels that are left out count 0, but they count: the sum is divided by all
+pixels, as mmsegmentation does it, so that processes with different shares of such pixels make the step of one.
 
 B images, views of S × S pixels, K classes: the background and those of the images.
 """

@@ -2,8 +2,8 @@
 
 The folder is described in training/folder.py. Beside it there is
 
-RUN/segments.npz   of every test image its id, and the pixels of each class that are right, decided, and there (n, 3, K);
-                   of some of them small pictures of the decisions
+RUN/segments.npz   of every test image its id, and the pixels of each class that are right, decided, and there,
+                   (n, 3, K); of some of them small pictures of the decisions
 
 and, if the encoder was trained along, `run:FOLDER` is that encoder.
 """

@@ -1,8 +1,8 @@
 """Decisions on whole images: windows slide over an image, and their scores are averaged, at the labels' resolution.
 
-The shorter side of an image is resized to that of a window; windows overlap by a third, as in the usual protocol (512 and
-341 pixels), and the last one ends with the image. Scores of all windows are enlarged to pixels, averaged, and enlarged or
-reduced to the size of the labels, whose pixels then each have a decision.
+The shorter side of an image is resized to that of a window; windows overlap by a third, as in the usual protocol (512
+and 341 pixels), and the last one ends with the image. Scores of all windows are enlarged to pixels, averaged, and
+resized to the labels, whose pixels then each have a decision.
 """
 
 from __future__ import annotations
