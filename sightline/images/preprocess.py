@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.images.targets import Targets, move
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,8 +58,24 @@ class Preprocess:
         if wanted != (height, width):
             how = Image.Resampling[self.interpolation.upper()]
             image = np.asarray(Image.fromarray(image).resize(wanted[::-1], how))
-        top, left = (round((have - want) / 2) for have, want in zip(image.shape[:2], self.size, strict=True))
+        top, left = self._corner(wanted)
         return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))
+
+    def move(self, targets: Targets[NDArray[Any]], height: int, width: int) -> Targets[NDArray[Any]]:
+        """The targets of an image of this height and width in what `crop` makes of it.
+
+        >>> one = Targets(np.array([7]), np.array([[10, 5, 30, 20]], np.float32))
+        >>> Preprocess((20, 20), 20).move(one, 40, 60).boxes  # halved, then 5 off the left
+        array([[ 0. ,  2.5, 10. , 10. ]], dtype=float32)
+        """
+        wanted = self._resized(height, width)
+        resized = move(targets, np.array([0, 0, height, width]), False, wanted)
+        return move(resized, np.array([*self._corner(wanted), *self.size]), False, self.size)
+
+    def _corner(self, resized: tuple[int, int]) -> tuple[int, int]:
+        """Top and left of the crop."""
+        top, left = (round((have - want) / 2) for have, want in zip(resized, self.size, strict=True))
+        return top, left
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.resize, tuple):

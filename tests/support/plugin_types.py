@@ -20,6 +20,7 @@ from sightline.analyses import (
     fourier,
     invariance,
     knn,
+    minibatch,
     noise,
     orientation,
     probes,
@@ -27,6 +28,7 @@ from sightline.analyses import (
     similarity,
     spectra,
     tokens,
+    transformations,
 )
 from sightline.core.contract import Study
 from sightline.encoders.contract import Family, Format, ModelSource
@@ -58,6 +60,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "fourier": fourier,
     "invariance": invariance,
     "knn": knn,
+    "minibatch": minibatch,
     "noise": noise,
     "orientation": orientation,
     "probes": probes,
@@ -65,14 +68,17 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
+    "transformations": transformations,
 }
 PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
     "similarity": similarity.PROJECTION,
+    "transformations": transformations.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
+ANALYSIS_TARGETS: Mapping[str, bool] = {}
 CONFIG: Mapping[str, type[Any]] = {
     "agreement": agreement.Config,
     "attention": attention.Config,
@@ -80,6 +86,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "dynamics": dynamics.Config,
     "invariance": invariance.Config,
     "knn": knn.Config,
+    "minibatch": minibatch.Config,
     "noise": noise.Config,
     "orientation": orientation.Config,
     "probes": probes.Config,
@@ -87,15 +94,20 @@ CONFIG: Mapping[str, type[Any]] = {
     "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
+    "transformations": transformations.Config,
 }
 VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": invariance.views,
     "noise": noise.views,
     "orientation": orientation.views,
     "shape_bias": shape_bias.views,
+    "transformations": transformations.views,
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
-SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
+SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "probes": probes.summary,
+    "transformations": transformations.summary,
+}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": beit_objective,

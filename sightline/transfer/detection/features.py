@@ -171,7 +171,7 @@ def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
         number = -1 if match is None else int(match[3]) if match[3] else encoder.depth - 1 - int(match[2] or 0)
         if not 0 <= number < encoder.depth:
             raise InputError(
-                f"blocks={blocks}: {word.strip()!r} is no block of {encoder.reference}, which has "
+                f"blocks={blocks}: {word.strip()!r} is not a block of {encoder.reference}, which has "
                 f"{counted(encoder.depth, 'block')}; write last, last-1, … or 0 to {encoder.depth - 1}"
             )
         numbers.append(number)
@@ -187,7 +187,7 @@ def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_pa
     """
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set "
+            f"Encoder {encoder.name!r} cannot be rebuilt from a reference, so it cannot be trained; set "
             "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
     module = copy.deepcopy(encoder.module).requires_grad_(True)
