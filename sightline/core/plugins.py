@@ -40,7 +40,7 @@ GROUPS = {
     "objectives": "sightline.objectives",
     "sources": "sightline.sources",
 }
-SINGULAR = {"analyses": "analysis", "families": "family", "studies": "study"}
+SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
 REPORTED: Mapping[str, Any] = {"summary": lambda result: []}
 

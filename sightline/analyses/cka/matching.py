@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["block_distances", "layers_of_same_depth", "summaries"]
 
 
+AXES = ("tokens", "encoder_a", "encoder_b", "site_a")
+
+
 def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> xr.Dataset:
     """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result[name]`.
 
@@ -30,48 +33,63 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
     Of a measure that is itself a `distance` the closest layer has the smallest one. With another name than "cka" the
     last one is distance_NAME.
     """
-    axes = ("tokens", "encoder_a", "encoder_b", "site_a")
-    values = result[name].transpose(*axes, "site_b").values
-    sites = result.site.values.astype(str)
+    values = result[name].transpose(*AXES, "site_b")
     has = sites_of(result)
+    parts = [
+        _closest(values, distance, relative_depths(result)),
+        _at_the_same_depth(values, has),
+        _over_distance(values, has, name),
+    ]
+    return xr.merge(parts, join="exact", compat="equals")
+
+
+def _closest(values: xr.DataArray, distance: bool, depths: npt.NDArray[np.float64]) -> xr.Dataset:
+    sites = values.site_b.values.astype(str)
     kinds = np.array([layer_type(site) for site in sites])
-    alike = np.where(kinds[:, None] == kinds, values, np.nan)
+    alike = np.where(kinds[:, None] == kinds, values.values, np.nan)
     best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
+    names = np.where(np.isfinite(maximum), sites[best], "")
+    known = np.where(np.isfinite(maximum), depths[np.arange(len(depths))[:, None], best], np.nan)  # of B and its layer
+    found = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, known)}
+    return xr.Dataset(found, _coords(values))
 
-    counterpart = layers_of_same_depth(sites, has)  # (A, B, site of A)
-    there = np.broadcast_to(counterpart >= 0, maximum.shape)
-    diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
-    distances = block_distances(sites, has)  # (A, B, site of A, site of B)
+def _at_the_same_depth(values: xr.DataArray, has: npt.NDArray[np.bool_]) -> xr.Dataset:
+    sites = values.site_b.values.astype(str)
+    counterpart = np.broadcast_to(layers_of_same_depth(sites, has), values.shape[:4])  # of A, B and a site of A
+    there = counterpart >= 0
+    diagonal = np.take_along_axis(values.values, counterpart.clip(0)[..., None], -1)[..., 0]
+    return xr.Dataset(
+        {
+            "diagonal": (AXES, np.where(there, diagonal, np.nan)),
+            "diagonal_site": (AXES, np.where(there, sites[counterpart], "")),
+        },
+        _coords(values),
+    )
+
+
+def _over_distance(values: xr.DataArray, has: npt.NDArray[np.bool_], name: str) -> xr.Dataset:
+    numbers, distances = values.values, block_distances(values.site_b.values.astype(str), has)
     steps = max(1, int(distances.max(initial=-1)) + 1)
     mean = np.full((*values.shape[:3], steps), np.nan)
     pairs = np.zeros(mean.shape, np.int64)
     for step in range(steps):
-        here = np.isfinite(values) & (distances == step)
+        here = np.isfinite(numbers) & (distances == step)
         pairs[..., step] = here.sum((-2, -1))
         with np.errstate(invalid="ignore"):
-            mean[..., step] = np.where(here, values, 0).sum((-2, -1)) / pairs[..., step]
+            mean[..., step] = np.where(here, numbers, 0).sum((-2, -1)) / pairs[..., step]
     last = distances.max((-2, -1))[..., None]
     relative = np.where(np.arange(steps) <= last, np.arange(steps) / np.maximum(last, 1), np.nan)
-    depths = relative_depths(result)[np.arange(len(has))[:, None], best]
-    apart = (*axes[:3], "distance")
+    apart = (*AXES[:3], "distance")
     return xr.Dataset(
-        {
-            "row_max": (axes, maximum),
-            "row_depth": (axes, np.where(np.isfinite(maximum), depths, np.nan)),
-            "row_argmax": (axes, np.where(np.isfinite(maximum), sites[best], "")),
-            "diagonal": (axes, np.where(there, diagonal, np.nan)),
-            "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(counterpart, maximum.shape)], "")),
-            f"distance_{name}": (apart, mean),
-            "distance_pairs": (apart, pairs),
-        },
-        coords={
-            **{axis: result[axis] for axis in axes},
-            "distance": np.arange(steps),
-            "relative_distance": (apart[1:], relative),
-        },
+        {f"distance_{name}": (apart, mean), "distance_pairs": (apart, pairs)},
+        {**_coords(values), "distance": np.arange(steps), "relative_distance": (apart[1:], relative)},
     )
+
+
+def _coords(values: xr.DataArray) -> dict[str, xr.DataArray]:
+    return {axis: values[axis] for axis in AXES}
 
 
 def block_distances(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
