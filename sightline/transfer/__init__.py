@@ -6,4 +6,5 @@ classifier_head   an encoder with a classifier of its own
 classification    its loss, and the learning rates of its layers
 evaluate          a classifier's decisions on a split
 detection/        Mask R-CNN on any encoder
+segmentation/     a linear layer or UperNet on any encoder
 """
