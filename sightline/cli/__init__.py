@@ -4,7 +4,7 @@ application   the Typer application, exit codes, errors as one sentence
 options       what several commands share
 ending        the report and its headlines
 compare       compare, dynamics, demo
-train         pretrain, finetune, reinit
+train         pretrain, finetune, reinit, detect
 files         list, inspect, convert, report, export
 arguments     encoders, analyses and sites as the user writes them
 listing       what `sightline list` shows

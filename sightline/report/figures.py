@@ -26,6 +26,7 @@ __all__ = [
     "DARK",
     "LIGHT",
     "Figure",
+    "Table",
     "accuracy_table",
     "curve_over_depth",
     "curve_table",
@@ -91,6 +92,16 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as a paper prints them, above the figures of a page."""
+
+    title: str
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]  # the first cell of each is its name
 
 
 def theme(dark: bool = False) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 """Experiments made of trainings and passes.
 
-reinit   which blocks does fine-tuning build on?
+detection   how well are objects found by detectors on these encoders?
+reinit      which blocks does fine-tuning build on?
 """

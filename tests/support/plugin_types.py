@@ -38,7 +38,7 @@ from sightline.images.contract import ImageSource
 from sightline.images.sources import arrays, coco, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
-from sightline.studies import reinit
+from sightline.studies import detection, reinit
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 from sightline.training.objectives import beit as beit_objective
@@ -148,7 +148,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "parquet": parquet,
     "shapes": shapes,
 }
-STUDIES: Mapping[str, Study] = {"reinit": reinit}
+STUDIES: Mapping[str, Study] = {"detection": detection, "reinit": reinit}
 
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,

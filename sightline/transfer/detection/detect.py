@@ -36,7 +36,7 @@ from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.average_precision import KINDS, Range, ap_of
 from sightline.transfer.detection.cached import CachedFeed, cache_bytes, fitted, whole_image
 from sightline.transfer.detection.detector import Detector, Heads
-from sightline.transfer.detection.features import Features, Standard, trainable, whole_patches
+from sightline.transfer.detection.features import Features, Standard, check_trainable, trainable, whole_patches
 from sightline.transfer.detection.objective import Objective
 from sightline.transfer.detection.objects import (
     Detections,
@@ -48,7 +48,7 @@ from sightline.transfer.detection.objects import (
 from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
 from sightline.transfer.recipe import Recipe, assemble, resolve
 
-__all__ = ["ALL", "NAME", "Config", "make_recipe", "train_detector", "truth_of"]
+__all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
 
 
 NAME = "detect"  # of the objective in recipes
@@ -130,6 +130,15 @@ def train_detector(
                 tell_skipped(feed)
     barrier()  # the first process has written everything
     return read_detections(out / FILE)
+
+
+def check(wanted: Recipe[Config], encoder: Encoder, data: Images) -> None:
+    """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
+    config = wanted.config
+    check_images(data, config.masks)
+    if not config.frozen:
+        check_trainable(encoder)
+    Features(encoder, whole_patches(encoder, config.size), config.blocks)
 
 
 class _Parts(NamedTuple):

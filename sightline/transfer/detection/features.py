@@ -30,7 +30,7 @@ from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit
 from sightline.encoders.watching import watch
 from sightline.transfer.detection.pyramid import FINEST, PATCH
 
-__all__ = ["Features", "Standard", "block_sites", "trainable", "whole_patches"]
+__all__ = ["Features", "Standard", "block_sites", "check_trainable", "trainable", "whole_patches"]
 
 
 STAGES = 4  # of a CNN
@@ -180,16 +180,21 @@ def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
     return [f"block.{number}" for number in sorted(numbers)]
 
 
-def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_path: float) -> tuple[Encoder, Features]:
-    """A copy of the encoder to be trained, and its maps; what no gradient reaches is fixed.
-
-    `drop_path` is the largest rate of stochastic depth, which rises over the blocks.
-    """
+def check_trainable(encoder: Encoder) -> None:
+    """Refuse an encoder that could not be loaded again after it was trained."""
     if encoder.architecture is None:
         raise InputError(
             f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set "
             "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
+
+
+def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_path: float) -> tuple[Encoder, Features]:
+    """A copy of the encoder to be trained, and its maps; what no gradient reaches is fixed.
+
+    `drop_path` is the largest rate of stochastic depth, which rises over the blocks.
+    """
+    check_trainable(encoder)
     module = copy.deepcopy(encoder.module).requires_grad_(True)
     copied = replace(_around(encoder, module), architecture=encoder.architecture)
     if drop_path:
