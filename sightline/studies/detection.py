@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from sightline.core import ownership
 from sightline.core.errors import counted
+from sightline.core.groups import Axis, Kept, LeftOut, split
 from sightline.core.processes import by_first
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, plan_run
+from sightline.core.run_folder import Run, fingerprint, plan_run
 from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
@@ -121,7 +122,8 @@ def detect(
         if results is not None:  # the first process
             results.add(name, found)
             done = len(results.scores) == len(members)
-            run.save("detection", results.dataset(list(members)).assign_attrs({"fingerprint": key} if done else {}))
+            result = results.dataset(list(members)).assign_attrs({"fingerprint": key} if done else {})
+            run.save("detection", *split(results.kept(list(members)).beside(result)))
     return run
 
 
@@ -204,6 +206,20 @@ class _Results:
             },
         )
         return result.merge(self._gallery([name for name in encoders if name in self.found]))
+
+    def kept(self, encoders: Sequence[str]) -> Kept:
+        """Every number without each part of the images, so that differences of any of them have an interval."""
+        names, n = list(self.truth), len(self.ranges)
+        parts = int(parts_of(names).max()) + 1
+        without = np.full((len(MEASURES), parts, len(encoders), len(self.kinds), n), np.nan)
+        for (i, name), (k, kind) in itertools.product(enumerate(encoders), enumerate(self.kinds)):
+            if name in self.scores:
+                without[:, :, i, k] = self.scores[name][kind].without[..., :n].swapaxes(0, 1)
+        kept = Kept({"part": Axis(fingerprint(["parts", names]), "parts of the test images")})
+        for measure, values in zip(MEASURES, without, strict=True):
+            left_out = f"{measure}_left_out"
+            kept.add(measure, LeftOut(left_out), **{left_out: (("part", "encoder", "kind", "area"), values)})
+        return kept
 
     def _counts(self, ranges: Sequence[Range]) -> list[int]:
         """Objects of each size, without crowds."""

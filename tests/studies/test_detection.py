@@ -65,6 +65,10 @@ def test_numbers_are_those_of_the_detections(run: sl.Run) -> None:
         cell = result.sel(encoder="a", other="b", kind=kind)
         np.testing.assert_allclose(cell.difference, (a - b)[0], atol=1e-12)
         np.testing.assert_allclose(cell.difference_high, jackknife(a - b, a_parts - b_parts)[1][0], atol=1e-12)
+        found = run.contrast("detection.AP", {"encoder": "a"}, {"encoder": "b"}, kind=kind, area="all")
+        assert found.value == pytest.approx(cell.difference.sel(area="all").item(), abs=1e-12)
+        changes = (a_parts - b_parts)[:, 0, 0]
+        assert found.error == pytest.approx(np.sqrt(11 / 12 * np.square(changes - changes.mean()).sum()), rel=0.1)
     assert result.objects.sel(area="all") == sum(len(one.labels) for one in truth.values())
     assert result.attrs["test_images"] == 12
 

@@ -38,6 +38,7 @@ from sightline.images.contract import ImageSource
 from sightline.images.sources import arrays, coco, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
+from sightline.report.figures import Table
 from sightline.studies import detection, reinit
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
@@ -95,6 +96,7 @@ VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
 SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
+TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": beit_objective,

@@ -42,6 +42,7 @@ from sightline.transfer.detection.objects import (
     Detections,
     Objects,
     objects_of,
+    parse_detections,
     read_detections,
     write_detections,
 )
@@ -275,7 +276,9 @@ def truth_of(data: Images, split: str) -> dict[str, Objects]:
     return {str(data.ids[i]): objects_of(source.targets([int(i)])[0]) for i in where}
 
 
-def found_in(parts: _Parts, data: Images, split: str, device: torch.device, workers: int | None) -> Any:
+def found_in(
+    parts: _Parts, data: Images, split: str, device: torch.device, workers: int | None
+) -> dict[str, Detections]:
     """What the detector finds in the images of a split."""
     return parts.objective.detect(
         data,
@@ -320,9 +323,9 @@ def _finish(parts: _Parts, data: Images, out: Path, device: torch.device, launch
     found = found_in(parts, data, "test", device, launch.workers)
 
     def write() -> None:
-        about = json.loads((out / "run.json").read_text())
-        about["results"] = _numbers(parts, data, truth_of(data, "test"), found)
+        about, content = json.loads((out / "run.json").read_text()), write_detections(found, data.classes)
+        about["results"] = _numbers(parts, data, truth_of(data, "test"), parse_detections(content))
         ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
-        ownership.write(out, out / FILE, write_detections(found, data.classes))
+        ownership.write(out, out / FILE, content)  # last: where it is, all is done
 
     by_first(write)

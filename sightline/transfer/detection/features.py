@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, counted
