@@ -82,7 +82,8 @@ class Features(nn.Module):
         """The same without gradients, in evaluation mode, whatever the mode is."""
         device = next(self.module.parameters()).device
         with evaluating(self.module):
-            return self(images.to(device))
+            found: list[Tensor] = self(images.to(device))
+        return found
 
     def _map(self, tokens: Tensor, images: Tensor) -> Tensor:  # (B, T, D) -> (B, D, h, w)
         assert self._tokens is not None
@@ -93,7 +94,7 @@ class Features(nn.Module):
                 f"{type(self.module).__name__} gives {tuple(tokens.shape[1:])} for images of {self.size} pixels, which "
                 "are not the tokens of a square grid; choose another encoder"
             )
-        return patches.transpose(1, 2).unflatten(2, (side, side))
+        return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
 
     def _stages(self, encoder: Encoder) -> list[str]:
         """The last block at each resolution."""
@@ -202,7 +203,7 @@ def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_pa
     made = features(copied)
     with evaluating(module), torch.enable_grad():  # no running statistics move
         x = torch.zeros(1, 3, made.size, made.size)
-        sum(level.float().square().sum() for level in made(x)).backward()  # type: ignore[union-attr]
+        sum(level.float().square().sum() for level in made(x)).backward()
         for parameter in made.module.parameters():
             parameter.requires_grad_(parameter.grad is not None)
             parameter.grad = None
