@@ -32,7 +32,7 @@ from sightline.measure.estimators.cka import cka as cka
 from sightline.measure.gram_sums import GramSums, Values, check_tokens, full_bytes, narrow, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, curve_over_depth, curve_table, heatmap, interval_of
+from sightline.report.figures import Figure, depth_table, heatmap, interval_of, over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -229,19 +229,20 @@ def cost(config: Config, plan: Plan) -> Cost:
 def figures(result: xr.Dataset) -> list[Figure]:
     """Invariance over depth, a panel for each policy; and all layers × all layers for each encoder and policy."""
     tokens = str(result.tokens.values[0])
-    table = curve_table(result.sel(tokens=tokens), "invariance")
-    if table.empty:
-        return []
-    chart = curve_over_depth(
-        table, value_title="CKA of two copies", depth_title=table.attrs["depth"], series_title="encoder",
-        series=list(map(str, result.encoder.values)), facet="policy",
-    )  # fmt: skip
     text = (
         f"CKA of each block on two augmented copies of the images (tokens: {tokens}), a panel for each policy; dashes: "
         "pairs of different images."
     )
-    depth = Figure("depth", "Augmentation invariance over depth", text, chart, table)
-    return [depth, *([_layers_by_layers(result)] if "cka" in result else [])]
+    depth = over_depth(
+        result.sel(tokens=tokens),
+        "invariance",
+        title="Augmentation invariance over depth",
+        caption=text,
+        value_title="CKA of two copies",
+        types=("block", "head"),
+        facet="policy",
+    )
+    return [*depth, *([_layers_by_layers(result)] if depth and "cka" in result else [])]
 
 
 def _layers_by_layers(result: xr.Dataset) -> Figure:
@@ -277,7 +278,7 @@ def _layers_by_layers(result: xr.Dataset) -> Figure:
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """The last block of each encoder (not of a decoder) under the first policy: (label, number, detail)."""
-    table = curve_table(result.isel(policy=[0], tokens=0), "invariance")
+    table, _ = depth_table(result.isel(policy=[0], tokens=0), "invariance")
     last = table[table.site.str.startswith("block.")].groupby("series", sort=False).tail(1)
     return [
         (str(row.series), f"{row.value:.2f}", f"{row.policy} copies at {row.site}{interval_of(row)}")

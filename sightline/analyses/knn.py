@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,11 +27,7 @@ from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
-from sightline.report.figures import accuracy_table, figure_over_depth
-
-if TYPE_CHECKING:
-    from sightline.report.figures import Figure
-
+from sightline.report.figures import Figure, accuracy_over_depth, accuracy_table
 
 TITLE = "k-NN accuracy"
 QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
@@ -129,7 +125,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
         f"{result.attrs['n_train']} training and {result.attrs['n_test']} test images; bands are 95 % Wilson intervals."
     )
-    return figure_over_depth(result, "k-NN accuracy", caption, "chance")
+    return accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

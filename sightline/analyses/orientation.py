@@ -25,12 +25,11 @@ from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
-from sightline.report.figures import figure_over_depth
+from sightline.report.figures import Figure, accuracy_over_depth
 
 if TYPE_CHECKING:
     from sightline.measure.estimators.ridge import Sliceable
     from sightline.measure.pooled import Matrix
-    from sightline.report.figures import Figure
 
 
 TITLE = "Orientation"
@@ -141,7 +140,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"Accuracy of a ridge probe at telling {about['n_test']} test images from their mirror images, fitted to "
         f"{about['n_train']} training images and theirs; 50 % is chance. Bands are 95 % intervals."
     )
-    return figure_over_depth(result, "Accuracy of the orientation probe", caption, "invariant", lowest=0.4)
+    return accuracy_over_depth(result, "Accuracy of the orientation probe", caption, "invariant", lowest=0.4)
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import altair as alt
 import numpy as np
 import xarray as xr
 
@@ -23,15 +24,14 @@ from sightline.core.errors import InputError
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Shape bias"
@@ -44,8 +44,10 @@ Every image has the shape of one class and the texture of another. 1 means that 
 shape, 0 that they go by texture. Dots are the classes (of the shape), the line is their mean. Look at the share of
 decisions that are for either, too: where it is small, the encoder sees neither, and the bias rests on few images.
 Encoders trained by contrast lean to shape, those by masked image modelling to texture. An encoder without a head
-decides by a probe that is fitted to ordinary images; the caption says who decides, and how well on those: a classifier
-that hardly works, such as a head for other classes, has no bias to speak of."""
+decides by a probe that is fitted to ordinary images; one with the 1000 classes of ImageNet decides among the 16 of the
+published cue-conflict images by the mean probability of the classes that belong to each. The caption says who decides,
+and how well on ordinary images: a classifier that hardly works, such as a head for other classes, has no bias to speak
+of."""
 SOURCE = (
     'Geirhos et al. 2019, "ImageNet-trained CNNs are biased towards texture"; '
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8a and F.2'
@@ -67,8 +69,10 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(Choice):
-    """Who decides, see `classifiers.Choice`."""
+class Config(ClassifierChoice):
+    """Who decides, see `classifiers.ClassifierChoice`; heads with 1000 ImageNet classes by the 16 of Geirhos et al."""
+
+    mapping: str = "auto"
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -98,7 +102,7 @@ def _counts(
     )
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Classifiers are fitted to the training images and decide on cue-conflict images when the pass is over."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -161,10 +165,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """A dot for each class, a line for their mean; texture at the left, shape at the right."""
-    import altair as alt
-
-    from sightline.report.figures import Figure
-
     table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
     encoders = [str(name) for name in result.encoder.values]
     x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)
@@ -201,7 +201,8 @@ def _who(row: xr.Dataset) -> str:
     probe = not np.isnan(row.left_out_accuracy)
     right = float(row.left_out_accuracy if probe else row.train_accuracy)
     images = "training images that were left out" if probe else "training images"
-    return f"by its {row.classifier.item()}, {right:.1%} right on {images}"
+    by = f" ({mapping})" if (mapping := str(row.get("mapping", xr.DataArray("")).item())) else ""
+    return f"by its {row.classifier.item()}{by}, {right:.1%} right on {images}"
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

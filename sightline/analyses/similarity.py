@@ -32,22 +32,22 @@ from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, TOKENS, own_of, ratio
 from sightline.measure.estimators.similarity import (
     Cloud,
-    angular_distance,
     bootstrap_linear,
     centred_ranks,
     check_choices,
     cloud_of,
     compare,
     influence_of_ratio,
-    mutual_knn,
     neighbours_of,
     overlap,
-    procrustes,
-    pwcca,
     rank_products,
-    rsa,
-    svcca,
 )
+from sightline.measure.estimators.similarity import angular_distance as angular_distance
+from sightline.measure.estimators.similarity import mutual_knn as mutual_knn
+from sightline.measure.estimators.similarity import procrustes as procrustes
+from sightline.measure.estimators.similarity import pwcca as pwcca
+from sightline.measure.estimators.similarity import rsa as rsa
+from sightline.measure.estimators.similarity import svcca as svcca
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FLAT, Pooled, disk, widths
@@ -57,32 +57,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.measure.pooled import Wanted
-
-__all__ = [
-    "ANY_SITE",
-    "BY_DEFAULT",
-    "FORMULA",
-    "HOW_TO_READ",
-    "INVARIANT_TO",
-    "PROJECTION",
-    "QUESTION",
-    "SITES",
-    "SOURCE",
-    "SPLITS",
-    "TITLE",
-    "Analysis",
-    "Config",
-    "angular_distance",
-    "cost",
-    "figures",
-    "headlines",
-    "mutual_knn",
-    "procrustes",
-    "pwcca",
-    "rsa",
-    "svcca",
-    "views",
-]
 
 
 TITLE = "Similarity by other measures"
@@ -161,11 +135,6 @@ class Config:
                 f"Similarity needs a sample of at least {FEWEST} images and one resampling, not {self.sample} and "
                 f"{self.bootstrap}"
             )
-
-
-def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are."""
-    return ("plain",)
 
 
 class Drawn(NamedTuple):

@@ -47,7 +47,7 @@ def finish(run: Run) -> None:
 
     path = write_report(run)
     for name in run:
-        module = plugins.author(name)
+        module = plugins.module_of(name)
         typer.secho(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
             typer.echo(f"  {label}: {number} ({detail})")

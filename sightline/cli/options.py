@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +24,11 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the training in
 TrainingDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; torchrun sets this itself.")]
 Nodes = Annotated[int, typer.Option(help="Number of nodes that SLURM started.")]
-Anew = Annotated[bool, typer.Option("--overwrite", help="Start over in a folder that already holds a training.")]
+StartOver = Annotated[bool, typer.Option("--overwrite", help="Start over in a folder that already holds a training.")]
 
 
 def new_folder() -> Path:
-    """Where results go that were given no folder."""
+    """Where results go that were given no folder; commands that start in the same second have folders of their own."""
     from datetime import datetime
 
-    return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    return Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"

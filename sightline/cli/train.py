@@ -14,12 +14,12 @@ from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.cli.ending import finish, first_process, stoppable
 from sightline.cli.options import (
-    Anew,
     Devices,
     Nodes,
     Out,
     Resume,
     Settings,
+    StartOver,
     TrainingDevice,
     TrainingFolder,
     Workers,
@@ -54,7 +54,7 @@ def pretrain(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
@@ -89,7 +89,7 @@ def finetune(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Fine-tune an encoder end to end to the classes of labelled images.
 
@@ -124,14 +124,14 @@ def reinit(
     set_: Settings = None,
     device: TrainingDevice = "auto",
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
     Example: `sightline reinit zoo:moco_v3 zoo:supervised --images 'shapes?size=48' --counts 1,2,4 -o runs/reinit`
 
-    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command goes on where
-    it was stopped; of more `--counts` only the new ones are trained.
+    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command continues where
+    it was stopped; with more `--counts` only the new ones are trained.
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.reinit import reinit as study
@@ -166,7 +166,7 @@ def detect(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
 

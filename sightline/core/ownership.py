@@ -42,7 +42,7 @@ __all__ = [
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
 STUDIES = ("detection", "reinit")  # runs that are made of trainings
-KINDS = {  # as sentences have them
+FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
     "detection": "a comparison of detectors",
     "reinit": "a study of re-initialised blocks",
@@ -77,7 +77,9 @@ def holds(folder: Path, kind: str, among: bool = False) -> bool:
             )
         return False
     if found.kind != kind:
-        raise InputError(f"{str(folder)!r} holds {KINDS[found.kind]}, not {KINDS[kind]}; choose another folder")
+        raise InputError(
+            f"{str(folder)!r} holds {FOLDER_KINDS[found.kind]}, not {FOLDER_KINDS[kind]}; choose another folder"
+        )
     return True
 
 
@@ -173,7 +175,7 @@ def _look(folder: Path) -> _Owned | None:
     try:
         about = json.loads(path.read_text("utf-8"))
         names = frozenset(map(str, about["files"]))
-        if about["format"] != FORMAT or about["kind"] not in KINDS:
+        if about["format"] != FORMAT or about["kind"] not in FOLDER_KINDS:
             raise ValueError("another version of Sightline wrote it")
         if not all(map(_sound, names)):
             raise ValueError("it names files that Sightline cannot have written there")

@@ -32,7 +32,7 @@ from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
-from sightline.measure.plan import Key, Plan, announce, make_plans, question
+from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.request import (
     check_settings,
     choose_analyses,
@@ -40,7 +40,7 @@ from sightline.measure.request import (
     lacking_images,
     left_out_of,
     make_metrics,
-    members_of,
+    named_encoders,
     with_further,
 )
 from sightline.measure.resume import Reached, Sums, sums_file
@@ -89,7 +89,7 @@ def analyze(
     precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
     for where, which in precisions:
         bfloat16.ensure(where, which)
-    members = members_of(encoders)
+    members = named_encoders(encoders)
     sets = {**(further or {}), **({} if conflict is None else {"conflict": conflict})}
     images = with_further(load_images(images), sets, configs)
     sites = [sites] if isinstance(sites, str) else sites
@@ -108,7 +108,7 @@ def analyze(
         plans = make_plans(members, images, configs, sites, settings, cache, target)
         metrics, declined = make_metrics(configs, plans, target, named)
         plans = {name: plans[name] for name in metrics}
-        keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
+        keys = {name: analysis_fingerprint(name, configs[name], plan) for name, plan in plans.items()}
         request = describe_request(members, images, plans, configs, settings) | {
             "left_out": left_out_of(plans, lacking | declined)
         }
@@ -229,6 +229,7 @@ def _stream(
         rank=rank(),
         world=world(),
         start=reached.batch,
+        targets={split for name in metrics if analysis(name).TARGETS for split in plans[name].splits},
     )
     total = sum(len(plan.images.indices(split)) for split in reached.splits)
     count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)

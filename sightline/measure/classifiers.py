@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
+from sightline.measure.class_mappings import AUTO, load_mapping, mean_probabilities
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from sightline.measure.pooled import Matrix
 
-__all__ = ["SITES", "Choice", "Classifier", "Decided", "about", "cost_of"]
+__all__ = ["SITES", "Classifier", "ClassifierChoice", "DecisionAnalysis", "about", "cost_of"]
 
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
@@ -38,7 +39,7 @@ HEAD, PROBE, LINEAR = "own head", "ridge probe", "linear probe"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ClassifierChoice:
     """Who decides, and what probes see.
 
     classifier   auto: the own head if it has one output per class, and the same classes where their names are known,
@@ -47,11 +48,15 @@ class Choice:
     pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls, gap or cls_gap
                  (both side by side): that one
     preset       of linear: the sweep of settings, default, table4 or a1, see `sweep.Sweep`
+    mapping      lets own heads decide that know other, finer classes: a CSV file `fine,coarse`, or imagenet16, see
+                 `class_mappings`; auto: imagenet16 where all classes of the images are among its 16; none
     """
 
     classifier: str = "auto"
     pooling: str = "auto"
     preset: str = "default"
+    mapping: str = "none"
+    mapping_digest: str = field(default="", init=False)  # so that another content of a file is another question
 
     def __post_init__(self) -> None:
         known = {"classifier": ("auto", "head", "probe", "linear"), "pooling": ("auto", *SEEN), "preset": PRESETS}
@@ -63,6 +68,12 @@ class Choice:
                 f"The preset {self.preset} is a sweep of linear probes, but the classifier is {self.classifier}; "
                 "choose the classifier linear, or leave preset out"
             )
+        if self.mapping not in ("auto", "none"):
+            object.__setattr__(self, "mapping_digest", load_mapping(self.mapping).digest)
+            if self.classifier not in ("auto", "head"):
+                raise InputError(
+                    f"A mapping of classes is for heads, but the classifier is {self.classifier}; choose auto or head"
+                )
 
     @property
     def sweep(self) -> Sweep:
@@ -71,11 +82,12 @@ class Choice:
 
 
 class Where(NamedTuple):
-    """Who decides for an encoder, and the site and feature that it sees."""
+    """Who decides for an encoder, the site and feature that it sees, and the mapping by which its head decides."""
 
     kind: str
     site: str
     feature: str
+    mapping: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Classifier:
     where: Where
     ridge: Ridge | None = None
     linear: Chosen | None = None
-    order: tuple[int, ...] | None = None  # outputs of the own head in the order of the images' classes
+    members: tuple[tuple[int, ...], ...] | None = None  # outputs of the own head that make up each class
     reason: str = ""
 
     def scores(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -95,7 +107,9 @@ class Classifier:
         if self.linear is not None:
             return self.linear.scores({"x": features}).astype(np.float64)
         outputs = np.asarray(features, np.float64)
-        return outputs if self.order is None else outputs[:, self.order]
+        if self.where.mapping and self.members is not None:
+            return mean_probabilities(outputs, self.members)
+        return outputs if self.members is None else outputs[:, [only for (only,) in self.members]]
 
     @property
     def left_out_accuracy(self) -> float:
@@ -109,10 +123,10 @@ class Classifier:
         return np.concatenate([self.scores(block).argmax(1) for block in features.blocks()])
 
 
-class Decided(Pooled):
+class DecisionAnalysis(Pooled):
     """An analysis of decisions: what classifiers see goes to disk in the pass, they are fitted when it is over."""
 
-    def __init__(self, choice: Choice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
+    def __init__(self, choice: ClassifierChoice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
         check_labels(plan.images, splits, title, name)
         self.where, sweep = _where(choice, plan), choice.sweep
         super().__init__(plan, splits, _wanted(self.where))
@@ -120,7 +134,7 @@ class Decided(Pooled):
 
     def input_of(self, encoder: str, split: str, view: str = "plain") -> Matrix:
         """What the classifier of an encoder sees of the labelled images of a split."""
-        _, site, feature = self.where[encoder]
+        _, site, feature, _ = self.where[encoder]
         return self.features(encoder, site, feature, view, split)
 
     def fitted(self) -> dict[str, Classifier]:
@@ -134,7 +148,10 @@ class Decided(Pooled):
             return Classifier(where, reason=why)
         if where.kind == HEAD:
             named, names = self.plan.encoders[encoder].classes, self.plan.images.classes
-            return Classifier(where, order=None if named is None else tuple(named.index(name) for name in names))
+            if where.mapping:
+                (outputs,) = self.plan.shapes[encoder][where.site]
+                return Classifier(where, members=load_mapping(where.mapping).members_of(names, named, outputs))
+            return Classifier(where, members=None if named is None else tuple((named.index(n),) for n in names))
         labels, classes = self.labels("train"), len(self.plan.images.classes)
         if where.kind == PROBE:
             return Classifier(where, fit_ridge(train, labels, classes))
@@ -163,6 +180,7 @@ class Decided(Pooled):
         accuracy = np.array(shared(list(classifiers), train)).T
         return {
             "classifier": ("encoder", [c.where.kind for c in found]),
+            "mapping": ("encoder", [c.where.mapping for c in found]),
             "classifier_site": ("encoder", [c.where.site for c in found]),
             "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in found]),
             "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in found]),
@@ -172,7 +190,7 @@ class Decided(Pooled):
         }  # fmt: skip
 
 
-def about(choice: Choice) -> str:
+def about(choice: ClassifierChoice) -> str:
     """How probes are fitted, in words."""
     if choice.classifier != "linear":
         return "ridge, one against all, standardised features, penalty by leave-one-out error on train"
@@ -181,12 +199,12 @@ def about(choice: Choice) -> str:
     return f"linear after BatchNorm without affine parameters, softmax, gradient descent, {chosen}"
 
 
-def _where(choice: Choice, plan: Plan) -> dict[str, Where]:
+def _where(choice: ClassifierChoice, plan: Plan) -> dict[str, Where]:
     """Who decides for each encoder."""
     return {name: _decider(choice, plan, name) for name in plan.encoders}
 
 
-def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
+def _decider(choice: ClassifierChoice, plan: Plan, encoder: str) -> Where:
     sites, classes = plan.sites[encoder], len(plan.images.classes)
     heads = [site for site in sites if site.startswith("head.")]
     # A head of several layers projects for training, and does not classify.
@@ -195,11 +213,14 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     same = outputs == (classes,) and (named is None or set(named) == set(plan.images.classes))
     if choice.classifier in ("auto", "head") and same:
         return Where(HEAD, heads[0], "gap")
+    mapping, problem = _mapping(choice, plan, encoder, outputs)
+    if mapping:
+        return Where(HEAD, heads[0], "gap", mapping)
     if choice.classifier == "head":
         has = f"a head with {counted(outputs[0], 'output')}" if len(outputs) == 1 else "no head that classifies"
         has += " of other names" if outputs == (classes,) else ""
         raise InputError(
-            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}; "
+            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}{problem}; "
             "choose the classifier auto, probe or linear"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):
@@ -213,16 +234,32 @@ def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
     )
 
 
+def _mapping(choice: ClassifierChoice, plan: Plan, encoder: str, outputs: tuple[int, ...]) -> tuple[str, str]:
+    """The mapping by which the head of an encoder can decide, or "" and how an error goes on to say why not."""
+    if choice.mapping == "none" or choice.classifier not in ("auto", "head") or len(outputs) != 1:
+        return "", ""
+    chosen = AUTO if choice.mapping == "auto" else choice.mapping
+    try:
+        load_mapping(chosen).members_of(plan.images.classes, plan.encoders[encoder].classes, outputs[0])
+    except InputError as problem:
+        if choice.mapping != "auto":
+            raise InputError(
+                f"Encoder {encoder!r} cannot decide by its head: {problem}; give another mapping"
+            ) from None
+        return "", f", and {problem}"
+    return chosen, ""
+
+
 def _last(site: str) -> tuple[bool, int]:
     """Key that sorts the final norm first, then blocks from the last one."""
     return site != "norm", -int(site.split(".")[1]) if "." in site else 0
 
 
 def _wanted(where: Mapping[str, Where]) -> dict[tuple[str, str], tuple[str]]:
-    return {(encoder, site): (feature,) for encoder, (_, site, feature) in where.items()}
+    return {(encoder, site): (feature,) for encoder, (_, site, feature, _) in where.items()}
 
 
-def cost_of(choice: Choice, plan: Plan, splits: Sequence[str]) -> Cost:
+def cost_of(choice: ClassifierChoice, plan: Plan, splits: Sequence[str]) -> Cost:
     """Sums and eigenvectors of the largest probe, and blocks of features, in memory; on disk what the pass writes."""
     found = _wanted(_where(choice, plan))
     width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())

@@ -29,7 +29,7 @@ __all__ = [
     "lacking_images",
     "left_out_of",
     "make_metrics",
-    "members_of",
+    "named_encoders",
     "with_further",
 ]
 
@@ -52,7 +52,7 @@ def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -
             )
 
 
-def members_of(
+def named_encoders(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
 ) -> dict[str, Encoder]:
     """The encoders by name, each with the hash of the weights that it has now."""

@@ -261,7 +261,7 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
 
 def _module(name: str) -> tuple[object, str]:
     try:
-        return plugins.author(name), ""
+        return plugins.module_of(name), ""
     except InputError as error:
         return ModuleType(name), f"{error}: its results are in the run folder, but there is nothing to draw them with."
 

@@ -1,4 +1,4 @@
-"""Experiments made of trainings and passes.
+"""Questions that several trainings and passes answer together.
 
 detection   how well are objects found by detectors on these encoders?
 reinit      which blocks does fine-tuning build on?

@@ -32,7 +32,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
-from sightline.measure.request import members_of
+from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, curve_over_depth
 from sightline.training.folder import start
 from sightline.training.launch import Launch
@@ -86,7 +86,7 @@ def reinit(
     `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
     trained.
     """
-    members, out = members_of(encoders), Path(out)
+    members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
     launch = Launch(resume=True, device=device, workers=workers, show_progress=show_progress)
     fabric, data = start(base, None if images is None else load_images(images), launch)

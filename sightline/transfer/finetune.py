@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from lightning.fabric import Fabric
@@ -26,7 +26,7 @@ from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
 from sightline.training.feed import Feed
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.monitor import read_metrics
 from sightline.training.soft_labels import Mixing
@@ -83,6 +83,7 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
     return assemble(NAME, Config, layers)
 
 
+@launching
 def finetune(
     what: str | Encoder | None = None,
     images: str | Images | None = None,
@@ -90,13 +91,7 @@ def finetune(
     *,
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Launched],
 ) -> Encoder:
     """Fine-tune an encoder, or a reference to one, to the classes of images; gives the classifier, `run:{out}`.
 
@@ -104,7 +99,7 @@ def finetune(
     `finetune("zoo:moco_v3", "shapes?size=48", "runs/tuned", settings={"epochs": 2, "reinit": "last:2"})`.
     Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
     """
-    launch, out = Launch(resume, overwrite, device, devices, nodes, workers, show_progress), Path(out)
+    launch, out = Launch(**arguments), Path(out)
     layers = [dict(settings or {})]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})

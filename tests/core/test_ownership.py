@@ -177,7 +177,7 @@ def test_runs_of_two_kinds_are_not_mixed(
     kind: str, writer: str, overwrite: bool, copy: Callable[[str], Path], runs: dict[str, Path]
 ) -> None:
     out = copy(kind)
-    words = f"holds {owned.KINDS[kind]}, not {owned.KINDS[writer]}; choose another folder"
+    words = f"holds {owned.FOLDER_KINDS[kind]}, not {owned.FOLDER_KINDS[writer]}; choose another folder"
     for _ in range(2):
         with pytest.raises(InputError, match=words):
             WRITERS[writer](out, overwrite=overwrite)

@@ -20,22 +20,25 @@ from sightline.analyses import (
     fourier,
     invariance,
     knn,
+    minibatch,
     noise,
     orientation,
     probes,
+    segmentation,
     shape_bias,
     similarity,
     spectra,
     tokens,
+    transformations,
 )
 from sightline.core.contract import Study
-from sightline.encoders.contract import Family, Format, Source
+from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
 from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, coco, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.report.figures import Table
@@ -59,21 +62,26 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "fourier": fourier,
     "invariance": invariance,
     "knn": knn,
+    "minibatch": minibatch,
     "noise": noise,
     "orientation": orientation,
     "probes": probes,
+    "segmentation": segmentation,
     "shape_bias": shape_bias,
     "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
+    "transformations": transformations,
 }
 PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
     "similarity": similarity.PROJECTION,
+    "transformations": transformations.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
+ANALYSIS_TARGETS: Mapping[str, bool] = {}
 CONFIG: Mapping[str, type[Any]] = {
     "agreement": agreement.Config,
     "attention": attention.Config,
@@ -81,21 +89,30 @@ CONFIG: Mapping[str, type[Any]] = {
     "dynamics": dynamics.Config,
     "invariance": invariance.Config,
     "knn": knn.Config,
+    "minibatch": minibatch.Config,
     "noise": noise.Config,
     "orientation": orientation.Config,
     "probes": probes.Config,
+    "segmentation": segmentation.Config,
     "shape_bias": shape_bias.Config,
+    "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
+    "transformations": transformations.Config,
 }
 VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": invariance.views,
     "noise": noise.views,
     "orientation": orientation.views,
     "shape_bias": shape_bias.views,
+    "transformations": transformations.views,
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
-SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
+SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "probes": probes.summary,
+    "segmentation": segmentation.summary,
+    "transformations": transformations.summary,
+}
 TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
@@ -125,7 +142,7 @@ FORMATS: Mapping[str, Format] = {
     "msn": msn,
     "simmim": simmim,
 }
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ModelSource] = {
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,
@@ -147,6 +164,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
+    "masks": masks,
     "parquet": parquet,
     "shapes": shapes,
 }

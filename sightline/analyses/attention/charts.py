@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import altair as alt
 import numpy as np
+import pandas as pd
 import xarray as xr
 
-from sightline.core.results import ABSENT, outside_decoder
+from sightline.core.results import outside_decoder
+from sightline.report.figures import Figure, curve_over_depth, present, with_depth
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sightline.report.figures import Figure
-
-__all__ = ["figures"]
+__all__ = ["figures", "headlines"]
 
 
 THIRDS = ("first third of the blocks", "middle third", "last third")
@@ -26,8 +24,6 @@ THIRDS = ("first third of the blocks", "middle third", "last third")
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Distance and NMI over depth with a point for each head, the spread over heads, and their densities."""
-    from sightline.report.figures import Figure
-
     layers, heads, title = _tables(result)
     if layers.empty:
         return []
@@ -62,6 +58,13 @@ def figures(result: xr.Dataset) -> list[Figure]:
         name = f"{measure.removesuffix('_relative')}-heads"
         title_of = "Distances of heads" if measure != "nmi" else "NMI of heads"
         found.append(Figure(name, title_of, caption, _density_chart(curves, heads, measure, what, names), curves))
+        curves = densities(heads, measure, by="site")
+        caption = (
+            f"Distribution over the heads of each layer by itself: {what}. Gaussian kernel density; a point is a head. "
+            "One far from the others moves the mean of its layer."
+        )
+        chart = _density_chart(curves, heads, measure, what, names, by="site")
+        found.append(Figure(f"{name}-of-layers", f"{title_of}, layer by layer", caption, chart, curves))
     return found
 
 
@@ -84,12 +87,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 def _tables(result: xr.Dataset) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """A row for each layer and one for each head, both with their depth, and the title of the depth axis."""
-    from sightline.report.figures import with_depth
-
     numbers = result[[name for name in result.data_vars if not str(name).startswith("viewer_")]]
     by_layer = [name for name, values in numbers.data_vars.items() if values.dims == ("encoder", "site")]
-    layers = numbers[by_layer].to_dataframe().reset_index()
-    layers, title = with_depth(layers[layers.reason != ABSENT])
+    layers, title = with_depth(present(numbers[by_layer]))
     layers["decoder"] = ~outside_decoder(layers.site)
     blocks = layers[~layers.decoder].groupby("encoder").block
     size = blocks.transform("size")  # counted from the end, so that the last block is of the last third at any depth
@@ -105,10 +105,6 @@ def _over_depth(
     layers: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, depth_title: str, names: list[str]
 ) -> Any:
     """Mean over heads as a line, and a small point for each head."""
-    import altair as alt
-
-    from sightline.report.figures import curve_over_depth
-
     ends = {f"{measure}_mean": "value", f"{measure}_mean_low": "low", f"{measure}_mean_high": "high"}
     points = layers.rename(columns={**ends, "encoder": "series"})
     points = points.assign(below=points.value - points[f"{measure}_std"], above=points.value + points[f"{measure}_std"])
@@ -131,10 +127,6 @@ def _over_depth(
 
 
 def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> Figure:
-    import pandas as pd
-
-    from sightline.report.figures import Figure, curve_over_depth
-
     both = {"distance_relative_std": "distance / image diagonal", "nmi_std": "normalised mutual information"}
     table = pd.concat(
         layers[["encoder", "site", "block", "depth"]].assign(measure=what, value=layers[name])
@@ -151,32 +143,33 @@ def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> 
     return Figure("spread", "Spread over heads", caption, chart, table)
 
 
-def densities(heads: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Gaussian kernel density of the heads of each encoder and third of its blocks, with Silverman's bandwidth."""
-    import pandas as pd
+def densities(heads: pd.DataFrame, measure: str, by: str = "third") -> pd.DataFrame:
+    """Gaussian kernel density of the heads of each encoder and third of its blocks, with Silverman's bandwidth.
 
+    `by="site"`: of each layer by itself.
+    """
     low, high = heads[measure].min(), heads[measure].max()
     room = max(high - low, 0.02)
     grid = np.linspace(low - 0.15 * room, high + 0.15 * room, 120)
     found = []
-    for (encoder, third), rows in heads.groupby(["encoder", "third"], sort=False):
+    for (encoder, place), rows in heads.groupby(["encoder", by], sort=False):
         values = rows[measure].to_numpy()
         # A floor, or heads that are all the same would have a density without width.
         width = max(0.9 * values.std() * len(values) ** -0.2, 0.02 * room)
         kernel = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
-        about = {"encoder": encoder, "third": third, "heads": len(values), "bandwidth": width}
+        about = {"encoder": encoder, by: place, "heads": len(values), "bandwidth": width}
         found.append(pd.DataFrame({"value": grid, "density": kernel.mean(1)}).assign(**about))
     return pd.concat(found, ignore_index=True)
 
 
-def _density_chart(curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, names: list[str]) -> Any:
-    """A panel for each third of the depth; small points under the curves are the heads."""
-    import altair as alt
-    import pandas as pd
-
+def _density_chart(
+    curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, names: list[str], by: str = "third"
+) -> Any:
+    """A panel for each third of the depth, or each layer; small points under the curves are the heads."""
     dots = heads.rename(columns={measure: "value"})[["encoder", "third", "site", "head", "value"]]
     table = pd.concat([curves, dots.assign(density=math.nan, zero=0.0)], ignore_index=True)
-    order = [third for third in (*THIRDS, "decoder") if third in set(table.third)]
+    places = (*THIRDS, "decoder") if by == "third" else heads.sort_values("block", kind="stable").site.unique()
+    order = [place for place in places if place in set(table[by])]
     base = alt.Chart(table)
     x = alt.X("value:Q", title=what).scale(zero=False, nice=False)
     colour = alt.Color("encoder:N", title="encoder").scale(domain=names, range="category")
@@ -190,5 +183,7 @@ def _density_chart(curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what
             shape=alt.Shape("encoder:N", title="encoder").scale(domain=names),
         ),
     )  # fmt: skip
-    panels = alt.Facet("third:N", title=None, sort=order)
-    return chart.properties(width=260, height=160).facet(panels, columns=3).properties(usermeta={"shape": "density"})
+    panels = alt.Facet(f"{by}:N", title=None, sort=order)
+    size = {"width": 260, "height": 160} if by == "third" else {"width": 180, "height": 100}
+    columns = 3 if by == "third" else 4
+    return chart.properties(**size).facet(panels, columns=columns).properties(usermeta={"shape": "density"})

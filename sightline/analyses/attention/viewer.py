@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product as pairs
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from torch.nn import functional as F
 
+from sightline.images.thumbnails import thumbnail_size, thumbnails
 from sightline.measure.layers import sample_rows
 
 if TYPE_CHECKING:
@@ -24,19 +24,18 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Plan
 
-__all__ = ["Look", "Viewer", "patch_size", "problem"]
+__all__ = ["Viewer", "ViewerMaps", "patch_size", "problem"]
 
 
 QUERIES = 7  # a viewer shows at most 7 × 7 queries
 VIEWER_BYTES = 4_000_000  # of an encoder
-THUMBNAIL = 112  # pixels of the longer side
 
 
 # Maps to look at
 
 
 @dataclass(frozen=True)
-class Look:
+class ViewerMaps:
     """What a viewer keeps of one encoder: maps of some queries, all layers and heads, one byte a number."""
 
     number: int  # of the encoder on the axis of the result
@@ -49,7 +48,7 @@ class Look:
     def queries(self) -> list[int]:
         """Flat indices of the queries, evenly spread over the grid.
 
-        >>> Look(0, ("block.0.attn_map",), 6, (1, 14)).queries
+        >>> ViewerMaps(0, ("block.0.attn_map",), 6, (1, 14)).queries
         [1, 3, 5, 7, 9, 11, 13]
         """
         rows, columns = (
@@ -63,7 +62,7 @@ class Look:
         """Layers, heads (their mean first), queries, keys of one image."""
         return len(self.sites), 1 + self.heads, len(self.queries), math.prod(self.grid)
 
-    def within(self, images: int) -> Look:
+    def within(self, images: int) -> ViewerMaps:
         """With as many queries as fit, for so many images."""
         look = self
         while look.side > 1 and images * math.prod(look.shape) > VIEWER_BYTES:
@@ -75,13 +74,13 @@ class Viewer:
     """Quantised attention maps of a few test images, and the images as each encoder saw them."""
 
     def __init__(self, images: int, plan: Plan) -> None:
-        self.plan, self.looks = plan, dict[str, Look]()
+        self.plan, self.looks = plan, dict[str, ViewerMaps]()
         for number, (name, sites) in enumerate(plan.sites.items()):
             encoder, shapes = plan.encoders[name], plan.shapes[name]
             kept = tuple(site for site in sites if not problem(encoder, shapes[site]))
             if images and kept and encoder.tokens is not None:
                 heads = max(shapes[site][0] for site in kept)
-                self.looks[name] = Look(number, kept, heads, encoder.tokens.grid)
+                self.looks[name] = ViewerMaps(number, kept, heads, encoder.tokens.grid)
         # All encoders show the same images. Fewer of them go before fewer queries.
         fitting = (VIEWER_BYTES // math.prod(look.shape) for look in self.looks.values())
         images = max(1, min(images, *fitting)) if self.looks else 0
@@ -96,7 +95,7 @@ class Viewer:
         found: dict[str, tuple[int, ...]] = {}
         for name, look in self.looks.items():
             found[f"viewer_map_{look.number}"] = (len(self.rows), *look.shape)
-            size = _small(self.plan.encoders[name].preprocess.size)
+            size = thumbnail_size(self.plan.encoders[name].preprocess.size)
             found[f"viewer_pixels_{look.number}"] = (len(self.rows), *size, 3)
         return found
 
@@ -123,8 +122,7 @@ class Viewer:
     def pictures(self, encoder: str, batch: Batch) -> Tensor:
         """The noted images as the encoder saw them, uint8 (images, y, x, 3), averaged over areas."""
         pixels = batch.pixels[self.plan.encoders[encoder].preprocess][self.places]
-        small = F.adaptive_avg_pool2d(pixels.float(), _small(pixels.shape[2:]))
-        return small.round().to(torch.uint8).permute(0, 2, 3, 1)
+        return thumbnails(pixels)
 
     def variables(self, states: Mapping[str, Any], seen: npt.NDArray[np.bool_]) -> dict[str, xr.DataArray]:
         """The states as labelled arrays, of the images that could be read."""
@@ -156,16 +154,6 @@ class Viewer:
                 coords=about,
             )
         return found
-
-
-def _small(size: Sequence[int]) -> tuple[int, int]:
-    """Height and width whose longer side is at most 112.
-
-    >>> _small((224, 448)), _small((32, 32))
-    ((56, 112), (32, 32))
-    """
-    shrink = min(THUMBNAIL / max(size), 1)
-    return max(round(size[0] * shrink), 1), max(round(size[1] * shrink), 1)
 
 
 def problem(encoder: Encoder, shape: tuple[int, ...]) -> str:

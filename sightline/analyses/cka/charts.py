@@ -11,7 +11,7 @@ import xarray as xr
 
 from sightline.analyses.cka.matching import summaries
 from sightline.core.results import ABSENT, ENDS, NORMAL_95
-from sightline.report.figures import Figure, curve_over_depth, curve_table, heatmap, interval_of, with_depth
+from sightline.report.figures import Figure, curve_over_depth, heatmap, interval_of, over_depth, with_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,7 +38,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """Every pair of encoders, what the matrices say in short, class CKA, and the odd and even layers of ResNets."""
     found = pair_figures(result, CKA)
     if "class_cka" in result:
-        found.append(_classes(result))
+        found += _classes(result)
     found.append(_residuals(result, CKA))
     return [figure for figure in found if len(figure.table)]
 
@@ -161,19 +161,15 @@ def _by_distance(short: xr.Dataset, within: bool, of: Measure) -> Figure:
     return Figure("distance-across", "Similarity of two encoders against distance in depth", text, chart, table)
 
 
-def _classes(result: xr.Dataset) -> Figure:
-    table = curve_table(result, "class_cka")
-    ends = table[["value", "low", "high"]].to_numpy(np.float64)
-    chart = curve_over_depth(
-        table, value_title="class CKA", depth_title=table.attrs["depth"], series_title="encoder",
-        series=list(map(str, result.encoder.values)), facet="tokens",
-        domain=(np.floor(10 * np.nanmin(ends, initial=0)) / 10, np.ceil(10 * np.nanmax(ends, initial=0.5)) / 10),
-    )  # fmt: skip
+def _classes(result: xr.Dataset) -> list[Figure]:
     text = (
         "CKA of each block with the one-hot labels: how far images are alike when their classes are the same. Panels: "
         "token views; dashes: labels of other images."
     )
-    return Figure("classes", "Similarity with the classes", text, chart, table)
+    return over_depth(
+        result, "class_cka", name="classes", title="Similarity with the classes", caption=text,
+        value_title="class CKA", types=("block", "head"), facet="tokens", domain=(0, 0.5),
+    )  # fmt: skip
 
 
 def _residuals(result: xr.Dataset, of: Measure) -> Figure:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.cka.matching import twins
+from sightline.analyses.cka.matching import layers_of_same_depth
 from sightline.analyses.dynamics.charts import figures as figures
 from sightline.analyses.dynamics.charts import headlines as headlines
-from sightline.analyses.dynamics.paths import Training, paths_of, trainings_of
+from sightline.analyses.dynamics.paths import Trajectory, paths_of, trainings_of
 from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.cka import GROUPS, centre, products
@@ -147,11 +147,11 @@ class Analysis(GramSums):
         has = np.array([[site in own for site in sites] for own in self.layers.of.values()])
         rows, columns = ([names.index(name) for name in part.encoders] for part in (self.moving, self.others))
         own = [list(sites).index(site) for site in self.moving.sites]
-        found = twins(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
+        found = layers_of_same_depth(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
         return np.where(found >= 0, sites[found], "").swapaxes(1, 2)
 
 
-def _layers(plan: Plan, trainings: Sequence[Training]) -> tuple[Layers, Layers, Layers]:
+def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers, Layers]:
     """All layers, those of epochs, and those that epochs are compared with: of the starts and of all other encoders."""
     epochs = [name for training in trainings for name in training.epochs.values()]
     others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]

@@ -31,7 +31,7 @@ __all__ = ["Converted", "convert"]
 
 TARGETS = ("timm", "huggingface")
 # What the libraries look for in a folder.
-WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
+WEIGHTS_FILE, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl")
 HEADER = ("origin", "weights", "architecture", "preprocess", "config")
 TOLERANCE = 1e-5
@@ -110,7 +110,7 @@ def _encoder(what: str | Encoder) -> Encoder:
 
 
 def _file(out: Path) -> Path:
-    return out if out.suffix == ".safetensors" else out / WEIGHTS
+    return out if out.suffix == ".safetensors" else out / WEIGHTS_FILE
 
 
 def _refuse_what_is_there(file: Path, package: Package, overwrite: bool) -> None:
@@ -257,7 +257,7 @@ def _for_huggingface(encoder: Encoder, out: Path) -> Package:
     from sightline.encoders.files.transformers_names import rename
 
     renamed, name = rename(encoder), _file(out).name
-    config = renamed.config | ({} if name == WEIGHTS else {"transformers_weights": name})
+    config = renamed.config | ({} if name == WEIGHTS_FILE else {"transformers_weights": name})
     beside = {CONFIG: config, PROCESSOR: _processor(encoder.preprocess)}
     return Package("huggingface", config, renamed.state, beside, renamed.pooled)
 

@@ -250,7 +250,7 @@ class _File:
         if width <= 0 or height <= 0:
             self.dropped["with a box of no area, left out"] += 1
         elif corners[2] <= corners[0] or corners[3] <= corners[1]:
-            self.dropped["with a box outside of its image, left out"] += 1
+            self.dropped["with a box outside its image, left out"] += 1
         else:
             return corners
         return None

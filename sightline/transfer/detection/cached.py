@@ -1,7 +1,7 @@
 """Images as a detector sees them, whole and in their proportions; and the maps of a frozen encoder, computed once.
 
 An encoder that is not trained gives the same maps for an image in every epoch. Those of the images and of their mirror
-images are kept in memory, standardised and in float16, where they fit; otherwise they are computed on the way.
+images are kept in memory, standardised and in float16, where they fit; otherwise they are computed at each step.
 
 n images of size × size pixels, maps of D channels and h × w cells.
 """

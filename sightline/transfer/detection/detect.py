@@ -72,14 +72,14 @@ class Config(Heads):
     scale: tuple[float, float] = (1.0, 1.0)  # of the image within its view: large-scale jitter
     flip: float = 0.5  # probability of the mirror image
     areas: tuple[float, ...] = ()  # √area in pixels between small, medium and large; empty: COCO's, or terciles
-    cache_gb: float = 4.0  # memory for the maps of a frozen encoder; 0: they are computed on the way
+    cache_gb: float = 4.0  # memory for the maps of a frozen encoder; 0: they are computed at each step
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.layer_decay <= 1:
-            raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
+            raise InputError(f"layer_decay is {self.layer_decay}; it must be in (0, 1]")
         if not 0 <= self.drop_path < 1:
-            raise InputError(f"drop_path is {self.drop_path}; it must lie in [0, 1)")
+            raise InputError(f"drop_path is {self.drop_path}; it must be in [0, 1)")
         for key in ("size", "cache_gb"):
             if not getattr(self, key) >= 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
@@ -192,7 +192,7 @@ def _fits(config: Config, features: Features, encoder: Encoder, data: Images, la
     needed = cache_bytes(features, len(data.indices("train")), bool(config.flip))
     cached = config.scale == (1.0, 1.0) and needed * launch.processes()[0] <= config.cache_gb * 10**9
     if launch.show_progress and rank() == 0:
-        why = "kept in memory" if cached else "computed on the way"
+        why = "kept in memory" if cached else "computed at each step"
         console().print(
             f"Maps of {encoder.name} for {counted(len(data.indices('train')), 'image')}: {decimal(needed)}, {why}"
         )

@@ -159,20 +159,24 @@ def whole_patches(encoder: Encoder, size: int) -> int:
 
 
 def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
-    """`last`, `last-3` and numbers, separated by commas, as sites.
+    """`last`, `last-3` and numbers, separated by commas, as sites; `norm` is the last block after the final norm.
 
     >>> from sightline import load_encoder
     >>> vit = load_encoder("timm:vit_tiny_patch16_224@random?depth=12&embed_dim=12&num_heads=2")
     >>> block_sites(vit, "last-3,9,last")
     ['block.8', 'block.9', 'block.11']
     """
+    if str(blocks) == "norm":
+        if "norm" not in encoder.sites:
+            raise InputError(f"blocks=norm: {encoder.reference} has no final norm over its tokens; write last")
+        return ["norm"]
     numbers = []
     for word in str(blocks).split(","):
         match = re.fullmatch(r"\s*(?:(last)(?:-(\d+))?|(\d+))\s*", word)
         number = -1 if match is None else int(match[3]) if match[3] else encoder.depth - 1 - int(match[2] or 0)
         if not 0 <= number < encoder.depth:
             raise InputError(
-                f"blocks={blocks}: {word.strip()!r} is no block of {encoder.reference}, which has "
+                f"blocks={blocks}: {word.strip()!r} is not a block of {encoder.reference}, which has "
                 f"{counted(encoder.depth, 'block')}; write last, last-1, … or 0 to {encoder.depth - 1}"
             )
         numbers.append(number)
@@ -185,7 +189,7 @@ def check_trainable(encoder: Encoder) -> None:
     """Refuse an encoder that could not be loaded again after it was trained."""
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set "
+            f"Encoder {encoder.name!r} cannot be rebuilt from a reference, so it cannot be trained; set "
             "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
 

@@ -137,7 +137,7 @@ def test_boxes_are_clipped_and_what_is_nothing_is_left_out_with_a_note(tmp_path:
     assert at(images, "2.png").labels.tolist() == []
     assert list(images.notes) == [
         "annotations.json: 1 object with a box of no area, left out",
-        "annotations.json: 1 object with a box outside of its image, left out",
+        "annotations.json: 1 object with a box outside its image, left out",
     ]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError
 from sightline.measure.estimators import probe_batches as shuffling
 from sightline.measure.estimators import probes as probing
-from sightline.measure.estimators.probe_batches import Joined
+from sightline.measure.estimators.probe_batches import JoinedFeatures
 from sightline.measure.estimators.probes import Probe, Schedule, train_probes
 
 Array = np.ndarray[Any, Any]
@@ -205,12 +205,12 @@ def test_same_minimum_as_scikit_learn() -> None:
 def test_features_that_do_not_fit_in_memory_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = problem(1000)
     monkeypatch.setattr(shuffling, "MEMORY", 512 * WIDTH)
-    monkeypatch.setattr(shuffling, "BLOCK", 2)
+    monkeypatch.setattr(shuffling, "CONSECUTIVE", 2)
     schedule = Schedule(20, 100, 2)
     sweep = [Probe(("a",)), Probe(("a", "b"), 2)]
     streamed = train_probes(sweep, schedule, features, labels, CLASSES)
     for number, probe in enumerate(sweep):
-        order = Joined(probe.inputs, features).batches(torch.from_numpy(labels), 100, schedule.seed)
+        order = JoinedFeatures(probe.inputs, features).batches(torch.from_numpy(labels), 100, schedule.seed)
         loss = train_plain(probe, schedule, features, labels, order)[1]
         assert streamed.loss[number] == pytest.approx(loss, abs=1e-4)
     monkeypatch.undo()
@@ -289,8 +289,11 @@ def test_seeds_and_progress() -> None:
         (lambda f, y: train_probes([Probe(("a",))], Schedule(), f, y, 4), "0 … 4, but 4 classes need 0 … 3"),
         (lambda f, y: train_probes([Probe(("a",))], Schedule(), f, y - 1, 5), "Labels are -1 … 3"),
         (lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy({}, y), "no features 'a'"),
-        (lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy(f, y[:0]), "no images"),
-        (lambda f, y: Probe(()), "without inputs"),
+        (
+            lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy(f, y[:0]),
+            "needs images to be measured on",
+        ),
+        (lambda f, y: Probe(()), "needs inputs"),
         (lambda f, y: Probe(("a",), depth=0), "depth 0"),
         (lambda f, y: Probe(("a",), optimizer="lar"), "did you mean 'lars'"),
         (lambda f, y: Probe(("a",), lr=-1.0), "has lr -1.0, but it cannot be negative"),

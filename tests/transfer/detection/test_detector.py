@@ -185,7 +185,7 @@ def test_an_encoder_without_a_grid_is_a_sentence() -> None:
 
 @pytest.mark.parametrize(("blocks", "word"), [("last-2", "last-2"), ("2", "2"), ("first", "first"), ("", "")])
 def test_blocks_that_are_not_there(blocks: str, word: str) -> None:
-    with pytest.raises(InputError, match=f"'{word}' is no block of .*, which has 2 blocks"):
+    with pytest.raises(InputError, match=f"'{word}' is not a block of .*, which has 2 blocks"):
         block_sites(vit(8), blocks)
     with pytest.raises(InputError, match="names a block twice"):
         block_sites(vit(8), "last,1")

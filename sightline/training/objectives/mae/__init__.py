@@ -79,7 +79,7 @@ class Objective(objective.Objective):
             self.decoder = Decoder(backbone, config.decoder_width, config.decoder_depth, config.decoder_heads)
         elif is_convnext(backbone):
             self.patch = stride_of(backbone)
-            self.decoder = fcmae.Decoder(backbone, config.decoder_width)
+            self.decoder = fcmae.FcmaeDecoder(backbone, config.decoder_width)
         else:
             raise InputError(
                 f"MAE leaves out parts of images, which {type(backbone).__name__} cannot; "
@@ -91,6 +91,10 @@ class Objective(objective.Objective):
     def encoder(self) -> nn.Module:
         """The backbone."""
         return self.backbone
+
+    def saved_decoder(self) -> nn.Module:
+        """The decoder of all patches."""
+        return self.decoder
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean squared error of the pixels of hidden patches."""
