@@ -8,7 +8,7 @@ pictures  maps of classes in colours, pictures in rows and columns, IoU of each 
 
 from __future__ import annotations
 
-from sightline.report.figures.charts import Figure, curve_over_depth, heatmap, linked_charts
+from sightline.report.figures.charts import Figure, Table, curve_over_depth, heatmap, linked_charts
 from sightline.report.figures.depth import (
     accuracy_over_depth,
     accuracy_table,
@@ -25,6 +25,7 @@ __all__ = [
     "DARK",
     "LIGHT",
     "Figure",
+    "Table",
     "accuracy_over_depth",
     "accuracy_table",
     "class_colours",
