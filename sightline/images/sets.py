@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
-from sightline.images.targets import Targets
+from sightline.images.targets import VOID, Targets
 
 __all__ = [
     "FEWEST",
@@ -258,7 +258,9 @@ class JoinedTargets(JoinedPixels):
         return [self._translated(next(others)) if i >= self.first else next(own) for i in indices]
 
     def _translated(self, targets: Targets[NDArray[Any]]) -> Targets[NDArray[Any]]:
-        maps = None if targets.segmentation is None else self.translate[targets.segmentation]
+        maps = targets.segmentation
+        if maps is not None:
+            maps = np.where(maps == VOID, VOID, self.translate[maps.clip(min=-1)])
         return targets._replace(labels=self.translate[targets.labels], segmentation=maps)
 
 

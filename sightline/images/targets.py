@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Targets", "arrays", "filled", "move", "tensors"]
+__all__ = ["VOID", "Targets", "arrays", "filled", "move", "tensors"]
 
+
+VOID = -2  # pixels of a segmentation map that are left out: borders, or what was not labelled
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -24,7 +26,7 @@ class Targets(NamedTuple, Generic[Array]):
     labels: Array  # int64 (k,), classes of the objects
     boxes: Array  # float32 (k, 4), x0 y0 x1 y1 in pixels: x1 − x0 is the width
     masks: Array | None = None  # bool (k, H, W)
-    segmentation: Array | None = None  # int64 (H, W), −1: of no class
+    segmentation: Array | None = None  # int64 (H, W), −1: of no class, the background; VOID: nobody knows
     crowd: Array | None = None  # bool (k,), regions of many objects, where nothing is to be found and nothing is wrong
     areas: Array | None = None  # float64 (k,), as annotated; None: pixels of the mask, or the area of the box
 
@@ -41,7 +43,7 @@ def move(
     `size` is that of both sides, or height and width. Boxes are clipped; an object is dropped when nothing is left of
     its box, or no pixel of its mask. Masks and maps are resized with nearest neighbour: a pixel of the view shows what
     lies under its centre. Where the crop may reach beyond the image, `image` says how large that is; there is nothing
-    beyond it.
+    beyond it, and a map is void there.
 
     >>> one = Targets(np.array([7, 8]), np.array([[0, 0, 4, 4], [6, 6, 8, 8]], np.float32))
     >>> moved = move(one, np.array([2, 2, 4, 4]), True, 8)
@@ -65,7 +67,7 @@ def move(
         masks = _view(targets.masks, place, flip, shape, False)
         kept &= masks.any((1, 2))
         masks = masks[kept]
-    segmentation = None if targets.segmentation is None else _view(targets.segmentation, place, flip, shape, -1)
+    segmentation = None if targets.segmentation is None else _view(targets.segmentation, place, flip, shape, VOID)
     crowd = None if targets.crowd is None else targets.crowd[kept]
     return Targets(targets.labels[kept], boxes[kept].astype(np.float32), masks, segmentation, crowd)
 

@@ -24,6 +24,7 @@ from sightline.analyses import (
     noise,
     orientation,
     probes,
+    segmentation,
     shape_bias,
     similarity,
     spectra,
@@ -37,7 +38,7 @@ from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, coco, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import reinit
@@ -64,6 +65,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "noise": noise,
     "orientation": orientation,
     "probes": probes,
+    "segmentation": segmentation,
     "shape_bias": shape_bias,
     "similarity": similarity,
     "spectra": spectra,
@@ -90,6 +92,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "noise": noise.Config,
     "orientation": orientation.Config,
     "probes": probes.Config,
+    "segmentation": segmentation.Config,
     "shape_bias": shape_bias.Config,
     "similarity": similarity.Config,
     "spectra": spectra.Config,
@@ -106,6 +109,7 @@ VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
 SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
     "probes": probes.summary,
+    "segmentation": segmentation.summary,
     "transformations": transformations.summary,
 }
 
@@ -158,6 +162,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
+    "masks": masks,
     "parquet": parquet,
     "shapes": shapes,
 }

@@ -158,13 +158,17 @@ def whole_patches(encoder: Encoder, size: int) -> int:
 
 
 def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
-    """`last`, `last-3` and numbers, separated by commas, as sites.
+    """`last`, `last-3` and numbers, separated by commas, as sites; `norm` is the last block after the final norm.
 
     >>> from sightline import load_encoder
     >>> vit = load_encoder("timm:vit_tiny_patch16_224@random?depth=12&embed_dim=12&num_heads=2")
     >>> block_sites(vit, "last-3,9,last")
     ['block.8', 'block.9', 'block.11']
     """
+    if str(blocks) == "norm":
+        if "norm" not in encoder.sites:
+            raise InputError(f"blocks=norm: {encoder.reference} has no final norm over its tokens; write last")
+        return ["norm"]
     numbers = []
     for word in str(blocks).split(","):
         match = re.fullmatch(r"\s*(?:(last)(?:-(\d+))?|(\d+))\s*", word)
