@@ -176,7 +176,8 @@ class Analysis(contract.Analysis):
     def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
-        self.layers = Layers({e: [s for s in sites if layer_type(s) == "block"] for e, sites in plan.sites.items()})
+        blocks = {e: [s for s in sites if layer_type(s) == "block"] for e, sites in plan.sites.items()}
+        self.layers = Layers(blocks, plan.stages)
         self.reasons = [_why_not(plan, *layer, kind) for layer in self.layers for kind in KINDS]
         rows = [(encoder, block, kind) for encoder, block in self.layers for kind in KINDS]
         measured = [(row, number) for number, row in enumerate(rows) if not self.reasons[number]]

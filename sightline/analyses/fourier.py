@@ -130,7 +130,7 @@ class Analysis(contract.Analysis):
 
     def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.layers = plan, Layers(plan.sites)
+        self.plan, self.layers = plan, Layers(plan.sites, plan.stages)
         self.grids = {layer: _grid(plan, *layer) for layer in self.layers}
         self.waves = {grid: waves(grid) for grid in {g for g in self.grids.values() if g is not None}}
         most = max((min(grid) // 2 + 1 for grid in self.waves), default=1)

@@ -102,7 +102,7 @@ class Analysis(GramSums):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("invariance", config, plan)
-        self.layers = Layers(plan.sites)
+        self.layers = Layers(plan.sites, plan.stages)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         t, p, s = len(self.config.tokens), len(config.policies), len(self.layers)
         c = sum(len(sites) ** 2 for sites in plan.sites.values())

@@ -164,7 +164,7 @@ class Analysis(Pooled):
                 f"{plan.images.name} has {images}; give more, or leave similarity out (--only knn)"
             )
         super().__init__(plan, plan.splits, _wanted(config, plan))
-        self.config, self.layers = config, Layers(plan.sites)
+        self.config, self.layers = config, Layers(plan.sites, plan.stages)
 
     def compute(self) -> xr.Dataset:
         """All measures of all sites × all sites × all pairs of encoders, with interval, null and reasons."""

@@ -210,7 +210,7 @@ class Analysis(contract.Analysis):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.layers, self.centred = plan, Layers(plan.sites), config.centred
+        self.plan, self.layers, self.centred = plan, Layers(plan.sites, plan.stages), config.centred
         self.slots, self.means = _slots(plan, config.means)
         self.chosen, self.images = _slots(plan, config.images)
         self.shapes = [_shape(plan, *layer) for layer in self.layers]

@@ -6,7 +6,7 @@ B images of a batch, S layers, K numbers per image.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sightline.core.results import NORMAL_95
-from sightline.encoders.sites import block_numbers, layer_type, union_of_sites
+from sightline.encoders.sites import block_numbers, layer_type, stage_numbers, union_of_sites
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,6 +35,7 @@ class Layers:
     """
 
     of: Mapping[str, Sequence[str]]  # encoder → its sites
+    stages: Mapping[str, Sequence[int]] = field(default_factory=dict)  # encoder → blocks of each stage, if it has any
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return ((encoder, site) for encoder, sites in self.of.items() for site in sites)
@@ -103,7 +104,15 @@ class Layers:
             "site": sites,
             "layer_type": ("site", [layer_type(site) for site in sites]),
             "block": ("site", block_numbers(sites)),
-        }
+        } | self._stages(sites)
+
+    def _stages(self, sites: Sequence[str]) -> dict[str, Any]:
+        """Of residual networks: the stage of each site of each encoder, 0 where there is none."""
+        if not any(self.stages.get(encoder) for encoder in self.of):
+            return {}
+        numbers = [stage_numbers(sites, self.stages.get(encoder, ())) for encoder in self.of]
+        has = np.array([[site in own for site in sites] for own in self.of.values()])
+        return {"stage": (("encoder", "site"), np.where(has, numbers, 0))}
 
 
 def add_images(sums: Tensor, layer: int, values: Tensor, members: Tensor) -> None:

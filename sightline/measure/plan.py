@@ -62,6 +62,11 @@ class Plan:
     cache: Path  # a folder for memory-mapped files
     left_out: Mapping[str, str]  # encoders that take no part, and why
 
+    @property
+    def stages(self) -> dict[str, tuple[int, ...]]:
+        """Blocks of each stage of the encoders that have stages."""
+        return {name: encoder.stages for name, encoder in self.encoders.items() if encoder.stages}
+
 
 def make_plans(
     encoders: Mapping[str, Encoder],

@@ -105,7 +105,7 @@ class Analysis(GramSums):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("cka", config, plan)
-        self.layers = Layers(plan.sites)
+        self.layers = Layers(plan.sites, plan.stages)
         t, s = len(self.config.tokens), len(self.layers)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         self.add_sums(
