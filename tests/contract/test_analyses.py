@@ -249,7 +249,7 @@ def test_what_is_kept_gives_the_numbers_again(name: str, results: Results) -> No
         again = found.values(variable, cells, weights)
         np.testing.assert_allclose(again[0], values.values[known], rtol=1e-6, atol=1e-7, err_msg=variable)
         changed |= bool((again[1:] != again[0]).any())
-    assert changed
+    assert changed or all(found.recipe(variable) is None for variable in found.variables)
 
 
 @pytest.mark.parametrize("name", ANALYSES)
