@@ -143,7 +143,7 @@ class Analysis(contract.Analysis):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         layers = (len(self.layers), len(config.features))
         sums = (GROUPS, *layers, len(config.transformations) + 3)
         shapes = {"sums": sums, "seen": layers, "infinite": layers, "dropped": ()}
