@@ -31,12 +31,11 @@ from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
-from sightline.core.groups import Axis, Kept, Mean
+from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
-from sightline.core.run_folder import fingerprint
 from sightline.images.views import make_view
 from sightline.measure import contract
-from sightline.measure.estimators.cka import GROUPS
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import CONSTANT, POOLINGS, poolings, widths
@@ -144,6 +143,7 @@ class Analysis(contract.Analysis):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
+        self.groups = ImageGroups(plan.images, plan.splits)
         layers = (len(self.layers), len(config.features))
         sums = (GROUPS, *layers, len(config.transformations) + 3)
         shapes = {"sums": sums, "seen": layers, "infinite": layers, "dropped": ()}
@@ -160,14 +160,14 @@ class Analysis(contract.Analysis):
         if len(batch.ids) < FEWEST:  # nothing to lie apart from
             self.dropped += len(batch.ids)
             return
-        groups = (batch.rows % GROUPS).to(self.sums.device)
+        members = self.groups.members(batch, self.sums.device)
         names = views(self.config, batch.split)
         for s, (encoder, site) in enumerate(self.layers):
             found = {view: reductions[Key(encoder, site, view)] for view in names}
             for f, feature in enumerate(self.config.features):
                 if feature in found["plain"]:
                     values = _squares([found[view][feature].double() for view in names])
-                    self.sums[:, s, f].index_add_(0, groups, values)
+                    self.sums[:, s, f] += members @ values
                     self.seen[s, f] += 1
                     self.infinite[s, f] += ~values.isfinite().all()
 
@@ -201,8 +201,7 @@ class Analysis(contract.Analysis):
 
     def _kept(self, sums: npt.NDArray[np.float64]) -> Kept:
         """Squared distances by groups of images, for contrasts."""
-        which = [self.plan.images.digest(split) for split in self.plan.splits]
-        kept = Kept({"group": Axis(fingerprint(["rows", GROUPS, *which])[:16], "groups of images")})
+        kept = Kept({"group": self.groups.axis})
         each = self.layers.spread(sums.swapaxes(0, 1))  # (encoders, sites, G, F, K)
         dims = ("encoder", "site", "group", "feature", "transformation")
         moved, crop, apart = (dims, each[..., :-3]), (dims[:4], each[..., -3]), (dims[:4], each[..., -2])
