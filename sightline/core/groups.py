@@ -213,9 +213,9 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Mean:
-    """Σ sum / Σ count over groups: means over images, accuracies, shares; `scale`: a variable to multiply with.
+    """Σ sum / Σ count over groups: means over images, accuracies, shares.
 
-    `root`: the square root of that, as of a mean of squares.
+    `scale` is a part to multiply with; `root` takes the square root, of a mean of squares.
     """
 
     sum: str
