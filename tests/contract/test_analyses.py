@@ -273,11 +273,11 @@ def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
 
 
 def held(metric: Any) -> int:
-    """Bytes of all tensors and arrays that an analysis holds, but for the plan, which is not its own."""
+    """Bytes of all tensors and arrays that an analysis holds, but for plan and images, which are not its own."""
     seen, total, todo = set(), 0, [value for name, value in vars(metric).items() if not isinstance(value, Plan)]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, Plan | type):
+        if id(value) in seen or isinstance(value, Plan | Images | type):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor | np.ndarray):
