@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sightline.images.sets import Images
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
+    from sightline.studies.detection import detect
     from sightline.studies.reinit import reinit
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
@@ -48,6 +49,7 @@ _HOME = {
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
+    "detect": "studies.detection",
     "contrast": "core.contrast",
     "estimate": "core.contrast",
     "finetune": "transfer.finetune",
@@ -73,6 +75,7 @@ __all__ = [
     "analyze",
     "capture",
     "contrast",
+    "detect",
     "estimate",
     "finetune",
     "load_encoder",

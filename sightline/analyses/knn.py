@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -24,10 +24,14 @@ from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import Figure, accuracy_over_depth, accuracy_table
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 TITLE = "k-NN accuracy"
 QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
@@ -81,17 +85,20 @@ class Analysis(Pooled):
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
         names = [f"{name}{end}" for name in ("accuracy", "top5_accuracy") for end in ENDS]
-        return self.dataset(names, dict(zip(chosen, scores, strict=True))).assign_attrs(self._protocol())
+        answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
+        result = self.dataset(names, answers).assign_attrs(self._protocol())
+        return self.with_right(result, "test", {at: right for at, (*_, right) in zip(chosen, scores, strict=True)})
 
-    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, ...], str]:
+    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, ...], str, npt.NDArray[np.float64]]:
+        """Accuracies with their intervals, why there are none, and right decisions by groups of images."""
         train, test = (self.features(encoder, site, feature, "plain", split) for split in SPLITS)
         if why := flaw(train, "train") or flaw(test, "test", constant=False):
-            return (*NOTHING, *NOTHING), why
+            return (*NOTHING, *NOTHING), why, np.zeros(GROUPS)
         labels, truth = (self.labels(split) for split in SPLITS)
-        k, temperature = self.config.k, self.config.temperature
-        predicted = knn_predict(np.asarray(train), labels, np.asarray(test), k, temperature, top=5)
-        among = (predicted == truth[:, None]).any(1)
-        return (*accuracy_of(predicted[:, 0], truth), *accuracy_of(among, np.ones_like(among))), ""
+        predicted = knn_predict(train, labels, test, self.config.k, self.config.temperature, top=5, device=self.device)
+        first, among = predicted[:, 0], (predicted == truth[:, None]).any(1)
+        numbers = (*accuracy_of(first, truth), *accuracy_of(among, np.ones_like(among)))
+        return numbers, "", self.by_group("test", first == truth)
 
     def _protocol(self) -> dict[str, Any]:
         """What makes the number comparable with another one (TRAPS 17)."""

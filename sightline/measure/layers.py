@@ -73,6 +73,10 @@ class Layers:
         full[rows, [sites.index(site) for _, site in self]] = values
         return full.astype(str) if full.dtype == object else full
 
+    def by_group(self, sums: Tensor) -> npt.NDArray[np.float64]:
+        """(G, S, …) over groups and layers → (encoders, sites, G, …), as results keep them for contrasts."""
+        return self.spread(sums.numpy(force=True).swapaxes(0, 1))
+
     def spread_pairs(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
         rows = self.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
@@ -111,11 +115,15 @@ class Layers:
         return {"stage": (("encoder", "site"), np.where(has, numbers, 0))}
 
 
-def add_images(sums: Tensor, layer: int, values: Tensor) -> None:
-    """Add the numbers (B, k) of a batch to `sums` (S, 3, K) of a layer: images, sum, sum of squares, in float64."""
+def add_images(sums: Tensor, layer: int, values: Tensor, members: Tensor) -> None:
+    """Add the numbers (B, k) of a batch to `sums` (G, S, 3, K) of a layer: images, sum, sum of squares, in float64.
+
+    `members` (G, B) says which image belongs to which group, see `groups.ImageGroups`.
+    """
     k = values.shape[1]
     values = values.double()
-    sums[layer, :, :k] += torch.stack([torch.full_like(values[0], len(values)), values.sum(0), values.square().sum(0)])
+    each = torch.stack([torch.ones_like(values), values, values.square()], 1)  # (B, 3, k)
+    sums[:, layer, :, :k] += (members @ each.flatten(1)).view(len(members), 3, k)
 
 
 def mean_of_images(
@@ -123,12 +131,12 @@ def mean_of_images(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean over images (S, K) and its 95 % interval, mean ± 1.96 · deviation / √images; NaN where there are none.
 
-    >>> sums = torch.zeros(1, 3, 2, dtype=torch.float64)
-    >>> add_images(sums, 0, torch.tensor([[1.0], [3.0]]))
+    >>> sums = torch.zeros(2, 1, 3, 2, dtype=torch.float64)
+    >>> add_images(sums, 0, torch.tensor([[1.0], [3.0]]), torch.eye(2, dtype=torch.float64))
     >>> [part.round(2).tolist() for part in mean_of_images(sums)]
     [[[2.0, nan]], [[0.04, nan]], [[3.96, nan]]]
     """
-    n, total, squares = sums.numpy(force=True).swapaxes(0, 1)  # each (S, K)
+    n, total, squares = sums.sum(0).numpy(force=True).swapaxes(0, 1)  # each (S, K)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = total / n
         variance = np.maximum(squares - n * mean**2, 0.0) / (n - 1)

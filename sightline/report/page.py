@@ -30,7 +30,8 @@ from sightline.core import ownership, plugins
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import DARK, LIGHT, Figure, same_colours, theme
+from sightline.report.figures import DARK, LIGHT, Figure, Table, same_colours, theme
+from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import asset, clean, cleaned, render, script_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = ["write_report"]
 SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
+    "detection": "A detector of the same kind was trained on each, and all were tested on the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 CARDS = 12  # of an analysis on the overview; the others are folded
@@ -70,6 +72,8 @@ class AnalysisPage:
     explorer: Mapping[str, Any] | None
     viewer: Mapping[str, Any] | None
     headlines: Sequence[tuple[str, str, str]]  # label, number, detail
+    tables: Sequence[Table]
+    gallery: Gallery | None
     figures: Sequence[FigureText]
     problem: str
     formula: str
@@ -219,10 +223,12 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
             data[kind][name] = found
     headlines: list[tuple[str, str, str]] = []
     sentences: list[str] = []
+    tables: list[Table] = []
     figures: list[FigureText] = []
     try:
         headlines += word("headlines", lambda _: [])(result)
         sentences += word("summary", lambda _: [])(result)
+        tables += word("tables", lambda _: [])(result)
         for figure in word("figures", lambda _: [])(result):
             stem = f"{name}-{figure.name}"
             data["figures"][stem] = _figure(run.path, name, figure, encoders)
@@ -242,6 +248,8 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         explorer=packed["explorers"],
         viewer=packed["viewers"],
         headlines=headlines,
+        tables=tables,
+        gallery=pack_gallery(result),
         figures=figures,
         problem=problem,
         formula=word("FORMULA", "").strip(),
@@ -281,7 +289,7 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
             rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
         except ValueError:
             rows[str(key)] = value
-    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith("viewer_")}
+    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(("viewer_", "gallery_"))}
     values = {k: v.item() if isinstance(v, np.generic) else v for k, v in rows.items()}
     return values | {"size of the result": sizes}
 

@@ -1,4 +1,5 @@
 """Questions that several trainings and passes answer together.
 
-reinit   which blocks does fine-tuning build on?
+detection   how well are objects found by detectors on these encoders?
+reinit      which blocks does fine-tuning build on?
 """

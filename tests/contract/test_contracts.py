@@ -50,6 +50,7 @@ def test_mypy_sees_every_plugin() -> None:
                 "views": plugin_types.VIEWS,
                 "precision": plugin_types.PRECISION,
                 "summary": plugin_types.SUMMARY,
+                "tables": plugin_types.TABLES,
             },
         ),
         (

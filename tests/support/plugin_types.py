@@ -41,7 +41,8 @@ from sightline.images.contract import ImageSource
 from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
-from sightline.studies import reinit
+from sightline.report.figures import Table
+from sightline.studies import detection, reinit
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 from sightline.training.objectives import beit as beit_objective
@@ -112,6 +113,7 @@ SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
     "segmentation": segmentation.summary,
     "transformations": transformations.summary,
 }
+TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": beit_objective,
@@ -166,7 +168,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "parquet": parquet,
     "shapes": shapes,
 }
-STUDIES: Mapping[str, Study] = {"reinit": reinit}
+STUDIES: Mapping[str, Study] = {"detection": detection, "reinit": reinit}
 
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,

@@ -17,7 +17,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-__all__ = ["Figure", "curve_over_depth", "heatmap", "linked_charts"]
+__all__ = ["Figure", "Table", "curve_over_depth", "heatmap", "linked_charts"]
 
 
 PANEL = 150  # pixels, the side of one heat map among several
@@ -32,6 +32,16 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as a paper prints them, above the figures of a page."""
+
+    title: str
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]  # the first cell of each is its name
 
 
 def heatmap(
