@@ -42,7 +42,7 @@ from sightline.images.sources import arrays, coco, folder, masks, parquet, shape
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.report.figures import Table
-from sightline.studies import detection, reinit
+from sightline.studies import detection, reinit, segmenters
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 from sightline.training.objectives import beit as beit_objective
@@ -168,7 +168,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "parquet": parquet,
     "shapes": shapes,
 }
-STUDIES: Mapping[str, Study] = {"detection": detection, "reinit": reinit}
+STUDIES: Mapping[str, Study] = {"detection": detection, "reinit": reinit, "segmenters": segmenters}
 
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,
