@@ -313,9 +313,9 @@ class Analysis(DecisionAnalysis):
         scores = {name: c.scores(self.input_of(name, "test")[rows]) for name, c in known.items()}
         best = {name: best_classes(values, max(self.k)) for name, values in scores.items()}
         right = {name: classes[:, 0] == self.labels("test")[rows] for name, classes in best.items()}
-        sums = torch.zeros(GROUPS, len(pairs), 3, len(SUBSETS) * len(self.k), dtype=torch.float64)
+        sums = torch.zeros(GROUPS, len(pairs), 3, len(SUBSETS) * len(self.k), dtype=torch.float64, device="cpu")
         groups = torch.from_numpy(self.groups("test").of("test")[self.labelled("test")[rows]])
-        members = (torch.arange(GROUPS)[:, None] == groups).double()
+        members = (torch.arange(GROUPS, device=groups.device)[:, None] == groups).double()
         for number, (a, b) in enumerate(pairs):
             taus = [_tau(scores[a], scores[b], best[a][:, :k], best[b][:, :k]) for k in self.k]
             subsets = (np.ones_like(right[a]), right[a] & right[b], ~(right[a] | right[b]))

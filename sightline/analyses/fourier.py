@@ -100,15 +100,15 @@ def frequencies(grid: tuple[int, int]) -> Tensor:
     (tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64), 6.0)
     """
     side = min(grid)
-    return 2 * torch.arange(side // 2 + 1, dtype=torch.float64) / side
+    return 2 * torch.arange(side // 2 + 1, dtype=torch.float64, device="cpu") / side
 
 
 def waves(grid: tuple[int, int]) -> Tensor:
     """cos(π f_k (r + c)) for every frequency, then sin, (2K, N)."""
     side, (rows, columns) = min(grid), grid
-    steps = (torch.arange(rows)[:, None] + torch.arange(columns)).flatten()  # r + c
+    steps = (torch.arange(rows, device="cpu")[:, None] + torch.arange(columns, device="cpu")).flatten()  # r + c
     # Whole turns are taken off as integers, so that no large angle is rounded.
-    turns = (torch.arange(side // 2 + 1)[:, None] * steps % side).double() / side
+    turns = (torch.arange(side // 2 + 1, device="cpu")[:, None] * steps % side).double() / side
     return torch.cat([torch.cos(2 * torch.pi * turns), torch.sin(2 * torch.pi * turns)])
 
 

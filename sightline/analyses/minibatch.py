@@ -25,6 +25,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept
 from sightline.core.results import ABSENT, ENDS
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
@@ -154,7 +155,9 @@ class Analysis(GramSums):
         reason = np.where(there, self.reasons(own).reshape(-1, *self.of), ABSENT)
         dims = ("tokens", "count", "batch", "encoder", "layer_a", "layer_b")
         sites = [[*of, *[""] * (self.of[1] - len(of))] for of in self.chosen.values()]
-        return xr.Dataset(
+        kept = Kept({})
+        kept.nothing("two batch sizes have no batches in common, which could be left out", "cka", "difference")
+        result = xr.Dataset(
             {
                 **{f"cka{end}": (dims, part) for end, part in zip(ENDS, (value, low, high), strict=True)},
                 "difference": (dims[:4], _difference(value)),
@@ -167,6 +170,7 @@ class Analysis(GramSums):
             },
             attrs={**self.estimator, "seed": self.plan.seed},
         )  # fmt: skip
+        return kept.beside(result)
 
 
 def _drawn(sites: Sequence[str], count: int, seed: int) -> list[str]:

@@ -300,10 +300,10 @@ class Analysis(contract.Analysis):
 
     def _members(self) -> Tensor:
         """1 where an image of the image spectrum is in a group, (G, M)."""
-        groups = torch.full((self.means,), -1)
+        groups = torch.full((self.means,), -1, device="cpu")
         for split, slots in self.slots.items():
             groups[slots[slots >= 0]] = torch.from_numpy(self.groups.of(split))[slots >= 0]
-        return (torch.arange(GROUPS)[:, None] == groups).double().to(self.sums.device)
+        return (torch.arange(GROUPS, device="cpu")[:, None] == groups).double().to(self.sums.device)
 
     def _kept(self, shapes: Sequence[Shape], left_out: Numbers) -> Kept:
         """Sums of the numbers of tokens by groups of images, those of images without each group; for contrasts."""

@@ -31,7 +31,9 @@ from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Axis, Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
+from sightline.core.run_folder import fingerprint
 from sightline.images.views import make_view
 from sightline.measure import contract
 from sightline.measure.estimators.cka import GROUPS
@@ -181,7 +183,7 @@ class Analysis(contract.Analysis):
             for name, numbers in part.items():
                 each = np.where(known.reshape(known.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
                 data[f"{name}{end}"] = ((*over, "transformation")[: numbers.ndim + 1], self.layers.spread(each))
-        return xr.Dataset(
+        result = xr.Dataset(
             {**data, "reason": (over, self.layers.spread(reason, ABSENT))},
             coords={
                 **self.layers.coords(),
@@ -195,6 +197,23 @@ class Analysis(contract.Analysis):
                 "dropped_images": int(self.dropped),
             },
         )
+        return self._kept(sums).beside(result)
+
+    def _kept(self, sums: npt.NDArray[np.float64]) -> Kept:
+        """Squared distances by groups of images, for contrasts."""
+        which = ["rows", *(self.plan.images.digest(split) for split in self.plan.splits)]
+        words = f"groups of {' and '.join(self.plan.splits)} images"
+        kept, over = Kept({"group": Axis(fingerprint(which)[:16], words)}), ("encoder", "site", "group", "feature")
+        each = self.layers.spread(sums.swapaxes(0, 1))
+        parts = {
+            "transformed": ((*over, "transformation"), each[..., :-3]),
+            "light_crops": (over, each[..., -3]),
+            "different": (over, each[..., -2]),
+        }
+        kept.add("distance", Mean("transformed", "different", root=True), **parts)
+        kept.add("crops", Mean("light_crops", "different", root=True))
+        kept.add("to_crops", Mean("transformed", "light_crops", root=True))
+        return kept
 
     def _bootstrap(self, groups: npt.NDArray[np.float64]) -> tuple[Numbers, Numbers]:
         """Ends of the 95 % intervals: groups of images drawn anew, sums and distances taken again; NaN of one group."""

@@ -213,11 +213,15 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Mean:
-    """Σ sum / Σ count over groups: means over images, accuracies, shares; `scale`: a variable to multiply with."""
+    """Σ sum / Σ count over groups: means over images, accuracies, shares.
+
+    `scale` is a part to multiply with; `root` takes the square root, of a mean of squares.
+    """
 
     sum: str
     count: str
     scale: str = ""
+    root: bool = False
 
     def first(self, of: Measured) -> str:
         """A part that has the axis of groups."""
@@ -227,6 +231,7 @@ class Mean:
         """(W, n)."""
         dim, _ = of.axis(variable)
         found = (weights @ of.part(self.sum, dim, cells)) / (weights @ of.part(self.count, dim, cells))
+        found = np.sqrt(found) if self.root else found
         if self.scale:
             assert of.kept is not None
             scale = of.kept[self.scale]

@@ -63,8 +63,8 @@ class ImageGroups:
 
     def members(self, batch: Batch, device: torch.device) -> Tensor:
         """1 where an image of the batch is in a group, (G, B): a product with it sums by groups."""
-        groups = torch.from_numpy(self.of(batch.split)[batch.rows.numpy(force=True)])
-        return (torch.arange(GROUPS)[:, None] == groups).double().to(device)
+        groups = torch.from_numpy(self.of(batch.split)[batch.rows.numpy(force=True)]).to(device)
+        return (torch.arange(GROUPS, device=device)[:, None] == groups).double()
 
     def sums(self, split: str, rows: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
         """Sums of the values (n, …) of some rows of a split by groups, (G, …)."""

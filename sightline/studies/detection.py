@@ -35,7 +35,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.sources.coco import Annotated
-from sightline.measure.request import members_of
+from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, Table, curve_over_depth
 from sightline.training.folder import start
 from sightline.training.launch import Launch
@@ -102,7 +102,7 @@ def detect(
     `detect(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"frozen": False})`. Called again it goes on where it
     stopped.
     """
-    members, out = members_of(encoders), Path(out)
+    members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
     launch = Launch(True, False, device, devices, nodes, workers, show_progress)
     fabric, data = start(base, None if images is None else load_images(images), launch)

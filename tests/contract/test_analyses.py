@@ -26,6 +26,7 @@ from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images, join
 from sightline.images.views import make_view
+from sightline.measure import analyze as the_pass
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.plan import Cost, Key, Plan, make_plans
 from sightline.measure.streaming import measured_of, result_of
@@ -134,10 +135,21 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     assert page.is_file(), f"{name} needs a page in docs/analyses"
 
 
+def nowhere(function: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*arguments: Any) -> Any:
+        with torch.device("meta"):
+            return function(*arguments)
+
+    return inside
+
+
 @pytest.mark.parametrize("name", ANALYSES)
 def test_the_pass_gives_what_its_plain_twin_gives(
-    name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset]
+    name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a default device that holds no numbers, so that no tensor can be made where nobody said."""
+    for part in ("_step", "measured_of"):
+        monkeypatch.setattr(the_pass, part, nowhere(getattr(the_pass, part)))
     run = sl.analyze(members(name, encoders), images, [name], batch=BATCH, workers=0, show_progress=False)
     xr.testing.assert_equal(run[name], results[name])
 
@@ -237,7 +249,7 @@ def test_what_is_kept_gives_the_numbers_again(name: str, results: Results) -> No
         again = found.values(variable, cells, weights)
         np.testing.assert_allclose(again[0], values.values[known], rtol=1e-6, atol=1e-7, err_msg=variable)
         changed |= bool((again[1:] != again[0]).any())
-    assert changed
+    assert changed or all(found.recipe(variable) is None for variable in found.variables)
 
 
 @pytest.mark.parametrize("name", ANALYSES)

@@ -17,9 +17,10 @@ from sightline.core.errors import InputError
 from sightline.core.settings import parse_settings, to_toml
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization
-from sightline.training.recipe import FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
+from sightline.training.recipe import COMMANDS, FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
 from sightline.transfer.detection.detect import make_recipe as make_detection
 from sightline.transfer.finetune import make_recipe as make_finetuning
+from sightline.transfer.segmentation.segment import make_recipe as make_segmentation
 
 OBJECTIVES = plugins.names("objectives")
 
@@ -147,7 +148,7 @@ def test_all_values_can_be_a_layer_again(objective: str) -> None:
     assert make_recipe(objective, recipe.values()) == recipe
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith(("finetune", "detect"))])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] not in COMMANDS])
 def test_our_recipes_resolve(name: str) -> None:
     values = read_recipe(name)
     recipe = make_recipe(values["objective"], values)
@@ -156,10 +157,13 @@ def test_our_recipes_resolve(name: str) -> None:
     assert recipe.backbone.reference().startswith("timm:")
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith(("finetune", "detect"))])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] in COMMANDS])
 def test_our_recipes_of_transfer_resolve(name: str) -> None:
-    make: Any = make_finetuning if name.startswith("finetune") else make_detection
-    recipe = make(read_recipe(name))
+    values = read_recipe(name)
+    make: Any = {"detect": make_detection, "finetune": make_finetuning, "segment": make_segmentation}[
+        values["objective"]
+    ]
+    recipe = make(values)
     assert make(tomllib.loads(to_toml(recipe.values()))) == recipe
 
 

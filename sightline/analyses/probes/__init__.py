@@ -211,7 +211,9 @@ class Analysis(Pooled):
         if todo:
             shapes = list(todo.values())
             title = f"Probes of {encoder}, {feature}"
-            swept = train_sweep(shapes, self.config, train, selection, self._classes, self.plan.seed, title)
+            swept = train_sweep(
+                shapes, self.config, train, selection, self._classes, self.plan.seed, title, self.device
+            )
             found |= zip(todo, _answers(swept, test), strict=True)
         return found
 

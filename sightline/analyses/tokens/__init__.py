@@ -234,7 +234,7 @@ class Analysis(contract.Analysis):
         for e, encoder in enumerate(stream.encoders):
             blocks = [site for site in stream.of[encoder] if layer_type(site) == "block" and "decoder" not in site]
             sites.append(blocks[-1] if blocks else "")
-            x = tokens[stream.index(encoder, blocks[-1])] if blocks else torch.empty(0, 0, 0)
+            x = tokens[stream.index(encoder, blocks[-1])] if blocks else torch.empty(0, 0, 0, device="cpu")
             if not self.config.tsne:
                 reasons.append("not asked for (tsne=False)")
             elif 0 < len(x) * x.shape[1] < 5:
@@ -332,15 +332,18 @@ def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[A
         by_class = "the sample has no two classes" if classes < 2 else "no two images of the sample share a class"
     reasons = (by_image, by_class)
     scores, left_out = np.full((2, 3), np.nan), np.full((2, GROUPS), np.nan)
-    out, each = torch.arange(GROUPS)[:, None] == of_images, torch.eye(len(x), dtype=torch.float64)
+    out = torch.arange(GROUPS, device=of_images.device)[:, None] == of_images
+    each = torch.eye(len(x), dtype=torch.float64, device=x.device)
     distances = None if all(reasons) else distances_of(x.flatten(0, 1))
-    for row, groups in enumerate((torch.arange(len(x)), labels)):
+    numbers = torch.arange(len(x), device=x.device)
+    for row, groups in enumerate((numbers, labels)):
         if not reasons[row] and distances is not None:
             groups = groups.repeat_interleave(x.shape[1])
             means = torch.from_numpy(silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
-            add_images(sums := torch.zeros(len(x), 1, 3, 1, dtype=torch.float64), 0, means[:, None], each)
+            sums = torch.zeros(len(x), 1, 3, 1, dtype=torch.float64, device=x.device)
+            add_images(sums, 0, means[:, None], each)
             scores[row] = np.ravel(mean_of_images(sums))
-            images = torch.arange(len(x)).repeat_interleave(x.shape[1])
+            images = numbers.repeat_interleave(x.shape[1])
             left_out[row] = np.where(out.any(1), silhouettes_left_out(distances, images, groups, out), scores[row, 0])
     return scores, left_out, reasons
 

@@ -141,7 +141,7 @@ def rsa(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, dissimilarity: str
     """
     check_choices(dissimilarity=dissimilarity)
     matrices = [centred_ranks(v, dissimilarity) for v in _same_images(x, y)]
-    return float(ratio(rank_products(matrices, [torch.arange(len(matrices[0]))])[0])[0, 1])
+    return float(ratio(rank_products(matrices, [torch.arange(len(matrices[0]), device="cpu")])[0])[0, 1])
 
 
 def mutual_knn(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, k: int = 10) -> float:
@@ -212,7 +212,7 @@ class Cloud:
 
     def blocks(self, order: Tensor | None = None) -> Iterator[Tensor]:
         """The images, or those of `order`, some at a time."""
-        rows = torch.arange(self.images) if order is None else order
+        rows = torch.arange(self.images, device="cpu") if order is None else order
         return (self.read(part) - self.mean for part in rows.split(BLOCK))
 
 
@@ -221,10 +221,10 @@ def cloud_of(read: Read, images: int, device: torch.device, variance: float) -> 
 
     Features that are not finite have a square that is not.
     """
-    parts = torch.arange(images).split(BLOCK)
+    parts = torch.arange(images, device="cpu").split(BLOCK)
     mean = torch.stack([read(part).double().sum(0) for part in parts]).sum(0) / images
     if images <= len(mean):
-        whole = read(torch.arange(images)).double() - mean
+        whole = read(torch.arange(images, device="cpu")).double() - mean
         if not whole.isfinite().all():
             return Cloud(read, mean, images, math.nan, mean[:, None], mean[:, None])
         coordinates = torch.linalg.qr(whole.T, mode="r").R.T  # (n, n): of the same lengths and angles
