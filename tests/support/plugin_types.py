@@ -63,6 +63,7 @@ from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.report.figures import Table
 from sightline.studies import detection as studies_detection
 from sightline.studies import reinit as studies_reinit
+from sightline.studies import segmenters as studies_segmenters
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 from sightline.training.objectives import beit as objectives_beit
@@ -188,7 +189,11 @@ SOURCES: Mapping[str, ModelSource] = {
     "torchvision": sources_torchvision,
     "zoo": sources_zoo,
 }
-STUDIES: Mapping[str, Study] = {"detection": studies_detection, "reinit": studies_reinit}
+STUDIES: Mapping[str, Study] = {
+    "detection": studies_detection,
+    "reinit": studies_reinit,
+    "segmenters": studies_segmenters,
+}
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,
     "datasets": DATASETS,
