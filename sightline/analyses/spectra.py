@@ -402,9 +402,9 @@ def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the mean tokens and for the sums; nothing on disk."""
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
-    return Cost(
-        memory=sum(4 * means * d + 24 * GROUPS * (NUMBERS + _ranks((n, d), config.centred)) for n, d in shapes), disk=0
-    )
+    numbers = NUMBERS + max(_ranks(shape, config.centred) for shape in shapes)
+    sums = 24 * GROUPS * len(shapes) * numbers
+    return Cost(memory=sums + sum(4 * means * d for _, d in shapes), disk=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
         any_of: Mask = np.logical_or.reduce([np.zeros(values.shape, bool), *(_equal(values, one) for one in wanted)])
         return any_of
     if values.dtype.kind in "fiu":
-        return np.isclose(values, _number(wanted))
+        close: Mask = np.isclose(values, _number(wanted))
+        return close
     if isinstance(wanted, str) and "*" in wanted:
         pattern = site_pattern(wanted)
         return np.array([bool(pattern.fullmatch(str(value))) for value in values.ravel()]).reshape(values.shape)
