@@ -217,7 +217,7 @@ class _Curve:
         self.value_title, self.style = value_title, ".1%" if percent else ".4f"
         self.base = alt.Chart(points).transform_calculate(between=_between(self.style))
         # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
-        whole = depth_title.startswith(("block", "epoch", "depth"))
+        whole = depth_title.startswith(("block", "epoch", "depth", "log₂"))
         words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
         x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1, labelExpr=words)
         self.x = x.scale(nice=False, padding=8)
