@@ -5,7 +5,7 @@ options       what several commands share
 ending        the report and its headlines
 compare       compare, dynamics, minibatch, demo
 contrast      contrast
-train         pretrain, finetune, reinit, detect
+train         pretrain, finetune, reinit, detect, segment
 files         list, inspect, convert, report, export
 arguments     encoders, analyses and sites as the user writes them
 listing       what `sightline list` shows
