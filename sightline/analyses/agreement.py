@@ -320,10 +320,10 @@ class Analysis(DecisionAnalysis):
             taus = [_tau(scores[a], scores[b], best[a][:, :k], best[b][:, :k]) for k in self.k]
             subsets = (np.ones_like(right[a]), right[a] & right[b], ~(right[a] | right[b]))
             for column, (subset, tau) in enumerate(itertools.product(subsets, taus)):
-                known = torch.from_numpy(subset & ~np.isnan(tau))
-                if known.any():
-                    values = torch.from_numpy(tau)[known, None]
-                    add_images(sums[..., column : column + 1], number, values, members[:, known])
+                counts = torch.from_numpy(subset & ~np.isnan(tau))
+                if counts.any():
+                    values = torch.from_numpy(tau)[counts, None]
+                    add_images(sums[..., column : column + 1], number, values, members[:, counts])
         return {name: classes[:, 0] for name, classes in best.items()}, sums.numpy()
 
 

@@ -202,7 +202,9 @@ class Analysis(contract.Analysis):
             return {}
         patches = _floating(patches, "images, tokens, width")
         norms = _norms(patches)
-        found = {kind: _token_cosine(patches, norms) for kind in ("tokens", "mid") if kind in kinds}
+        found: dict[str, Tensor] = {}
+        for kind in kinds.keys() & {"tokens", "mid"}:
+            found[kind] = _token_cosine(patches, norms)
         if "depths" in kinds:
             found["depths"] = _depth_cosine(*self.before.pop(key.encoder), patches, norms)
         if at in self.entries:  # a copy, since a block may add to the stream in place

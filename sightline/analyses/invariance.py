@@ -128,8 +128,8 @@ class Analysis(GramSums):
                 self.cross[t, group][:, places] += n * products(first, self.unbiased, others=second).flatten(1)
                 null = products(first, self.unbiased, shuffled=True, others=second)
                 self.null[t][:, places] += n * null.flatten(1)
-        for name, (view, policy, layers) in self._full_sets().items():
-            mine = [found[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in layers]
+        for name, (view, policy, own) in self._full_sets().items():
+            mine = [found[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in own]
             self.full(name).add(self.features(mine, view, n))
 
     def compute(self) -> xr.Dataset:

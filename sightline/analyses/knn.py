@@ -84,21 +84,23 @@ class Analysis(Pooled):
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
-        names = [f"{name}{end}" for name in ("accuracy", "top5_accuracy") for end in ENDS]
+        both = ("accuracy", "top5_accuracy")
+        names = [f"{name}{end}" for name in both for end in ENDS]
         answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
         result = self.dataset(names, answers).assign_attrs(self._protocol())
-        return self.with_right(result, "test", {at: right for at, (*_, right) in zip(chosen, scores, strict=True)})
+        right = {at: of_groups for at, (*_, of_groups) in zip(chosen, scores, strict=True)}
+        return self.with_right(result, "test", right, both)
 
     def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, ...], str, npt.NDArray[np.float64]]:
         """Accuracies with their intervals, why there are none, and right decisions by groups of images."""
         train, test = (self.features(encoder, site, feature, "plain", split) for split in SPLITS)
         if why := flaw(train, "train") or flaw(test, "test", constant=False):
-            return (*NOTHING, *NOTHING), why, np.zeros(GROUPS)
+            return (*NOTHING, *NOTHING), why, np.zeros((2, GROUPS))
         labels, truth = (self.labels(split) for split in SPLITS)
         predicted = knn_predict(train, labels, test, self.config.k, self.config.temperature, top=5, device=self.device)
         first, among = predicted[:, 0], (predicted == truth[:, None]).any(1)
         numbers = (*accuracy_of(first, truth), *accuracy_of(among, np.ones_like(among)))
-        return numbers, "", self.by_group("test", first == truth)
+        return numbers, "", self.by_group("test", np.stack([first == truth, among], 1)).T
 
     def _protocol(self) -> dict[str, Any]:
         """What makes the number comparable with another one (TRAPS 17)."""

@@ -215,9 +215,7 @@ class Analysis(Pooled):
     def _view(self, view: str, images: int) -> tuple[dict[str, tuple[npt.NDArray[np.float64], ...]], list[str]]:
         """Value, ends of the interval and null of each measure of a token view, (S, S); why layers have none."""
         reads = [self._reader(*layer, view) for layer in self.layers]
-        clouds = [
-            None if read is None else cloud_of(read, images, self.seen.device, self.config.variance) for read in reads
-        ]
+        clouds = [None if read is None else cloud_of(read, images, self.config.variance) for read in reads]
         reasons = [_why(cloud) for cloud in clouds]
         usable = [number for number, why in enumerate(reasons) if not why]
         found: dict[str, Found] = {}

@@ -42,23 +42,13 @@ class ImageGroups:
     """
 
     def __init__(self, images: Images, splits: Sequence[str]) -> None:
-        self.images, self.splits = images, tuple(splits)
-        self._of: dict[str, npt.NDArray[np.int64]] = {}
-
-    @property
-    def axis(self) -> Axis:
-        """What the groups are called, and which they are."""
-        which = [self.images.digest(split) for split in self.splits]
-        small = max((len(self.images.indices(split)) for split in self.splits), default=0) <= GROUPS
-        return Axis(fingerprint(which)[:16], f"{'' if small else 'groups of '}{' and '.join(self.splits)} images")
+        self._of = {split: _groups(images.ids[images.indices(split)]) for split in splits}
+        few = max(map(len, self._of.values()), default=0) <= GROUPS
+        words = f"{'' if few else 'groups of '}{' and '.join(splits)} images"
+        self.axis = Axis(fingerprint([images.digest(split) for split in splits])[:16], words)
 
     def of(self, split: str) -> npt.NDArray[np.int64]:
         """The group of each row of a split, (n,)."""
-        if split not in self._of:
-            keys = mix(id_keys(self.images.ids[self.images.indices(split)]), PURPOSE)
-            found = np.empty(len(keys), np.int64)
-            found[np.argsort(keys, kind="stable")] = np.arange(len(keys)) * min(GROUPS, len(keys)) // max(len(keys), 1)
-            self._of[split] = found
         return self._of[split]
 
     def members(self, batch: Batch, device: torch.device) -> Tensor:
@@ -71,3 +61,10 @@ class ImageGroups:
         found = np.zeros((GROUPS, *values.shape[1:]))
         np.add.at(found, self.of(split)[rows], values.astype(np.float64))
         return found
+
+
+def _groups(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
+    """Groups of images by their ids, equally large but for one image."""
+    found = np.empty(len(ids), np.int64)
+    found[np.argsort(mix(id_keys(ids), PURPOSE), kind="stable")] = np.arange(len(ids))
+    return found * min(GROUPS, len(ids)) // max(len(ids), 1)

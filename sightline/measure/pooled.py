@@ -233,16 +233,19 @@ class Pooled(Analysis):
         result: xr.Dataset,
         split: str,
         right: Mapping[tuple[str, str, str], npt.NDArray[np.float64]],
+        names: Sequence[str] = ("accuracy",),
         labelled: bool = True,
     ) -> xr.Dataset:
-        """The result with what contrasts of its `accuracy` need: right decisions by group (G,), and (G,) images."""
+        """The result with what contrasts of its accuracies need: right decisions by group, (names, G) or (G,)."""
         dims, kept = ("encoder", "site", "feature"), Kept({"group": self.groups(split).axis})
         axes = [[str(name) for name in result[dim].values] for dim in dims]
-        sums = np.zeros((*map(len, axes), GROUPS))
+        sums = np.zeros((*map(len, axes), len(names), GROUPS))
         for at, of_groups in right.items():
             sums[tuple(axis.index(name) for axis, name in zip(axes, at, strict=True))] = of_groups
         images = self.by_group(split, np.ones(len(self.labelled(split) if labelled else self.rows[split])))
-        kept.add("accuracy", Mean("right", "images"), right=((*dims, "group"), sums), images=(("group",), images))
+        for number, name in enumerate(names):
+            right_of = {f"{name}_right": ((*dims, "group"), sums[..., number, :]), "images": (("group",), images)}
+            kept.add(name, Mean(f"{name}_right", "images"), **right_of)
         return kept.beside(result)
 
     def dataset(

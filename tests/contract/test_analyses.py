@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import inspect
 import itertools
 from collections.abc import Callable
@@ -131,6 +132,7 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     functions = [value for word, value in vars(module).items() if inspect.isfunction(value) and word[0] != "_"]
     measures = [f for f in functions if f.__module__.startswith((module.__name__, "sightline.measure.estimators."))]
     assert any(">>>" in (measure.__doc__ or "") for measure in measures), "the measure on whole arrays, with a doctest"
+    assert doctest.testmod(module).failed == 0
     page = Path(__file__).parents[2] / "docs" / "analyses" / f"{name}.md"
     assert page.is_file(), f"{name} needs a page in docs/analyses"
 
@@ -271,11 +273,11 @@ def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
 
 
 def held(metric: Any) -> int:
-    """Bytes of all tensors and arrays that an analysis holds, but for the plan, which is not its own."""
+    """Bytes of all tensors and arrays that an analysis holds, but for plan and images, which are not its own."""
     seen, total, todo = set(), 0, [value for name, value in vars(metric).items() if not isinstance(value, Plan)]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, Plan | type):
+        if id(value) in seen or isinstance(value, Plan | Images | type):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor | np.ndarray):
