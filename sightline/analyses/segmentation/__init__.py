@@ -38,7 +38,7 @@ from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import token_view
 from sightline.images.label_maps import BACKGROUND, shares
 from sightline.measure import contract
-from sightline.measure.estimators.lda import Sums, add_patches
+from sightline.measure.estimators.lda import PatchSums, add_patches
 from sightline.measure.estimators.lda import lda_scores as lda_scores
 from sightline.measure.estimators.overlap import mean_iou as mean_iou
 from sightline.measure.estimators.overlap import mean_over_classes
@@ -109,7 +109,7 @@ class Config:
 
 
 class Analysis(contract.Analysis):
-    """Sums of training patches for LDA; patches of val, test and some training images go to disk, and are scored."""
+    """Sums of training patches for LDA; patches of val, test and some training images go to disk to be scored."""
 
     seen: Tensor  # (splits,) images whose patches were written
     weights: Tensor  # (L, C + 1) pixels of each class, in patches
@@ -155,7 +155,7 @@ class Analysis(contract.Analysis):
                 counted = shares(maps, *which, self.classes - 1) * fitted[:, None, None]
                 self.shares[which] = torch.from_numpy(counted.astype(np.float32)).to(self.weights.device)
 
-    def reduce(self, key: Key, activation: Tensor) -> Sums | None:
+    def reduce(self, key: Key, activation: Tensor) -> PatchSums | None:
         """Sums of training patches. What is kept goes to disk at once: all layers of a batch would fill the memory."""
         batch, shape = self.batch, self.shapes.get((key.encoder, key.site))
         if batch is None or shape is None:
@@ -173,7 +173,7 @@ class Analysis(contract.Analysis):
             return None
         return add_patches(patches.flatten(0, 1).float(), self.shares[encoder.preprocess, shape[:2]].flatten(0, 1))
 
-    def update(self, batch: Batch, reductions: Mapping[Key, Sums | None]) -> None:
+    def update(self, batch: Batch, reductions: Mapping[Key, PatchSums | None]) -> None:
         """Add up."""
         for key, sums in reductions.items():
             if sums is not None:
@@ -185,11 +185,11 @@ class Analysis(contract.Analysis):
         written = np.isin(rows, self.sample).sum() if batch.split == "train" else len(rows)
         self.seen[self.plan.splits.index(batch.split)] += int(written)
 
-    def sums(self, encoder: str, site: str) -> Sums:
+    def sums(self, encoder: str, site: str) -> PatchSums:
         """Of a layer."""
         number = self.layers.index(encoder, site)
         squares, values = (getattr(self, f"{name}_{number}").cpu() for name in ("squares", "values"))
-        return Sums(squares, values, self.weights[number].cpu())
+        return PatchSums(squares, values, self.weights[number].cpu())
 
     def compute(self) -> xr.Dataset:
         """mIoU and IoU of every layer with LDA, of the chosen one with a softmax, and pictures."""

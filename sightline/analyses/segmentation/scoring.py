@@ -19,7 +19,7 @@ from torch import Tensor
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, of_decoder
 from sightline.images.label_maps import seen_part, shares, upsampling
-from sightline.measure.estimators.lda import Lda, Sums, fit_lda
+from sightline.measure.estimators.lda import Lda, PatchSums, fit_lda
 from sightline.measure.estimators.overlap import count_overlap, iou_of, jackknife, mean_over_classes
 from sightline.measure.estimators.pixels import draw_pixels, fit_softmax, stack_pixels
 
@@ -74,7 +74,7 @@ class Scoring:
     held_out: npt.NDArray[np.int64]  # those of them that choose
     rows: Mapping[str, npt.NDArray[np.int64]]  # split → rows of the files that could be read
 
-    def run(self, sums: Mapping[Layer, Sums]) -> Scores:
+    def run(self, sums: Mapping[Layer, PatchSums]) -> Scores:
         """All of it."""
         scores = Scores()
         for layer, of_layer in sums.items():
@@ -259,10 +259,9 @@ def decide(scores: Tensor, preprocess: Preprocess, shape: Sequence[int]) -> Tens
         torch.from_numpy(upsampling(window, cells))
         for window, cells in zip(preprocess.windows(*shape), scores.shape[1:3], strict=True)
     )
-    wide = torch.einsum("xw,nhwc->nhxc", across, scores)
-    band = max(1, NUMBERS // max(1, wide[:, 0].numel()))
-    parts = [torch.einsum("yh,nhxc->nyxc", part, wide).argmax(-1) for part in down.split(band)]
-    return torch.cat(parts, 1)
+    wide = scores.permute(3, 0, 1, 2).contiguous() @ across.T  # classes first: the largest of them is found fastest
+    band = max(1, NUMBERS // max(1, wide[:, :, 0].numel()))
+    return torch.cat([(part @ wide).max(0).indices for part in down.split(band)], 1)
 
 
 def maps_of(images: Images, split: str, rows: npt.NDArray[np.int64]) -> Maps:

@@ -27,7 +27,7 @@ BATCH, AT_ONCE = 32, 64  # images of a step, and pixels of each
 WEIGHT_DECAY = 1e-3
 
 
-class Rows(Protocol):
+class _Rows(Protocol):
     """Features of images, in memory or on disk."""
 
     def __getitem__(self, rows: Any, /) -> Any: ...
@@ -63,7 +63,7 @@ def stack_pixels(parts: list[Pixels]) -> Pixels:
 
 
 def fit_softmax(
-    features: Rows,
+    features: _Rows,
     pixels: Pixels,
     start: tuple[Tensor, Tensor],
     mean: Tensor,
