@@ -32,6 +32,7 @@ from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
 from sightline.report.figures import DARK, LIGHT, Figure, same_colours, theme
 from sightline.report.html import asset, clean, cleaned, render, script_json
+from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
@@ -69,6 +70,7 @@ class AnalysisPage:
     sentences: Sequence[str]
     explorer: Mapping[str, Any] | None
     viewer: Mapping[str, Any] | None
+    pictures: Pictures | None
     headlines: Sequence[tuple[str, str, str]]  # label, number, detail
     figures: Sequence[FigureText]
     problem: str
@@ -241,6 +243,7 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         sentences=sentences,
         explorer=packed["explorers"],
         viewer=packed["viewers"],
+        pictures=_pictures(run.path, name, result),
         headlines=headlines,
         figures=figures,
         problem=problem,
@@ -281,9 +284,18 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
             rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
         except ValueError:
             rows[str(key)] = value
-    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith("viewer_")}
+    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(("viewer_", "picture_"))}
     values = {k: v.item() if isinstance(v, np.generic) else v for k, v in rows.items()}
     return values | {"size of the result": sizes}
+
+
+def _pictures(run: Path, analysis: str, result: xr.Dataset) -> Pictures | None:
+    """The pictures of a result; each sheet is a file, too."""
+    found = pack_pictures(result)
+    if found is not None:
+        for number, pixels in enumerate(result.pictures.values):
+            ownership.write(run, run / "figures" / f"{analysis}-pictures-{number + 1}.png", sheet_png(pixels))
+    return found
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

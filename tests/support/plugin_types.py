@@ -19,6 +19,7 @@ from sightline.analyses import (
     dynamics,
     fourier,
     invariance,
+    inversion,
     knn,
     noise,
     orientation,
@@ -56,6 +57,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "dynamics": dynamics,
     "fourier": fourier,
     "invariance": invariance,
+    "inversion": inversion,
     "knn": knn,
     "noise": noise,
     "orientation": orientation,
@@ -76,6 +78,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "cka": cka.Config,
     "dynamics": dynamics.Config,
     "invariance": invariance.Config,
+    "inversion": inversion.Config,
     "knn": knn.Config,
     "noise": noise.Config,
     "orientation": orientation.Config,
@@ -86,12 +89,16 @@ CONFIG: Mapping[str, type[Any]] = {
 }
 VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": invariance.views,
+    "inversion": inversion.views,
     "noise": noise.views,
     "orientation": orientation.views,
     "shape_bias": shape_bias.views,
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
-SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {"probes": probes.summary}
+SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "inversion": inversion.summary,
+    "probes": probes.summary,
+}
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": beit_objective,

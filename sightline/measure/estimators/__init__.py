@@ -3,8 +3,9 @@
 cka             centred kernel alignment
 attention       distance and mutual information of attention
 neighbours      exact nearest neighbours and their votes
-intervals       accuracies and their intervals
+intervals       accuracies, ratios and their intervals
 ridge           a linear classifier in closed form
+inversion       pixels from features in closed form
 probes          classifiers on frozen features, many at once
 probe_batches   rows of features in random order
 sweep           every combination of settings, and which is chosen
