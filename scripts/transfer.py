@@ -21,9 +21,9 @@ from safetensors import safe_open
 import sightline as sl
 from sightline.analyses.dynamics.paths import path_efficiency
 from sightline.core.run_folder import kept_epochs
+from sightline.core.stopping import Stopped
 from sightline.encoders.sources import zoo
 from sightline.measure.estimators.intervals import wilson
-from sightline.training.loop import Stopped
 
 RUNS, IMAGES = Path("runs/transfer"), "shapes?size=48"
 PROBED = 4096  # training images of the probes; fine-tuning has all
@@ -91,7 +91,7 @@ def main(words: list[str]) -> None:
             try:
                 measure(name)
             except Stopped as stop:
-                sys.exit(f"{str(stop).partition(';')[0]}; give the same command again to go on")
+                sys.exit(f"{str(stop).partition(';')[0]}; run the same command again to continue")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name in names:
         if finished(name):

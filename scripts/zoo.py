@@ -30,8 +30,8 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.core.files import write_atomically
 from sightline.core.run_folder import latest
+from sightline.core.stopping import Stopped
 from sightline.images.preprocess import Preprocess
-from sightline.training.loop import Stopped
 from sightline.training.watchers import FeatureWatch
 
 RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from sightline.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from sightline.core.contrast import Contrast, Estimate, contrast, estimate
     from sightline.core.errors import InputError
     from sightline.core.run_folder import Run, open_run
+    from sightline.core.stopping import Stopped
     from sightline.encoders.encoder import Encoder
     from sightline.encoders.loading import load_encoder
     from sightline.encoders.saved import save_encoder
@@ -30,21 +32,24 @@ if TYPE_CHECKING:
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
     from sightline.studies.reinit import reinit
-    from sightline.training.loop import Stopped
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
 # Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
 _HOME = {
+    "Contrast": "core.contrast",
     "Encoder": "encoders.encoder",
+    "Estimate": "core.contrast",
     "Images": "images.sets",
     "InputError": "core.errors",
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
-    "Stopped": "training.loop",
+    "Stopped": "core.stopping",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
+    "contrast": "core.contrast",
+    "estimate": "core.contrast",
     "finetune": "transfer.finetune",
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
@@ -56,7 +61,9 @@ _HOME = {
 }
 
 __all__ = [
+    "Contrast",
     "Encoder",
+    "Estimate",
     "Images",
     "InputError",
     "Preprocess",
@@ -65,6 +72,8 @@ __all__ = [
     "Tokens",
     "analyze",
     "capture",
+    "contrast",
+    "estimate",
     "finetune",
     "load_encoder",
     "load_images",

@@ -26,17 +26,16 @@ from sightline.core.errors import InputError
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Classifier, Decided, cost_of
+from sightline.measure.classifiers import Classifier, ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
+from sightline.report.figures import Figure, heatmap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Agreement of decisions"
@@ -71,7 +70,7 @@ CHUNK_NUMBERS = 2**16  # scores of the best classes that are compared at a time;
 
 
 @dataclass(frozen=True)
-class Config(Choice):
+class Config(ClassifierChoice):
     """`k`: the numbers of best classes whose order is compared; `bootstrap` draws for the intervals of F1 and κ."""
 
     k: tuple[int, ...] = (5, 10, 100)
@@ -210,7 +209,7 @@ def _with_interval(a: npt.NDArray[Any], b: npt.NDArray[Any], draws: int, seed: i
 # The streaming analysis
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Fits the classifiers when the pass is over, and compares all pairs of them, block of images by block."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -305,7 +304,7 @@ def _square(
 
 def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
     """Why a pair has no τ (images, A, B): one of its classifiers, or no image of that kind."""
-    why = np.where((images == 0).all(1), "there is no such image", "").astype(object)
+    why = np.where((images == 0).all(1), "there are no such images", "").astype(object)
     for number, (name, flawed) in enumerate(reason.items()):
         if flawed:
             why[:, number, :] = why[:, :, number] = f"{name}: {flawed}"
@@ -320,8 +319,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Heat maps encoder × encoder: τ for each k on all, right and wrong images; F1 and κ."""
-    from sightline.report.figures import Figure, heatmap
-
     encoders = [str(name) for name in result.encoder.values]
 
     def table(name: str) -> pd.DataFrame:

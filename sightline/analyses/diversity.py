@@ -35,7 +35,7 @@ from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, curve_over_depth, with_depth
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
@@ -49,7 +49,7 @@ heads: mean over pairs of heads and over tokens of cos(head h at token n, head h
 depths: mean over tokens of cos(token before the attention layer, token after it), both in the residual stream
 tokens: mean over pairs of patches of cos(token i, token j) = (N² ‖ū‖² − N) / (N (N − 1)), ū the mean unit vector"""
 HOW_TO_READ = """\
-1 means that all say the same, 0 that they have nothing in common. Heads close to 1: further heads add little. Depths
+1 means that they are all the same, 0 that they have nothing in common. Heads close to 1: more heads add little. Depths
 close to 1: the attention layer changes the tokens little. Tokens close to 1: all places of the image have one and the
 same representation, which is enough to name what is in the image but not where it is. Contrastive encoders tend to rise
 towards the end in all three, masked image models to stay low. The cosine sees a common offset of all tokens, so compare
@@ -241,13 +241,13 @@ def _why_not(plan: Plan, encoder: str, block: str, kind: str) -> str:
     shapes, tokens, site = plan.shapes[encoder], plan.encoders[encoder].tokens, _site_of(block, kind)
     if site not in plan.sites[encoder]:
         what = "attention heads" if kind == "heads" else "stream between attention and MLP"
-        return f"this block has no {what} that can be seen"
+        return f"the {what} of this block cannot be observed"
     if kind == "heads":
         if len(shapes[site]) != 3 or (tokens is not None and shapes[site][1] != tokens.count):
-            return "the heads do not see the tokens of the image one by one"
+            return "the heads do not process the tokens of the image one by one"
         return "" if shapes[site][0] > 1 else "a single head has no pair"
     if kind == "depths" and shapes.get(entry_of(block)) != shapes[site]:
-        return "the stream that enters this block cannot be seen"
+        return "the stream that enters this block cannot be observed"
     patches = token_view(torch.empty(1, *shapes[site], device="meta"), "patches", tokens)
     if patches is None:
         return "this site has no patch tokens"
@@ -266,29 +266,15 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The three cosines over depth: a panel for each, a colour for each encoder."""
-    points = result.to_dataframe(dim_order=["kind", "encoder", "site"]).reset_index()
-    points, title = with_depth(points[points.reason != ABSENT].assign(panel_title=points.kind.map(KINDS)))
-    points = points.dropna(subset="cosine")  # only now: a block without a number keeps its place in the depth
-    if points.empty:
-        return []
-    points = points.rename(
-        columns={"encoder": "series", "cosine": "value", "cosine_low": "low", "cosine_high": "high"}
-    ).drop(columns=["reason", "layer_type"])
-    chart = curve_over_depth(
-        points,
-        value_title="cosine",
-        depth_title=title,
-        series_title="encoder",
-        series=[str(name) for name in result.encoder.values],
-        facet="panel_title",
-        domain=(min(0.0, np.floor(10 * points.low.min()) / 10), 1.0) if points.low.notna().any() else None,
-    )
+    panels = result.transpose("kind", ...).assign_coords(panel_title=("kind", [KINDS[k] for k in result.kind.values]))
     caption = (
         "Cosine between two heads at the same token, between a token before and after the attention layer, and between "
         "two patch tokens of an image. High in the last blocks: heads, layers or places repeat each other. Bands are "
         "95 % intervals over images."
     )
-    return [Figure("depth", "Cosine over depth", caption, chart, points)]
+    return over_depth(
+        panels, "cosine", title="Cosine over depth", caption=caption, value_title="cosine", facet="panel_title"
+    )
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

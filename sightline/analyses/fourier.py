@@ -36,7 +36,7 @@ from sightline.encoders.sites import token_view
 from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, curve_over_depth, with_depth
+from sightline.report.figures import Figure, over_depth, present
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
@@ -226,46 +226,31 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """High frequencies over depth, and the whole half-diagonal of every layer."""
-    return [figure for figure in (_over_depth(result), _spectra(result)) if figure is not None]
-
-
-def _over_depth(result: xr.Dataset) -> Figure | None:
-    """Figures 9, 10b, 12c and F.1b of the paper."""
-    names = ["high_frequency", "high_frequency_low", "high_frequency_high", "official"]
-    points = result[[*names, "reason"]].to_dataframe().reset_index()
-    points, title = with_depth(points[(points.layer_type == "block") & (points.reason != ABSENT)])
-    points = points.dropna(subset=names[0])  # only now: a block without a number keeps its place in the depth
-    if points.empty:
-        return None
-    points = points.drop(columns=["layer_type", "reason"]).rename(
-        columns={"encoder": "series", **dict(zip(names, ("value", "low", "high"), strict=False))}
-    )
-    chart = curve_over_depth(
-        points,
-        value_title="Δ log amplitude",
-        depth_title=title,
-        series_title="encoder",
-        series=[str(name) for name in result.encoder.values],
-        domain=None,
-    )
     caption = (
         "Amplitude of the highest frequency (1.0π where the grid is even) relative to frequency 0, after every block. "
         "Lower: the block has smoothed out what differs between neighbouring patches."
     )
-    return Figure("depth", "High frequencies over depth", caption, chart, points)
+    high = over_depth(  # Figures 9, 10b, 12c and F.1b of the paper
+        result,
+        "high_frequency",
+        title="High frequencies over depth",
+        caption=caption,
+        value_title="Δ log amplitude",
+        also=["official"],
+        domain=None,
+    )
+    return [*high, *_spectra(result)]
 
 
-def _spectra(result: xr.Dataset) -> Figure | None:
+def _spectra(result: xr.Dataset) -> list[Figure]:
     """Amplitude over frequency, a line for each layer from dark (first) to light (last), a panel for each encoder."""
-    names = ["frequency", "amplitude", "amplitude_low", "amplitude_high"]
-    table = result[[*names, "reason"]].to_dataframe().reset_index()
-    table = table[table.reason != ABSENT]
+    table = present(result[["frequency", "amplitude", "amplitude_low", "amplitude_high", "reason"]])
     order = {site: number for number, site in enumerate(result.site.values)}
     place = table.site.map(order).groupby(table.encoder).rank("dense") - 1
     table["depth"] = place / place.groupby(table.encoder).transform("max").clip(lower=1)
     table = table.dropna(subset="amplitude").drop(columns=["frequency_index", "layer_type", "block", "reason"])
     if table.empty:
-        return None
+        return []
     panels = pd.factorize(table.encoder)[0]
     chart = (
         alt.Chart(table.assign(panel=panels))
@@ -291,7 +276,7 @@ def _spectra(result: xr.Dataset) -> Figure | None:
         "the first dark and the last light. A line that falls steeply: the layer varies slowly over the image; a flat "
         "one: neighbouring patches differ as much as distant ones."
     )
-    return Figure("spectra", "Amplitude over frequency", caption, chart, table)
+    return [Figure("spectra", "Amplitude over frequency", caption, chart, table)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

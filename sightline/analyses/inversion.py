@@ -38,7 +38,7 @@ from sightline.measure.feature_cache import Features
 from sightline.measure.layers import sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, widths
-from sightline.report.figures import Figure, curve_over_depth, curve_table
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -351,28 +351,27 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Each measure over depth: a panel for each feature, a colour for each encoder, the null as dashes."""
-    about, found = result.attrs, []
+    about = result.attrs
     words = (
         f"{about['n_train']} images and their mirror images were fitted, {about['n_selection']} chose the penalty, "
         f"{about['n_test']} are scored. Bands are 95 % intervals, dashes the same fit with pictures of other images."
     )
-    for measure, title in TITLES.items():
-        table = curve_table(result, measure)
-        if table.empty:  # only other sites were chosen: the table of the report has them
-            continue
-        chart = curve_over_depth(
-            table,
+    return [
+        figure
+        for measure, title in TITLES.items()
+        for figure in over_depth(
+            result,
+            measure,
+            title=f"{title[0].upper()}{title[1:]}, over depth",
+            caption=words,
             value_title=title,
-            depth_title=table.attrs["depth"],
-            series_title="encoder",
-            series=[str(name) for name in result.encoder.values],
+            name=measure,
             facet="feature",
             reference=(0.5, "left and right are lost") if measure == "nearer" else (0.0, "nothing comes back"),
-            percent=measure == "nearer",
             domain=None,
+            percent=measure == "nearer",
         )
-        found.append(Figure(measure, f"{title[0].upper()}{title[1:]}, over depth", words, chart, table))
-    return found
+    ]
 
 
 def _last(result: xr.Dataset) -> Iterator[tuple[str, Any]]:
@@ -401,9 +400,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 def summary(result: xr.Dataset) -> list[str]:
     """How much of the pixels comes back at the last site of each encoder, and whether left and right do."""
-    return [
-        f"{encoder}: a linear map finds {max(last.r2, 0):.0%} of the variance of the pixels in {last.feature} of "
-        f"{last.site}, {'and' if last.nearer_low > 0.5 else 'but does not'} tell{'s' * (last.nearer_low > 0.5)} left "
-        f"from right: {last.nearer:.1%} of the pictures are nearer to the image than to its mirror image."
-        for encoder, last in _last(result)
-    ]
+    sentences = []
+    for encoder, last in _last(result):
+        knows = "tells left from right" if last.nearer_low > 0.5 else "does not tell left from right"
+        sentences.append(
+            f"{encoder}: a linear map finds {max(last.r2, 0):.0%} of the variance of the pixels in {last.feature} of "
+            f"{last.site}, and {knows}: {last.nearer:.1%} of the pictures are nearer to the image than to its mirror "
+            "image."
+        )
+    return sentences

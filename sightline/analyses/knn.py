@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,20 +27,16 @@ from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
-from sightline.report.figures import accuracy_table, figure_over_depth
-
-if TYPE_CHECKING:
-    from sightline.report.figures import Figure
-
+from sightline.report.figures import Figure, accuracy_over_depth, accuracy_table
 
 TITLE = "k-NN accuracy"
-QUESTION = "How well do the neighbours of an image, in each block, tell its class?"
+QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
 FORMULA = "class(q) = argmax_c Σ exp(q·tᵢ / T) over the k nearest training features tᵢ of class c; q, tᵢ of length one"
 HOW_TO_READ = (
     "Accuracy on the test split when every test image takes the class that its k most similar training images vote "
-    "for. Nothing is trained, so the number speaks of the features alone: it is high where images of one class lie "
-    "close together. Compare it with the line of chance and with the width of the 95 % interval; differences within "
-    "the interval say nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
+    "for. Nothing is trained, so the number describes the features alone: it is high where images of one class lie "
+    "close together. Compare it with chance and with the 95 % interval; differences within "
+    "the interval mean nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
     "peak before their last block, contrastive ones at the end. CLS, GAP (mean of all tokens) and GAP without CLS "
     "(mean of the patches) may differ widely in one block. Compare only numbers of the same protocol and images."
 )
@@ -129,7 +125,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
         f"{result.attrs['n_train']} training and {result.attrs['n_test']} test images; bands are 95 % Wilson intervals."
     )
-    return figure_over_depth(result, "k-NN accuracy", caption, "chance")
+    return accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

@@ -23,14 +23,13 @@ from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.images import noise
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure, curve_over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Noise by frequency"
@@ -43,7 +42,7 @@ The strength of the noise is the same in every band; only its grain differs, fro
 single pixels (right, π). A high curve at the left says that decisions rest on coarse structure such as shape, a high
 curve at the right that they rest on fine detail such as texture. Contrastive encoders are typically robust to
 high-frequency noise, those trained by masked image modelling are not. A drop below 0 is within the interval, or the
-noise helps. Compare encoders of similar accuracy: who starts near chance has nothing to lose."""
+noise helps. Compare encoders of similar accuracy: one that starts near chance has nothing to lose."""
 SOURCE = (
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2; '
     'the noise after Park, Kim 2022, "How Do Vision Transformers Work?"'
@@ -56,7 +55,7 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(Choice):
+class Config(ClassifierChoice):
     """`frequencies`: centres of the bands in π; `strength`: root mean square of the noise, for pixels in [0, 1]."""
 
     frequencies: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -65,9 +64,9 @@ class Config(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.frequencies or not all(0 < f <= math.sqrt(2) for f in self.frequencies):
-            raise InputError(f"Frequencies lie above 0 and up to √2 (in units of π), not {self.frequencies}")
+            raise InputError(f"Frequencies must be above 0 and at most √2 (in units of π), not {self.frequencies}")
         if not 0 < self.strength <= 1:
-            raise InputError(f"The strength of the noise lies above 0 and up to 1, not {self.strength}")
+            raise InputError(f"The strength of the noise must be above 0 and at most 1, not {self.strength}")
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -85,7 +84,7 @@ def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLi
     return difference_of(np.equal(plain, truth), np.equal(noisy, truth))
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Features with and without noise go to disk; classifiers decide when the pass is over."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -154,13 +153,11 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """The drop over frequency, a colour for each encoder."""
-    from sightline.report.figures import Figure, curve_over_depth
-
     table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
     chart = curve_over_depth(
         table.rename(columns=names),
-        value_title="drop of accuracy",
+        value_title="drop in accuracy",
         depth_title="frequency of the noise (π)",
         series_title="encoder",
         series=[str(name) for name in result.encoder.values],
@@ -175,7 +172,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands {about['width']:g}π wide; "
         f"{about['n_test']} test images. Accuracy without noise: {plain or 'unknown'}. Shaded: 95 % intervals."
     )
-    return [Figure("drop", "Drop of accuracy over the frequency of noise", caption, chart, table)]
+    return [Figure("drop", "Drop in accuracy over the frequency of noise", caption, chart, table)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

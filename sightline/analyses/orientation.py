@@ -25,18 +25,17 @@ from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
-from sightline.report.figures import figure_over_depth
+from sightline.report.figures import Figure, accuracy_over_depth
 
 if TYPE_CHECKING:
     from sightline.measure.estimators.ridge import Sliceable
     from sightline.measure.pooled import Matrix
-    from sightline.report.figures import Figure
 
 
 TITLE = "Orientation"
 QUESTION = "Do the features of a block still know left from right?"
 FORMULA = (
-    "accuracy of a ridge probe on frozen features that tells test images from their mirror images; 0.5 = invariant"
+    "accuracy of a ridge probe on frozen features at telling test images from their mirror images; 0.5 = invariant"
 )
 HOW_TO_READ = """\
 Every image is shown twice, as it is and mirrored, and a linear probe is asked which of the two it sees. At 50 % the
@@ -44,7 +43,7 @@ features say nothing about it: the encoder is invariant to the flip, as far as a
 orientation is in the features. Encoders that were trained to give the same answer for both (contrast with flips as
 augmentation, supervision) lose it towards the last blocks; encoders trained by reconstruction keep it, and lose it when
 they are fine-tuned. The images must have an orientation in the first place: cars that all drive to the left are easy to
-tell from their mirror images; for objects that face either way as often, there is little to be told."""
+tell from their mirror images; if objects face either way equally often, there is little to find."""
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter: Understanding the Impact of Self-Supervised Objectives '
     'on Vision Transformer Representations", section 2.2 (invariances, seen in generated pictures)'
@@ -138,10 +137,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """Accuracy over depth: a panel for each feature, a colour for each encoder, 0.5 as a line."""
     about = result.attrs
     caption = (
-        f"Accuracy of telling {about['n_test']} test images from their mirror images by a ridge probe, fitted to "
-        f"{about['n_train']} training images and theirs; 50 % = nothing is known. Bands are 95 % intervals."
+        f"Accuracy of a ridge probe at telling {about['n_test']} test images from their mirror images, fitted to "
+        f"{about['n_train']} training images and theirs; 50 % is chance. Bands are 95 % intervals."
     )
-    return figure_over_depth(result, "Accuracy of the orientation probe", caption, "invariant", lowest=0.4)
+    return accuracy_over_depth(result, "Accuracy of the orientation probe", caption, "invariant", lowest=0.4)
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

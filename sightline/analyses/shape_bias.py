@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import altair as alt
 import numpy as np
 import xarray as xr
 
@@ -23,15 +24,14 @@ from sightline.core.errors import InputError
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
-from sightline.measure.classifiers import Choice, Decided, cost_of
+from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Cost, Plan
+from sightline.report.figures import Figure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from sightline.report.figures import Figure
 
 
 TITLE = "Shape bias"
@@ -67,8 +67,8 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(Choice):
-    """Who decides, see `classifiers.Choice`."""
+class Config(ClassifierChoice):
+    """Who decides, see `classifiers.ClassifierChoice`."""
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _counts(
     )
 
 
-class Analysis(Decided):
+class Analysis(DecisionAnalysis):
     """Classifiers are fitted to the training images and decide on cue-conflict images when the pass is over."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
@@ -161,10 +161,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """A dot for each class, a line for their mean; texture at the left, shape at the right."""
-    import altair as alt
-
-    from sightline.report.figures import Figure
-
     table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
     encoders = [str(name) for name in result.encoder.values]
     x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)

@@ -36,20 +36,20 @@ from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, depth_figure
+from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
 TITLE = "Singular value spectra"
-QUESTION = "Into how many directions do the tokens of an image spread, and the images?"
+QUESTION = "How many directions do the tokens of an image fill, and how many do the images?"
 FORMULA = """\
 Δ log σ_r = log σ_r − log σ_1, σ_1 ≥ σ_2 ≥ … the singular values of a centred matrix X
 tokens: X (patch tokens × features) of one image, averaged over images; images: X (mean patch tokens × features)
 effective rank = exp( −Σ_r p_r log p_r ), p_r = σ_r / Σσ"""
 HOW_TO_READ = """\
-A singular value is the length of a cloud of points along one direction; the spectrum lists them from the longest on. A
+A singular value is the length of a cloud of points along one direction; the spectrum lists them, the longest first. A
 flat spectrum (Δ log near 0) says that the cloud fills many directions, a steep one that it lies in a few. For the
 tokens of an image: where the curve falls with depth, the tokens become alike, and the layer hardly tells the places of
 an image apart; where it rises, they become distinct. For images: where the curve rises, images move apart from each
@@ -99,7 +99,7 @@ def log_singular_values(tokens: Array) -> Array:
     """Natural logarithm of the singular values of centred tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
 
     Each image's tokens have their mean taken off; values descend, and are absolute: subtract the first one for Δ log.
-    A value that cannot be told from rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
+    A value that is lost in rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
     about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
     throughout, those that are not finite NaN.
 
@@ -294,7 +294,7 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
     if constant == seen:
         return "the tokens of an image are all the same" if cloud == "token" else "all images have the same mean token"
     lost = _ranks(shape) - found
-    return f"{lost} of {_ranks(shape)} singular values cannot be told from rounding" if lost else ""
+    return f"{lost} of {_ranks(shape)} singular values cannot be distinguished from rounding" if lost else ""
 
 
 def cost(config: Config, plan: Plan) -> Cost:
@@ -321,19 +321,31 @@ def figures(result: xr.Dataset) -> list[Figure]:
     }
     found = []
     for cloud, what in CLOUDS.items():
-        ranks = [(_rank_name(result, cloud, level), result.sel(level=level), f"{cloud}_delta") for level in LEVELS]
-        title = f"Singular values of the {what} over depth"
-        found.append(depth_figure(ranks, f"{cloud}-delta", title, relative, words[cloud] + samples))
-        found.append(_spectrum(result, cloud, relative))
-    both = [[(what, result.drop_dims("level"), f"{cloud}_{name}") for cloud, what in CLOUDS.items()]
-            for name in ("second", "effective_rank")]  # fmt: skip
+        ranks = [_rank_name(result, cloud, level) for level in LEVELS]
+        found += over_depth(
+            result.transpose("level", ...).assign_coords(what=("level", ranks)),
+            f"{cloud}_delta",
+            name=f"{cloud}-delta",
+            title=f"Singular values of the {what} over depth",
+            caption=words[cloud] + samples,
+            value_title=relative,
+            types=("embed", "block"),
+            facet="what",
+            domain=None,
+        )
+        found += _spectrum(result, cloud, relative)
     absolute = "Not relative to the largest: the size of the cloud itself. A layer that clumps tokens lowers it. "
-    found.append(
-        depth_figure(both[0], "second", "Second largest singular value over depth", "log σ₂", absolute + samples)
-    )
     counts = "How many directions matter: the exponential of the entropy of the spectrum. "
-    found.append(depth_figure(both[1], "rank", "Effective rank over depth", "effective rank", counts + samples))
-    return [figure for figure in found if figure is not None]
+    for measure, name, title, value_title, caption in (
+        ("second", "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
+        ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
+    ):
+        both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}
+        found += over_depth(
+            result, both, name=name, title=title, caption=caption, value_title=value_title, types=("embed", "block"),
+            domain=None,
+        )  # fmt: skip
+    return found
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -356,13 +368,13 @@ def _rank_name(result: xr.Dataset, cloud: str, level: str) -> str:
     return f"rank {ranks[0]:.0f}" if len(ranks) == 1 else f"{level} of the ranks"
 
 
-def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None:
+def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> list[Figure]:
     """Whole spectra, a panel for each encoder, coloured by depth; at most 64 of the ranks are drawn."""
     values = result[f"{cloud}_spectrum"].sel(site=result.layer_type.isin(["embed", "block"])).dropna("rank", how="all")
     drawn = np.linspace(0, values.sizes["rank"] - 1, min(values.sizes["rank"], 64)).astype(int)
     table = values.isel(rank=drawn).rename("value").to_dataframe().dropna(subset="value").reset_index()
     if table.empty:
-        return None
+        return []
     table = table.assign(depth=table.block + 1).drop(columns=["layer_type", "block"])
     chart = (
         alt.Chart(table.assign(panel=pd.factorize(table.encoder)[0]))
@@ -378,7 +390,7 @@ def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> Figure | None
         .facet(alt.Facet("encoder:N", title=None, sort=alt.EncodingSortField("panel", op="min")), columns=3)
     )
     caption = (
-        "Singular values from the largest on, a line for each depth. A line that lies higher is that of a cloud which "
-        "fills more directions; it ends where values cannot be told from rounding."
+        "Singular values, the largest first, a line for each depth. A line that lies higher is that of a cloud which "
+        "fills more directions; it ends where values cannot be distinguished from rounding."
     )
-    return Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)
+    return [Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)]

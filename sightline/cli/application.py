@@ -44,7 +44,7 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
             typer.secho(
-                "Interrupted; give the same command again (a training: with --resume) to go on where it stopped",
+                "Interrupted; run the same command again (for a training, with --resume) to continue where it stopped",
                 err=True,
             )
         raise

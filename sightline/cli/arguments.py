@@ -58,14 +58,14 @@ def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tup
     from sightline.measure.contract import analysis
 
     if only is not None and also is not None:
-        raise InputError("--only names all analyses, --also adds to the default ones; give one of the two")
+        raise InputError("--only names all analyses, --also adds to the default ones; give only one of them")
     names, more = ([name.strip() for name in (text or "").split(",") if name.strip()] for text in (only, also))
     settings = parse_settings(words)
     for name in [*(names if names != ["all"] else []), *more, *settings]:
         analysis(name)
     for name in settings:
         if only is not None and names != ["all"] and name not in names:
-            raise InputError(f"--set {name}.…: {name} is not among the analyses of --only; add it there")
+            raise InputError(f"--set {name}.…: {name} is not an analysis of --only; add it there")
     chosen = {}
     for name in dict.fromkeys([*more, *settings]):
         config, values = analysis(name).Config, settings.get(name, {})

@@ -9,7 +9,7 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, further_images, load_encoders
-from sightline.cli.ending import finish
+from sightline.cli.ending import finish, stoppable
 from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
 from sightline.core.references import Reference
 
@@ -29,14 +29,16 @@ def compare(
     out: Out = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Analyses, separated by commas: `cka,knn`, or `all`; by default those of one forward pass."),
+        typer.Option(
+            help="Analyses, separated by commas: `cka,knn`, or `all`; by default, those that need one forward pass."
+        ),
     ] = None,
     also: Annotated[
-        str | None, typer.Option(help="Analyses besides the default ones, such as `noise,shape_bias`.")
+        str | None, typer.Option(help="Analyses in addition to the default ones, such as `noise,shape_bias`.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be given many times."),
+        typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be repeated."),
     ] = None,
     conflict: Annotated[
         str | None,
@@ -44,10 +46,10 @@ def compare(
     ] = None,
     further: Annotated[
         list[str] | None,
-        typer.Option(help="`NAME=IMAGES` that an analysis asks for, such as `conflict=…` for shape_bias; many times."),
+        typer.Option(help="Images that an analysis asks for, `NAME=IMAGES`, such as `conflict=…`; may be repeated."),
     ] = None,
     sites: Annotated[
-        list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` stays within a dot.")
+        list[str] | None, typer.Option(help="Patterns of sites, `'block.*' 'block.*.qkv'`; `*` does not match a dot.")
     ] = None,
     limit: Limit = 1024,
     batch: Batch = 32,
@@ -72,23 +74,25 @@ def compare(
     chosen, besides = chosen_analyses(only, also, set_ or [])
     sets = further_images([*(further or []), *([] if conflict is None else [f"conflict={conflict}"])])
     loaded = load_encoders(encoders)
-    run = analyze(
-        loaded,
-        load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
-        chosen,
-        also=besides,
-        further={
-            name: load_images(others, limit=limit or None, seed=seed, strict=strict) for name, others in sets.items()
-        },
-        out=out or new_folder(),
-        sites=sites,
-        batch=batch,
-        device=device,
-        precision=precision,
-        seed=seed,
-        workers=workers,
-        overwrite=overwrite,
-    )
+    with stoppable():
+        run = analyze(
+            loaded,
+            load_images(images or _shapes_for(loaded), limit=limit or None, seed=seed, strict=strict),
+            chosen,
+            also=besides,
+            further={
+                name: load_images(others, limit=limit or None, seed=seed, strict=strict)
+                for name, others in sets.items()
+            },
+            out=out or new_folder(),
+            sites=sites,
+            batch=batch,
+            device=device,
+            precision=precision,
+            seed=seed,
+            workers=workers,
+            overwrite=overwrite,
+        )
     finish(run)
 
 
@@ -96,7 +100,7 @@ def compare(
 def dynamics(
     runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`; `NAME=FOLDER`.")],
     with_: Annotated[
-        list[str] | None, typer.Option("--with", help="An encoder to compare with; may be given many times.")
+        list[str] | None, typer.Option("--with", help="An encoder to compare with; may be repeated.")
     ] = None,
     images: Annotated[str | None, typer.Option(help=f"Images for CKA; without it, {EMBEDDED}.")] = None,
     out: Out = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,7 +13,7 @@ from sightline.core import plugins
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
-__all__ = ["finish", "first_process"]
+__all__ = ["finish", "first_process", "stoppable"]
 
 
 def first_process() -> bool:
@@ -23,6 +25,20 @@ def first_process() -> bool:
     return first
 
 
+@contextlib.contextmanager
+def stoppable(hint: str = "") -> Iterator[None]:
+    """What was asked to stop and has saved itself says how to go on, or what `hint` says, and ends."""
+    from sightline.core.stopping import Stopped
+
+    try:
+        yield
+    except Stopped as stop:
+        if not first_process():
+            raise SystemExit(0) from stop
+        typer.echo(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
+        raise SystemExit(128 + stop.signal) from stop
+
+
 def finish(run: Run) -> None:
     """Only the first of several processes writes and speaks."""
     if not first_process():
@@ -31,7 +47,7 @@ def finish(run: Run) -> None:
 
     path = write_report(run)
     for name in run:
-        module = plugins.author(name)
+        module = plugins.module_of(name)
         typer.secho(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
             typer.echo(f"  {label}: {number} ({detail})")

@@ -39,8 +39,8 @@ def list_(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint of any kind; nothing in it is run.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    file: Annotated[Path, typer.Argument(help="A checkpoint file of any kind; no code in it is run.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Say what is in a checkpoint: format, architecture, parts, parameters, training arguments, hash.
 
@@ -61,7 +61,7 @@ def convert(
         str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
-    to: Annotated[Literal["timm", "huggingface"], typer.Option(help="Which library shall load it.")] = "timm",
+    to: Annotated[Literal["timm", "huggingface"], typer.Option(help="The library that will load it.")] = "timm",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
 ) -> None:
     """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
@@ -82,7 +82,7 @@ def convert(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
-    """Write `report.html` of a run anew; needs no model and no images.
+    """Write `report.html` of a run again; needs no model and no images.
 
     Example: `sightline report runs/x`
     """

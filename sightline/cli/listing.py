@@ -45,7 +45,7 @@ def list_recipes() -> str:
 def list_sites(reference: str | None) -> str:
     """The sites of an encoder and their shapes."""
     if reference is None:
-        raise InputError("Say of which encoder, such as `sightline list sites timm:resnet18@random`")
+        raise InputError("Name an encoder, such as `sightline list sites timm:resnet18@random`")
     from sightline.encoders.loading import load_encoder
     from sightline.measure.plan import probe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -17,21 +18,17 @@ Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")]
 # Of trainings
-TrainingFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder, for everything about it.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be given many times.")
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the training in the folder, exactly where it stopped.")
-]
+TrainingFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; everything is written here.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="`key=value` overrides the recipe; may be repeated.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the training in the folder exactly where it stopped.")]
 TrainingDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
-Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; under torchrun that is known already.")]
-Nodes = Annotated[int, typer.Option(help="Nodes, as SLURM has started them.")]
-Anew = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder with a training.")]
+Devices = Annotated[int | None, typer.Option(help="Processes (GPUs) per node; torchrun sets this itself.")]
+Nodes = Annotated[int, typer.Option(help="Number of nodes that SLURM started.")]
+StartOver = Annotated[bool, typer.Option("--overwrite", help="Start over in a folder that already holds a training.")]
 
 
 def new_folder() -> Path:
-    """Where results go that were given no folder."""
+    """Where results go that were given no folder; commands that start in the same second have folders of their own."""
     from datetime import datetime
 
-    return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    return Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"

@@ -12,14 +12,14 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
-from sightline.cli.ending import finish, first_process
+from sightline.cli.ending import finish, first_process, stoppable
 from sightline.cli.options import (
-    Anew,
     Devices,
     Nodes,
     Out,
     Resume,
     Settings,
+    StartOver,
     TrainingDevice,
     TrainingFolder,
     Workers,
@@ -54,7 +54,7 @@ def pretrain(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
@@ -62,8 +62,8 @@ def pretrain(
     `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`;
     `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`.
 
-    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The encoder is `run:FOLDER`, also meanwhile.
-    Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
+    Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The encoder is `run:FOLDER`, even while
+    it trains. Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
     """
     from sightline.training.pretrain import pretrain as train
 
@@ -74,7 +74,7 @@ def pretrain(
 @app.command()
 def finetune(
     encoder: Annotated[
-        str | None, typer.Argument(help="Encoder to begin with, `source:id[@weights][?option=value]`.")
+        str | None, typer.Argument(help="Encoder to start from, `source:id[@weights][?option=value]`.")
     ] = None,
     images: Annotated[
         str | None, typer.Option(help="Labelled images, `folder:PATH`, …; without it, those of the recipe.")
@@ -89,7 +89,7 @@ def finetune(
     devices: Devices = None,
     nodes: Nodes = 1,
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Fine-tune an encoder end to end to the classes of labelled images.
 
@@ -97,8 +97,9 @@ def finetune(
     `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
     -o runs/mae --devices 8`; `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`.
 
-    Ctrl-C and SIGTERM save and stop; `--resume` goes on bit-exactly. The classifier is `run:FOLDER`; with `save_epochs`
-    that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in `run.json`.
+    Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The classifier is `run:FOLDER`; with
+    `save_epochs`, that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in
+    `run.json`.
     """
     from sightline.transfer.finetune import finetune as tune
 
@@ -118,12 +119,12 @@ def reinit(
     ] = None,
     ends: Annotated[str, typer.Option(help="`first,last`, or one of the two.")] = "first,last",
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe of fine-tuning or a TOML file; by default `finetune`, a small one.")
+        str | None, typer.Option(help="A fine-tuning recipe or a TOML file; by default `finetune`, a small one.")
     ] = None,
     set_: Settings = None,
     device: TrainingDevice = "auto",
     workers: Workers = None,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
@@ -134,21 +135,16 @@ def reinit(
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.reinit import reinit as study
-    from sightline.training.loop import Stopped
 
     try:
         numbers = None if counts is None else [int(word) for word in counts.split(",")]
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
-    try:
+    with stoppable("run the same command again to continue"):
         run = study(
             load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
         )  # fmt: skip
-    except Stopped as stop:
-        if first_process():
-            typer.echo(f"{str(stop).partition(';')[0]}; give the same command again to go on")
-        raise SystemExit(128 + stop.signal) from stop
     finish(run)
 
 
@@ -171,10 +167,9 @@ def _train(
 ) -> None:
     """Pre-train or fine-tune; how it ended is said by the first process."""
     from sightline.core.settings import parse_settings
-    from sightline.training.loop import Stopped
 
     out = out or _training_folder()
-    try:
+    with stoppable():
         encoder = train(
             what,
             images,
@@ -183,11 +178,6 @@ def _train(
             settings=parse_settings(words or []),
             **asdict(launch),
         )
-    except Stopped as stop:
-        if not first_process():
-            raise SystemExit(0) from stop
-        typer.echo(stop)
-        raise SystemExit(128 + stop.signal) from stop
     if first_process():
         for note in encoder.notes:
             typer.echo(note)

@@ -5,14 +5,18 @@ files          writing whole files or nothing
 ownership      which files of a folder are Sightline's own
 run_folder     the folder of a run: request, results, provenance
 results        words that results share
+contract       what has a page in the report, and how a plugin is held to a contract
 plugins        plugins by their name
 references     `source:id[@weights][?option=value]`
 settings       dataclasses from TOML and `--set`, and back
 schedules      progress, warm-up, cosine
 lars           LARS, for pre-training and probes
+arrays         measures take arrays or tensors, and answer in kind
 keyed_random   random numbers that depend on what they are for
 processes      who am I among the processes
+stopping       Ctrl-C and SIGTERM, granted when a step is whole
 progress       cost, bars, time left
-bfloat16       whether bf16 works on this CPU; `bfloat16_trial` tries it in a child process
+bfloat16       whether bf16 works on this CPU
+bfloat16_trial tries it in a child process
 version        of Sightline
 """

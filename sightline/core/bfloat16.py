@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sightline.core.bfloat16_trial import leave_no_core, product
 from sightline.core.errors import InputError
-from sightline.core.files import write_atomically
+from sightline.core.files import user_cache, write_atomically
 from sightline.core.progress import console
 from sightline.core.run_folder import fingerprint
 
@@ -247,9 +247,7 @@ def _remember(environment: Environment, verdict: Verdict) -> None:
 
 def _record(environment: Environment) -> Path:
     """The file of this machine; RuntimeError where the user has no home."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(given) if given else Path.home() / ".cache"
-    return folder / "sightline" / f"bfloat16-{fingerprint(_machine(environment))[:16]}.json"
+    return user_cache() / f"bfloat16-{fingerprint(_machine(environment))[:16]}.json"
 
 
 def _machine(environment: Environment) -> dict[str, object]:

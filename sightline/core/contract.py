@@ -31,7 +31,7 @@ class Reported(Protocol):
 
     @property
     def figures(self) -> Callable[[xr.Dataset], Sequence[Figure]]:
-        """Figures from the chart shapes of report/figures.py."""
+        """Figures from the chart shapes of report/figures."""
 
     @property
     def headlines(self) -> Callable[[xr.Dataset], Sequence[Headline]]:

@@ -13,7 +13,7 @@ from typing import IO
 
 from sightline.core.errors import InputError
 
-__all__ = ["LOCK", "alone", "explain", "lock", "replacing", "unfinished", "write_atomically"]
+__all__ = ["LOCK", "alone", "explain", "lock", "replacing", "unfinished", "user_cache", "write_atomically"]
 
 
 try:
@@ -92,6 +92,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a whole file or nothing."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def user_cache() -> Path:
+    """Where what is known of this machine and its files is remembered; RuntimeError where the user has no home."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "sightline"
 
 
 def explain(error: OSError, path: Path) -> str:

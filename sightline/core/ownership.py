@@ -29,7 +29,7 @@ __all__ = ["LIST", "begin", "claim", "holds", "new_folder", "remains", "remove",
 
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
-KINDS = {  # as sentences have them
+FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
     "reinit": "a study of re-initialised blocks",
     "tables": "exported tables",
@@ -59,12 +59,13 @@ def holds(folder: Path, kind: str, among: bool = False) -> bool:
     if found is None:
         if os.path.lexists(folder) and (not folder.is_dir() or (_occupied(folder) and not among)):
             raise InputError(
-                f"{str(folder)!r} is not a run folder, but something else that Sightline has not written; "
-                "choose a new folder"
+                f"{str(folder)!r} is not a run folder: Sightline did not write what is in it; choose a new folder"
             )
         return False
     if found.kind != kind:
-        raise InputError(f"{str(folder)!r} holds {KINDS[found.kind]}, not {KINDS[kind]}; choose another folder")
+        raise InputError(
+            f"{str(folder)!r} holds {FOLDER_KINDS[found.kind]}, not {FOLDER_KINDS[kind]}; choose another folder"
+        )
     return True
 
 
@@ -95,7 +96,7 @@ def claim(folder: Path, *paths: Path) -> None:
     for name in sorted(new):
         if os.path.lexists(home / name) and not owned.earlier:
             raise InputError(
-                f"{str(home / name)!r} is there already, and Sightline has not written it; move it away or choose "
+                f"{str(home / name)!r} already exists, and Sightline did not write it; move it away or choose "
                 "another folder"
             )
     if new:
@@ -160,8 +161,8 @@ def _look(folder: Path) -> _Owned | None:
     try:
         about = json.loads(path.read_text("utf-8"))
         names = frozenset(map(str, about["files"]))
-        if about["format"] != FORMAT or about["kind"] not in KINDS:
-            raise ValueError("another version of Sightline has written it")
+        if about["format"] != FORMAT or about["kind"] not in FOLDER_KINDS:
+            raise ValueError("another version of Sightline wrote it")
         if not all(map(_sound, names)):
             raise ValueError("it names files that Sightline cannot have written there")
         return _Owned(about["kind"], names, bool(about["earlier"]))
@@ -222,7 +223,7 @@ def _name(home: Path, path: Path) -> str:
     for place in (path, *path.parents[: len(name.parts) - 1]):
         if place.is_symlink():
             raise InputError(
-                f"{str(place)!r} is a link, and Sightline does not follow links inside of a run folder; "
+                f"{str(place)!r} is a link, and Sightline does not follow links inside a run folder; "
                 "move what it points to here, or choose another folder"
             )
     return name.as_posix()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from sightline.core.contract import Reported, fulfil
 from sightline.core.errors import InputError, first_line, nearest
 
-__all__ = ["GROUPS", "PluginWarning", "author", "built_in", "find", "held_to", "names", "usable"]
+__all__ = ["GROUPS", "PluginWarning", "built_in", "find", "held_to", "module_of", "names", "usable"]
 
 
 # Where the plugins of a kind live, below sightline. Formats are sources that read official checkpoint files.
@@ -124,7 +124,7 @@ def held_to(contract: type, kind: str, name: str, defaults: Mapping[str, Any]) -
     return plugin
 
 
-def author(result: str) -> Reported:
+def module_of(result: str) -> Reported:
     """The module that a result of a run comes from and that knows its page: an analysis or a study."""
     kind = "studies" if result in names("studies") else "analyses"
     return cast(Reported, held_to(Reported, kind, result, REPORTED))

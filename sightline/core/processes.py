@@ -18,7 +18,7 @@ __all__ = ["agreed", "barrier", "by_first", "gathered", "join", "leave", "rank",
 
 T = TypeVar("T")
 Job = TypeVar("Job")
-Answer = TypeVar("Answer")
+Outcome = TypeVar("Outcome")
 
 
 def join(on_gpu: bool) -> None:
@@ -82,7 +82,7 @@ def by_first(work: Callable[[], T]) -> T | None:
     return result
 
 
-def shared(jobs: Sequence[Job], work: Callable[[Job], Answer]) -> list[Answer]:
+def shared(jobs: Sequence[Job], work: Callable[[Job], Outcome]) -> list[Outcome]:
     """What `work` makes of each job; the processes of a run share them, and all get all answers."""
     parts = gathered([work(job) for job in jobs[rank() :: world()]])
     return [parts[i % len(parts)][i // len(parts)] for i in range(len(jobs))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,20 @@ import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import xarray as xr
 
-__all__ = ["ABSENT", "ENDS", "NORMAL_95", "NOTHING", "NOT_FINITE", "interval", "of_decoder", "outside_decoder"]
+__all__ = [
+    "ABSENT",
+    "ENDS",
+    "NORMAL_95",
+    "NOTHING",
+    "NOT_FINITE",
+    "interval",
+    "of_decoder",
+    "outside_decoder",
+    "relative_depths",
+    "sites_of",
+]
 
 
 NOT_FINITE = "the activations are not finite (NaN or infinity)"
@@ -44,3 +57,27 @@ def of_decoder(site: str) -> bool:
 def outside_decoder(sites: Iterable[str]) -> npt.NDArray[np.bool_]:
     """Which sites belong to no decoder."""
     return np.array([not of_decoder(str(site)) for site in sites], dtype=bool)
+
+
+def sites_of(result: xr.Dataset) -> npt.NDArray[np.bool_]:
+    """Which encoder has which site, (encoders, sites): where any reason is not that it has no such site."""
+    found = np.zeros((result.sizes["encoder"], result.sizes["site"]), bool)
+    for name, reason in result.data_vars.items():
+        if str(name).endswith("reason") and {"encoder", "site"} <= set(reason.dims):
+            there = reason.transpose("encoder", "site", ...).values != ABSENT
+            found |= there.reshape(*found.shape, -1).any(-1)
+    return found
+
+
+def relative_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
+    """Block of each site over the number of blocks, (encoders, sites), so that the last half are those from 0.5 on.
+
+    Blocks of a decoder go on from 1; NaN where a site is in no block, or where an encoder does not have it.
+    """
+    blocks = [re.match(r"(decoder\.)?block\.(\d+)(?:\.|$)", str(site)) for site in result.site.values]
+    number = np.array([math.nan if block is None else float(block[2]) for block in blocks])
+    decoder = np.array([bool(block and block[1]) for block in blocks], dtype=bool)
+    has = sites_of(result) & ~np.isnan(number)
+    depth = np.where(has & ~decoder, number + 1, 0.0).max(1, keepdims=True, initial=0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(has, (number + decoder * depth) / depth, math.nan)

@@ -2,6 +2,7 @@
 
 RUN/run.json              what was asked and of what, versions, timings
 RUN/results/cka.nc        one NetCDF file per analysis
+RUN/groups/cka.nc         sums over groups of images, for intervals of differences, see groups.py
 RUN/figures/              every figure as SVG, PDF and CSV
 RUN/report.html
 RUN/cache/                features and the state of an interrupted pass; may be deleted
@@ -21,7 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.core import ownership
+from sightline.core.contrast import Contrast, Estimate, contrast, estimate
 from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.groups import Measured
+from sightline.core.selection import Where
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,6 +43,7 @@ class Run(Mapping[str, "xr.Dataset"]):
         self.path, self._replaces = path, replaces
         self.request: dict[str, Any] = request or {}
         self._results: dict[str, xr.Dataset] = {}
+        self._kept: dict[str, xr.Dataset] = {}
 
     def names(self) -> list[str]:
         """Finished analyses."""
@@ -51,6 +56,23 @@ class Run(Mapping[str, "xr.Dataset"]):
                 raise InputError(f"The run has no result {name!r}{nearest(name, self.names())}")
             self._results[name] = _read(self.file(name))
         return self._results[name]
+
+    def measured(self, name: str) -> Measured:
+        """A result with what is kept beside it, which contrasts are computed from."""
+        result = self[name]
+        if name not in self._kept and self.path is not None and self.kept_file(name).is_file():
+            kept = _read(self.kept_file(name))
+            if kept.attrs.get("fingerprint") == result.attrs.get("fingerprint"):
+                self._kept[name] = kept
+        return Measured(name, result, self._kept.get(name))
+
+    def contrast(self, name: str, this: Where, that: Where | float = 0.0, **more: Any) -> Contrast:
+        """`sl.contrast` of this run: `run.contrast("knn.accuracy", {"encoder": "dino"}, {"encoder": "mae"}, …)`."""
+        return contrast(self, name, this, that, **more)
+
+    def estimate(self, name: str, where: Where | None = None, **more: Any) -> Estimate:
+        """`sl.estimate` of this run."""
+        return estimate(self, name, where, **more)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The result of an analysis, or `default` if it is not there."""
@@ -73,6 +95,7 @@ class Run(Mapping[str, "xr.Dataset"]):
         if not self._replaces and name in self.names() and self[name].attrs.get("fingerprint") == key:
             return True
         self._results.pop(name, None)  # the answer to another question, read just now
+        self._kept.pop(name, None)
         return False
 
     def begin(self) -> None:
@@ -82,13 +105,18 @@ class Run(Mapping[str, "xr.Dataset"]):
         self._replaces = False
         self.save_request()
 
-    def save(self, name: str, result: xr.Dataset) -> None:
+    def save(self, name: str, result: xr.Dataset, kept: xr.Dataset | None = None) -> None:
         """Keep a result, on disk too if the run has a folder; a partial file is never seen under its name."""
         self._results[name] = result
+        if kept is not None:
+            self._kept[name] = kept = kept.assign_attrs(fingerprint=result.attrs.get("fingerprint", ""))
         if self.path is not None:
-            # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
-            content = result.to_netcdf(engine="h5netcdf", encoding=_compressed(result))
-            self._write(self.file(name), bytes(content))
+            # What is kept comes first: a result that is there is finished.
+            for file, dataset in ((self.kept_file(name), kept), (self.file(name), result)):
+                if dataset is not None:
+                    # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
+                    content = dataset.to_netcdf(engine="h5netcdf", encoding=_compressed(dataset))
+                    self._write(file, bytes(content))
 
     def save_request(self) -> None:
         """Write `run.json`."""
@@ -104,6 +132,11 @@ class Run(Mapping[str, "xr.Dataset"]):
         """Where a result is, or will be."""
         assert self.path is not None
         return self.path / "results" / f"{name}.nc"
+
+    def kept_file(self, name: str) -> Path:
+        """Where the sums over groups of images are, or will be."""
+        assert self.path is not None
+        return self.path / "groups" / f"{name}.nc"
 
 
 def open_run(path: str | Path) -> Run:
@@ -212,7 +245,7 @@ def latest(run: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start anew") from error
     if not (folder / "state.json").is_file():
-        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start anew")
+        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")
     return folder
 
 

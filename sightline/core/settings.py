@@ -50,7 +50,7 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
         table, dot, inner = key.strip().partition(".")
         if dot:
             if not isinstance(result.setdefault(table, {}), dict):
-                raise InputError(f"--set {word!r}: {table} was given a value of its own before; name one of the two")
+                raise InputError(f"--set {word!r}: {table} already has a value; set only one of the two")
             result[table][inner] = value
         else:
             result[table] = value

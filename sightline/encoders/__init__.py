@@ -1,6 +1,7 @@
 """What an encoder is, where it comes from, and how to look into it.
 
 encoder     Encoder, and how one is built from a module
+contract    what a source, a format and a family must have
 loading     `load_encoder("source:id")`
 saved       encoders in folders of ours
 sites       named points, the same for every architecture

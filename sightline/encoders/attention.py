@@ -139,7 +139,7 @@ class AttentionLayer:
         """What to say when the layer works in a way that cannot be looked into."""
         sites = " and ".join(repr(site) for site in self.points.values())
         return InputError(
-            f"{sites} cannot be seen: {type(self.module).__name__} {why}; "
+            f"{sites} cannot be observed: {type(self.module).__name__} {why}; "
             "leave the attention sites out for this encoder"
         )
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from sightline.encoders.layouts.layout import Layout
     from sightline.encoders.sites import Anatomy
 
-__all__ = ["Family", "Format", "Source", "family", "format_named", "source"]
+__all__ = ["Family", "Format", "ModelSource", "family", "format_named", "source"]
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A file of `encoders/sources/`, or a module of another package."""
 
     EXAMPLE: str  # a reference
@@ -64,14 +64,14 @@ class Family(Protocol):
         """Token layout, depth, heads, and a `Tap` for every site in order of computation."""
 
 
-def source(name: str) -> Source:
+def source(name: str) -> ModelSource:
     """The source that a reference names; a format is one whose names are files, and which is opened as all are."""
     defaults: dict[str, Any] = {}
     if name in plugins.names("formats"):
         from sightline.encoders.layouts.layout import open_file
 
         defaults = {"names": lambda: ["FILE"], "load": open_file}
-    return cast(Source, plugins.held_to(Source, "sources", name, defaults))
+    return cast(ModelSource, plugins.held_to(ModelSource, "sources", name, defaults))
 
 
 def format_named(name: str) -> Format:

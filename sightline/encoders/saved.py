@@ -36,7 +36,7 @@ def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None
 
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} was made from a Python module, which cannot be built anew from a file; "
+            f"Encoder {encoder.name!r} was made from a Python module, which cannot be rebuilt from a file; "
             "save encoders that were loaded from a reference such as timm:NAME"
         )
     folder = Path(folder)
@@ -67,7 +67,9 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
         )
     wanted = [key for key, value in reference.options.items() if value == "true"]
     if len(wanted) > 1:
-        raise InputError(f"{reference}: decoder and head are two ways on from the encoder; compare one with each")
+        raise InputError(
+            f"{reference}: decoder=true and head=true exclude each other; give the reference twice, once with each"
+        )
     name += ", window lifted" if "window" in reference.options else ""
     encoder = _load(folder, name, reference, recipe)
     if not wanted:

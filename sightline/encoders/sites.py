@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.selection import site_pattern
 
 __all__ = [
     "ATTENTION_POINTS",
@@ -99,13 +100,8 @@ def select(taps: Iterable[str], patterns: Sequence[str]) -> list[str]:
     >>> select(["embed", "block.0", "block.0.qkv"], ["block.**"])
     ['block.0', 'block.0.qkv']
     """
-    expressions = [re.compile(_expression(pattern)) for pattern in patterns]
+    expressions = [site_pattern(pattern) for pattern in patterns]
     return [name for name in taps if any(expression.fullmatch(name) for expression in expressions)]
-
-
-def _expression(pattern: str) -> str:
-    words = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
-    return "".join(words.get(part, re.escape(part)) for part in re.split(r"(\*\*|\*|\?)", pattern))
 
 
 def unmatched(patterns: Sequence[str], names: Iterable[str]) -> str | None:

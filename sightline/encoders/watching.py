@@ -91,4 +91,4 @@ def _tensor(value: Any, site: str) -> Tensor:
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ():
         if isinstance(part, Tensor):
             return part
-    raise InputError(f"Site {site!r} gives no tensor but {type(value).__name__}; choose another site")
+    raise InputError(f"Site {site!r} gives a {type(value).__name__}, not a tensor; choose another site")

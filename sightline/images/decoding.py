@@ -22,8 +22,8 @@ ENDINGS = frozenset(
 )
 
 
-def decode(file: Path | bytes) -> Item:
-    """Decode a file or its bytes: uint8 (H, W, 3), upright.
+def decode(file: Path | bytes, upright: bool = True) -> Item:
+    """Decode a file or its bytes: uint8 (H, W, 3), upright unless it is wanted as it is stored.
 
     EXIF rotation is applied, transparency is dropped (`convert("RGB")`, as torchvision and timm do), greyscale is
     repeated, 16 bits are scaled to 8, of an animation the first frame is taken.
@@ -33,14 +33,14 @@ def decode(file: Path | bytes) -> Item:
             warnings.simplefilter("ignore")  # of palettes, odd EXIF data, large images: all handled here
             with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
                 image.load()
-                return Item(_upright_rgb(image), None)
+                return Item(_rgb(image, upright), None)
     except Exception as error:  # PIL's readers raise whatever their parsing of broken bytes runs into
         return Item(None, _reason(file, error))
 
 
-def _upright_rgb(image: Image.Image) -> np.ndarray:
+def _rgb(image: Image.Image, upright: bool) -> np.ndarray:
     try:
-        image = ImageOps.exif_transpose(image)
+        image = ImageOps.exif_transpose(image) if upright else image
     except Exception:  # an unreadable EXIF block says nothing about rotation
         image.getexif().clear()
     if image.mode.startswith("I") or image.mode == "F":
@@ -71,7 +71,7 @@ def _reason(file: Path | bytes, error: Exception) -> str:
     if file == b"" or (isinstance(file, Path) and file.is_file() and not file.stat().st_size):
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "it is no image that PIL can identify"
+        return "it is not an image that PIL can identify"
     if isinstance(error, Image.DecompressionBombError):
         return "it has more pixels than PIL accepts, which may be a decompression bomb"
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):

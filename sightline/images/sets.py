@@ -14,7 +14,18 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
 from sightline.images.targets import Targets
 
-__all__ = ["FEWEST", "Images", "Item", "Source", "TargetSource", "by_name", "halves", "join", "split_name"]
+__all__ = [
+    "FEWEST",
+    "FileSource",
+    "Images",
+    "Item",
+    "Source",
+    "TargetSource",
+    "by_name",
+    "halves",
+    "join",
+    "split_name",
+]
 
 
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
@@ -42,6 +53,15 @@ class TargetSource(Source, Protocol):
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
         """Boxes, masks and maps of the images at these positions, whether they can be decoded or not."""
+        ...
+
+
+@runtime_checkable
+class FileSource(Source, Protocol):
+    """A source whose files may change under the same names."""
+
+    def contents(self, indices: Sequence[int]) -> bytes:
+        """What changes when the files of the images at these positions change."""
         ...
 
 
@@ -130,7 +150,10 @@ class Images:
         return np.sort(where[first])
 
     def digest(self, split: str | None = None) -> str:
-        """sha256 over fingerprint, ids and labels of one split, or of all but those that were joined."""
+        """sha256 over fingerprint, ids and labels of one split, or of all but those that were joined.
+
+        That of a split covers the contents of its files, too; reading all splits of a large set would take long.
+        """
         result = hashlib.sha256(self.beside.get(split or "", self.fingerprint).encode())
         for name in sorted(self.common_splits) if split is None else [split]:
             where = self.indices(name)
@@ -139,6 +162,8 @@ class Images:
             result.update(self.labels[where].astype("<i8").tobytes())
             for extra, values in sorted(self.extras.items()) if name in self.beside else ():
                 result.update(extra.encode() + values[where].astype("<i8").tobytes())
+        if split is not None and isinstance(self.source, FileSource):
+            result.update(self.source.contents([int(position) for position in self.indices(split)]))
         return result.hexdigest()
 
     def describe(self) -> dict[str, object]:
@@ -183,7 +208,7 @@ def join(images: Images, split: str, others: Images) -> Images:
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
-        source=Joined((images.source, others.source), n, where),
+        source=JoinedPixels((images.source, others.source), n, where),
         ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
         labels=np.concatenate([images.labels, translate[others.labels[where]]]),
         splits={**images.splits, split: np.arange(n, n + m)},
@@ -195,7 +220,7 @@ def join(images: Images, split: str, others: Images) -> Images:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedPixels:
     """Two sources behind one another; of the second one those images that were chosen."""
 
     sources: tuple[Source, Source]
@@ -208,6 +233,16 @@ class Joined:
         others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
         parts = [iter(s.read(p)) if p else iter(()) for s, p in zip(self.sources, (own, others), strict=True)]
         return [next(parts[i >= self.first]) for i in indices]
+
+    def contents(self, indices: Sequence[int]) -> bytes:
+        """Of both, where they have files."""
+        own = [i for i in indices if i < self.first]
+        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
+        return b"".join(
+            source.contents(chosen)
+            for source, chosen in zip(self.sources, (own, others), strict=True)
+            if isinstance(source, FileSource)
+        )
 
 
 def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

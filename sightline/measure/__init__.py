@@ -1,10 +1,11 @@
 """The one streaming pass.
 
 analyze         the pass
+contract        what an analysis must have
 request         what is asked, and what of it cannot be done
 plan            what a pass will see and cost
 streaming       from a metric to its result
-resume          sums on disk, so that a pass goes on
+resume          sums on disk, so that a stopped pass continues
 layers          encoders × sites, and where they lie in a result
 gram_sums       what the analyses by CKA share
 pooled          pooled features of a pass

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from sightline.core import bfloat16, ownership, progress
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
-from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.run_folder import Run, plan_run, provenance
+from sightline.core.stopping import Stopped, signals
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
 from sightline.images.loading import load_images
@@ -30,7 +32,7 @@ from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
-from sightline.measure.plan import Key, Plan, announce, make_plans, question
+from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.request import (
     check_settings,
     choose_analyses,
@@ -38,11 +40,11 @@ from sightline.measure.request import (
     lacking_images,
     left_out_of,
     make_metrics,
-    members_of,
+    named_encoders,
     with_further,
 )
-from sightline.measure.resume import Sums, sums_file
-from sightline.measure.streaming import result_of
+from sightline.measure.resume import Reached, Sums, sums_file
+from sightline.measure.streaming import measured_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -87,7 +89,7 @@ def analyze(
     precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
     for where, which in precisions:
         bfloat16.ensure(where, which)
-    members = members_of(encoders)
+    members = named_encoders(encoders)
     sets = {**(further or {}), **({} if conflict is None else {"conflict": conflict})}
     images = with_further(load_images(images), sets, configs)
     sites = [sites] if isinstance(sites, str) else sites
@@ -102,10 +104,11 @@ def analyze(
         cache = agreed(_cache_folder(out, stack))
         lacking = lacking_images(configs, images, named)
         configs = {name: config for name, config in configs.items() if name not in lacking}
+        stack.enter_context(progress.showing(show_progress and rank() == 0))
         plans = make_plans(members, images, configs, sites, settings, cache, target)
         metrics, declined = make_metrics(configs, plans, target, named)
         plans = {name: plans[name] for name in metrics}
-        keys = {name: question(name, configs[name], plan) for name, plan in plans.items()}
+        keys = {name: analysis_fingerprint(name, configs[name], plan) for name, plan in plans.items()}
         request = describe_request(members, images, plans, configs, settings) | {
             "left_out": left_out_of(plans, lacking | declined)
         }
@@ -160,7 +163,7 @@ def _begin(run: Run, names: Iterable[str]) -> None:
     run.begin()
     if run.path is not None:
         sums = (sums_file(run.path, number, world()) for number in range(world()))
-        ownership.claim(run.path, *sums, *(run.file(name) for name in names))
+        ownership.claim(run.path, *sums, *(file(name) for name in names for file in (run.file, run.kept_file)))
 
 
 def _pass(
@@ -172,58 +175,90 @@ def _pass(
     workers: int | None,
     shown: bool,
 ) -> None:
+    began = time.monotonic()
+    ready = set(agreed([name for name, metric in metrics.items() if metric.ready()]))
+    passing = {name: metric for name, metric in metrics.items() if name not in ready}
+    if ready and shown:
+        progress.console().print(f"Features are there already: no forward pass for {', '.join(sorted(ready))}")
+    sums = Sums(run.path, {name: keys[name] for name in passing}, passing)
+    total, skipped = _stream(passing, plans, sums, device, workers, shown) if passing else (0, [])
+    skipped = [pair for part in gathered(skipped) for pair in part]
+    if total and len(skipped) == total:
+        name = plans[next(iter(metrics))].images.name
+        raise InputError(f"None of {counted(total, 'image')} of {name} could be read: {': '.join(skipped[0])}")
+    known = {name for name, _ in skipped}
+    skipped += [pair for name in sorted(ready) for pair in metrics[name].unread() if pair[0] not in known]
+    skipped = list(dict.fromkeys(skipped))
+    _report_skipped(skipped, shown)
+    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
+    for name, metric in metrics.items():
+        result, kept = measured_of(metric)
+        if rank() == 0:
+            run.save(name, _signed(result, name, keys[name], plans[name], run), kept)
+        elif run.path is None:
+            run.save(name, result, kept)
+    if rank() == 0:
+        run.request["timing"] = timing
+        earlier = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
+        run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*earlier, *skipped])]
+        run.save_request()
+    sums.forget()
+    barrier()
+
+
+def _stream(
+    metrics: Mapping[str, Analysis],
+    plans: Mapping[str, Plan],
+    sums: Sums,
+    device: torch.device,
+    workers: int | None,
+    shown: bool,
+) -> tuple[int, list[tuple[str, str]]]:
+    """All batches, or those that an interrupted pass has left; how many images they have, and which are unreadable."""
     plan = plans[next(iter(metrics))]
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
-    splits = sorted({split for name in metrics for split in plans[name].splits})
-    sums = Sums(run.path, fingerprint([keys[name] for name in metrics]), metrics)
-    start, skipped = sums.restore()
-    began = time.monotonic()
+    fresh = Reached(tuple(sorted({split for name in metrics for split in plans[name].splits})))
+    reached = sums.restore() or fresh
     loader = batches(
         plan.images,
         {encoder.preprocess for name in metrics for encoder in plans[name].encoders.values()},
-        splits=splits,
+        splits=reached.splits,
         batch=plan.batch,
         seed=plan.seed,
         workers=workers,
         rank=rank(),
         world=world(),
-        start=start,
+        start=reached.batch,
     )
-    total = sum(len(plan.images.indices(split)) for split in splits)
-    count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in splits)
-    done = total * start // count
-    with progress.bar("Comparing", total, done, shown) as move, contextlib.closing(loader), torch.inference_mode():
+    total = sum(len(plan.images.indices(split)) for split in reached.splits)
+    count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)
+    done, asked = total * reached.batch // count, list[int]()
+    if reached.batch and shown:
+        progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
+    with (
+        progress.bar("Comparing", total, done, shown) as move,
+        contextlib.closing(loader),
+        torch.inference_mode(),
+        signals(asked),
+    ):
         for batch in loader:
-            skipped += batch.skipped
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
                 _step(batch, asking, plans, device)
+            reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
-            before, done = done, total * (batch.number + 1) // count
+            before, done = done, total * reached.batch // count
             move(done - before)
-            sums.save(batch.number + 1, skipped)
+            if asked or sums.due:
+                sums.save(reached)
+            if asked and sums.path is not None:
+                where = f"image {done} of {total}"
+                raise Stopped(asked[-1], f"Stopped and saved after {where}; run the same command again to continue")
+            if asked:
+                raise KeyboardInterrupt
         move(total - done)
-    skipped = [pair for part in gathered(skipped) for pair in part]
-    _report_skipped(skipped, shown)
-    if len(skipped) == total:
-        raise InputError(
-            f"None of {counted(total, 'image')} of {plan.images.name} could be read: {': '.join(skipped[0])}"
-        )
-    timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
-    for name, metric in metrics.items():
-        with progress.showing(shown):
-            result = result_of(metric)
-        if rank() == 0:
-            run.save(name, _signed(result, name, keys[name], plans[name], run))
-        elif run.path is None:
-            run.save(name, result)
-    if rank() == 0:
-        run.request["timing"] = timing
-        known = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
-        run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*known, *skipped])]
-        run.save_request()
-    sums.forget()
-    barrier()
+    sums.save(replace(reached, batch=count))  # should writing the results be interrupted
+    return total, list(reached.skipped)
 
 
 def _step(batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], device: torch.device) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sightline.measure.pooled import Matrix
 
-__all__ = ["SITES", "Choice", "Classifier", "Decided", "about", "cost_of"]
+__all__ = ["SITES", "Classifier", "ClassifierChoice", "DecisionAnalysis", "about", "cost_of"]
 
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
@@ -38,7 +38,7 @@ HEAD, PROBE, LINEAR = "own head", "ridge probe", "linear probe"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ClassifierChoice:
     """Who decides, and what probes see.
 
     classifier   auto: the own head if it has one output per class, and the same classes where their names are known,
@@ -109,10 +109,10 @@ class Classifier:
         return np.concatenate([self.scores(block).argmax(1) for block in features.blocks()])
 
 
-class Decided(Pooled):
+class DecisionAnalysis(Pooled):
     """An analysis of decisions: what classifiers see goes to disk in the pass, they are fitted when it is over."""
 
-    def __init__(self, choice: Choice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
+    def __init__(self, choice: ClassifierChoice, plan: Plan, splits: Sequence[str], title: str, name: str) -> None:
         check_labels(plan.images, splits, title, name)
         self.where, sweep = _where(choice, plan), choice.sweep
         super().__init__(plan, splits, _wanted(self.where))
@@ -172,7 +172,7 @@ class Decided(Pooled):
         }  # fmt: skip
 
 
-def about(choice: Choice) -> str:
+def about(choice: ClassifierChoice) -> str:
     """How probes are fitted, in words."""
     if choice.classifier != "linear":
         return "ridge, one against all, standardised features, penalty by leave-one-out error on train"
@@ -181,12 +181,12 @@ def about(choice: Choice) -> str:
     return f"linear after BatchNorm without affine parameters, softmax, gradient descent, {chosen}"
 
 
-def _where(choice: Choice, plan: Plan) -> dict[str, Where]:
+def _where(choice: ClassifierChoice, plan: Plan) -> dict[str, Where]:
     """Who decides for each encoder."""
     return {name: _decider(choice, plan, name) for name in plan.encoders}
 
 
-def _decider(choice: Choice, plan: Plan, encoder: str) -> Where:
+def _decider(choice: ClassifierChoice, plan: Plan, encoder: str) -> Where:
     sites, classes = plan.sites[encoder], len(plan.images.classes)
     heads = [site for site in sites if site.startswith("head.")]
     # A head of several layers projects for training, and does not classify.
@@ -222,7 +222,7 @@ def _wanted(where: Mapping[str, Where]) -> dict[tuple[str, str], tuple[str]]:
     return {(encoder, site): (feature,) for encoder, (_, site, feature) in where.items()}
 
 
-def cost_of(choice: Choice, plan: Plan, splits: Sequence[str]) -> Cost:
+def cost_of(choice: ClassifierChoice, plan: Plan, splits: Sequence[str]) -> Cost:
     """Sums and eigenvectors of the largest probe, and blocks of features, in memory; on disk what the pass writes."""
     found = _wanted(_where(choice, plan))
     width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())

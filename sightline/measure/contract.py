@@ -44,6 +44,14 @@ class Analysis(torchmetrics.Metric):
     full_state_update = False
     products: ClassVar[bool] = False  # whether attention maps come as encoders.attention.AttentionProduct
 
+    def ready(self) -> bool:
+        """Whether all that a pass would bring is there already, so that it need not take part in one."""
+        return False
+
+    def unread(self) -> list[tuple[str, str]]:
+        """If it is ready: the images that could not be read when its features were made, and why."""
+        return []
+
     def begin(self, batch: Batch) -> None:
         """Before the forward passes of a batch."""
 

@@ -72,6 +72,25 @@ class Layers:
         full[rows, [sites.index(site) for _, site in self]] = values
         return full.astype(str) if full.dtype == object else full
 
+    def spread_pairs(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
+        rows = self.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
+        return self.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 0, 3, 1)
+
+    def spread_rows(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
+        """(T, S) over layers → (T, encoders, sites)."""
+        return np.moveaxis(self.spread(values.T, fill), -1, 0)
+
+    def pair_coords(self) -> dict[str, Any]:
+        """Coordinates of a result over pairs of encoders and sites, beside those over encoder and site."""
+        coords = self.coords()
+        return {
+            **coords,
+            **{f"encoder_{end}": coords["encoder"] for end in "ab"},
+            **{f"site_{end}": coords["site"] for end in "ab"},
+            **{f"{name}_{end}": (f"site_{end}", coords[name][1]) for name in ("layer_type", "block") for end in "ab"},
+        }
+
     def coords(self) -> dict[str, Any]:
         """Coordinates of a result over encoder and site."""
         sites = self.sites

@@ -24,7 +24,7 @@ from sightline.images.sets import Images
 from sightline.measure.contract import analysis
 from sightline.measure.feature_cache import describe_encoder
 
-__all__ = ["Cost", "Key", "Plan", "announce", "make_plans", "probe", "question"]
+__all__ = ["Cost", "Key", "Plan", "analysis_fingerprint", "announce", "make_plans", "probe"]
 
 
 class Key(NamedTuple):
@@ -161,7 +161,7 @@ def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None 
     return shapes
 
 
-def question(name: str, config: Any, plan: Plan) -> str:
+def analysis_fingerprint(name: str, config: Any, plan: Plan) -> str:
     """Everything that a result depends on, as one hash."""
     return fingerprint(
         {

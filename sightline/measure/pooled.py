@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEATURES",
+    "FLAT",
     "POOLINGS",
     "Matrix",
     "Pooled",
@@ -57,7 +58,8 @@ __all__ = [
 POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
 JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read
 FEATURES = (*POOLINGS, *JOINED)
-BLOCK = 4096  # rows that are read at a time
+FLAT = ("all", "patches")  # token views side by side, many times as wide; only for those who ask for them by name
+ROWS_AT_A_TIME = 4096  # rows that are read at a time
 CONSTANT = 1e-6  # what differs by less of its size is rounding, in float32
 
 Wanted = Mapping[tuple[str, str], Collection[str]]  # encoder and site → features
@@ -128,7 +130,7 @@ class Matrix:
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """All rows, some at a time."""
-        return (self[start : start + BLOCK] for start in range(0, len(self), BLOCK))
+        return (self[start : start + ROWS_AT_A_TIME] for start in range(0, len(self), ROWS_AT_A_TIME))
 
 
 class Pooled(Analysis):
@@ -141,10 +143,28 @@ class Pooled(Analysis):
         self.plan, self.splits, self.wanted = plan, tuple(splits), wanted
         self.files = matrices(plan, splits, wanted)
         if not self.files:
-            raise InputError("None of these sites gives a feature of the kind that is asked for; choose others")
+            raise InputError("None of these sites has the pooling that is asked for; choose others")
         self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def ready(self) -> bool:
+        """Whether an earlier pass has left all of its features."""
+        if not all(entry.complete for entry in self.files.values()):
+            return False
+        if rank() == 0:  # the sums of all processes are added up
+            counts = {which.split: int(entry.written().sum()) for which, entry in self.files.items()}
+            self.seen += torch.tensor([counts[split] for split in self.splits])
+        return True
+
+    def unread(self) -> list[tuple[str, str]]:
+        """Images without a row."""
+        images = self.plan.images
+        found: dict[str, str] = {}
+        for which, entry in self.files.items():
+            ids = images.ids[images.indices(which.split)][~entry.written()]
+            found |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
+        return list(found.items())
 
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Pooled vectors (B, D), copied: the activation itself does not outlive its layer."""
@@ -178,7 +198,7 @@ class Pooled(Analysis):
             if not entry.complete and (not entry.exists or int(entry.written().sum()) != expected):
                 raise InputError(
                     f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
-                    "delete the folder 'cache' of the run and give the same command again"
+                    "delete the folder 'cache' of the run and run the same command again"
                 )
         barrier()
         if rank() == 0:
@@ -227,17 +247,20 @@ class Pooled(Analysis):
 
 
 def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tuple(POOLINGS)) -> dict[str, Tensor]:
-    """The features that exist at a site, each (B, D); without prefix tokens there is only GAP."""
+    """The features that exist at a site, each (B, D); of the poolings there is only GAP without prefix tokens."""
     prefix = encoder.tokens.prefix if encoder.tokens is not None else 0
-    views = {name: POOLINGS[name] for name in names if name == "gap" or prefix}
+    views = {name: POOLINGS[name] for name in names if name in POOLINGS and (name == "gap" or prefix)}
     found = {name: token_view(activation, view, encoder.tokens) for name, view in views.items()}
-    return {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+    pooled = {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+    flat = {name: token_view(activation, name, encoder.tokens) for name in names if name in FLAT}
+    return pooled | {name: tokens.flatten(1) for name, tokens in flat.items() if tokens is not None}
 
 
 def widths(plan: Plan, encoder: str, site: str) -> dict[str, int]:
     """The features that exist at a site, and how wide each is."""
     blank = torch.empty(1, *plan.shapes[encoder][site])
-    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder]).items()}
+    names = (*POOLINGS, *FLAT)
+    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder], names).items()}
     joined = {name: sum(found[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(found)}
     return found | joined
 

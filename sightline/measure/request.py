@@ -29,7 +29,7 @@ __all__ = [
     "lacking_images",
     "left_out_of",
     "make_metrics",
-    "members_of",
+    "named_encoders",
     "with_further",
 ]
 
@@ -47,12 +47,12 @@ def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -
     for split, classes in found.items():
         if not classes & found["train"]:
             raise InputError(
-                f"{title} cannot be right on {images.name}: no class of the {split} split is in the train split; "
+                f"{title} would always be wrong on {images.name}: no class of the {split} split is in the train split; "
                 f"give more images of each class, or leave {name} out (--only cka)"
             )
 
 
-def members_of(
+def named_encoders(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
 ) -> dict[str, Encoder]:
     """The encoders by name, each with the hash of the weights that it has now."""
@@ -124,7 +124,7 @@ def _nobody_asks(split: str) -> str:
         sets = dict.fromkeys(split for plugin in known.values() for split in plugin.IMAGES)
         return f"No analysis asks for images called {split!r}{nearest(split, sets)}"
     title = known[users[0]].IMAGES[split].title
-    return f"{title} are of use for {' and '.join(users)} only; name it (--also {users[0]})"
+    return f"{title} are used only by {' and '.join(users)}; add it (--also {users[0]})"
 
 
 def lacking_images(configs: Mapping[str, Any], images: Images, named: Collection[str]) -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -14,22 +15,36 @@ from sightline.core.files import write_atomically
 from sightline.core.processes import rank, world
 from sightline.measure.contract import Analysis
 
-__all__ = ["Sums"]
+__all__ = ["Reached", "Sums", "sums_file"]
 
 
 SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
 
 
+@dataclass(frozen=True)
+class Reached:
+    """How far an interrupted pass has come."""
+
+    splits: tuple[str, ...]  # through which it goes, in this order
+    batch: int = 0  # which comes next
+    skipped: tuple[tuple[str, str], ...] = ()  # images that could not be read, and why
+
+
 class Sums:
-    """The sums of an interrupted pass on disk: with the same question, the pass goes on where it stopped."""
+    """The sums of an interrupted pass on disk: with the same questions, or some of them, it goes on from there."""
 
-    def __init__(self, folder: Path | None, key: str, metrics: Mapping[str, Analysis]) -> None:
+    def __init__(self, folder: Path | None, questions: Mapping[str, str], metrics: Mapping[str, Analysis]) -> None:
         self.path = None if folder is None else sums_file(folder, rank(), world())
-        self.key, self.metrics, self.saved = key, metrics, time.monotonic()
+        self.questions, self.metrics, self.saved = dict(questions), metrics, time.monotonic()
 
-    def save(self, number: int, skipped: Sequence[tuple[str, str]]) -> None:
-        """Every half minute, together with the number of the next batch and the images that could not be read."""
-        if self.path is None or time.monotonic() - self.saved < SAVE_EVERY:
+    @property
+    def due(self) -> bool:
+        """Whether half a minute has passed since they were saved."""
+        return time.monotonic() - self.saved >= SAVE_EVERY
+
+    def save(self, reached: Reached) -> None:
+        """Write them, together with how far the pass has come."""
+        if self.path is None:
             return
         from safetensors.torch import save
 
@@ -38,28 +53,30 @@ class Sums:
             for name, metric in self.metrics.items()
             for key, value in _states(metric).items()
         }
-        about = {"question": self.key, "next": str(number), "skipped": json.dumps(skipped)}
+        about = {"questions": json.dumps(self.questions), "reached": json.dumps(asdict(reached))}
         write_atomically(self.path, save(state, metadata=about))
         self.saved = time.monotonic()
 
-    def restore(self) -> tuple[int, list[tuple[str, str]]]:
-        """Put the sums back if they belong to this question; which batch comes next, and what was skipped so far."""
+    def restore(self) -> Reached | None:
+        """Put the sums back if they belong to these questions, and say how far the pass had come."""
         if self.path is None or not self.path.is_file():
-            return 0, []
+            return None
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.path, "pt") as file:
                 about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about.get("question") != self.key:
-                return 0, []
-            number, skipped = int(about["next"]), [(name, why) for name, why in json.loads(about["skipped"])]
-        except (SafetensorError, OSError, KeyError, ValueError):  # damaged: begin anew
-            return 0, []
+            if not self.questions.items() <= json.loads(about["questions"]).items():
+                return None
+            found = json.loads(about["reached"])
+            skipped = tuple((str(name), str(why)) for name, why in found["skipped"])
+            reached = Reached(tuple(found["splits"]), int(found["batch"]), skipped)
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged: begin anew
+            return None
         for name, metric in self.metrics.items():
             for key, value in _states(metric).items():
                 value.copy_(tensors[f"{name}.{key}"])
-        return number, skipped
+        return reached
 
     def forget(self) -> None:
         """The results are written; the sums have served."""

@@ -1,21 +1,28 @@
-"""From a metric to its result."""
+"""From a metric to its result, and to what is kept beside it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from sightline.core.groups import split
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from sightline.measure.contract import Analysis
 
-__all__ = ["result_of"]
+__all__ = ["measured_of", "result_of"]
 
 
 def result_of(metric: Analysis) -> xr.Dataset:
-    """What an analysis has to say, with the sums of all processes.
+    """What an analysis has to say, with the sums of all processes."""
+    return measured_of(metric)[0]
+
+
+def measured_of(metric: Analysis) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """The same, and what it keeps so that contrasts can be computed from it.
 
     The class's own `compute`: the one that torchmetrics wraps rebuilds mappings, and a Dataset loses its attributes.
     """
     with metric.sync_context():
-        return type(metric).compute(metric)
+        return split(type(metric).compute(metric))

@@ -21,6 +21,7 @@ PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     """Whatever compares every layer of every encoder with every other gets the linked view; None for other results."""
+    result = _choices(result) if "measure" in result.dims else result
     names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and v.dims[:-4] in {(), ("tokens",)}]
     main = next((n for n in names if not n.endswith(("_low", "_high", "_null"))), None)
     if main is None:
@@ -53,6 +54,21 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
         "values": {part: _packed(array, own) for part, array in values.items()},
         "spec": linked_charts(label),
     }  # fmt: skip
+
+
+def _choices(result: xr.Dataset) -> xr.Dataset:
+    """Several measures of the same pairs: each token view of each as one choice.
+
+    Distances are left to the figures: here the highest value is marked as the best match.
+    """
+    if "is_distance" in result.coords:
+        result = result.sel(measure=~result.is_distance)
+    reason = {"reason": result.reason.expand_dims(measure=result.measure)} if "reason" in result else {}
+    pairs = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR]
+    stacked = result[pairs].assign(reason).stack(choice=("measure", "tokens"))
+    labels = [f"{measure}, {tokens}" for measure, tokens in stacked.choice.values]
+    choices = stacked.drop_vars(["choice", "measure", "tokens", "is_distance"], errors="ignore").rename(choice="tokens")
+    return choices.assign_coords(tokens=labels).transpose("tokens", ...)
 
 
 def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Provenance:
 def write_report(run: Run) -> Path:
     """Write `report.html` and `figures/<analysis>-<name>.svg|pdf|csv` into the run folder; returns the page's path."""
     if run.path is None:
-        raise InputError("The run is in memory only: give analyze() a folder, out=..., to get a report")
+        raise InputError("The run is in memory only; give analyze() a folder, out=..., to get a report")
     data: dict[str, Any] = {
         "themes": {"light": theme(), "dark": theme(dark=True)}, "figures": {}, "explorers": {}, "viewers": {},
     }  # fmt: skip
@@ -256,9 +256,9 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
 
 def _module(name: str) -> tuple[object, str]:
     try:
-        return plugins.author(name), ""
+        return plugins.module_of(name), ""
     except InputError as error:
-        return ModuleType(name), f"{error}: its results are in the run folder, but nothing here knows how to draw them."
+        return ModuleType(name), f"{error}: its results are in the run folder, but there is nothing to draw them with."
 
 
 def _asked(settings: Mapping[str, Any]) -> dict[str, object]:

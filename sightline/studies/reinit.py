@@ -34,7 +34,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
-from sightline.measure.request import members_of
+from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, curve_over_depth
 from sightline.training.folder import start
 from sightline.training.launch import Launch
@@ -87,12 +87,12 @@ def reinit(
     `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
     trained.
     """
-    members, out = members_of(encoders), Path(out)
+    members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
     launch = Launch(resume=True, device=device, workers=workers, show_progress=show_progress)
     fabric, data = start(base, None if images is None else load_images(images), launch)
     if not (data.labels_of("test") >= 0).any():
-        raise InputError(f"The test images of {data.name} have no labels, so that there is no accuracy; give others")
+        raise InputError(f"The test images of {data.name} have no labels, so there is no accuracy; give others")
     variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
     request, key = _question(members, data, base, variants)
     run = plan_run(out, request, overwrite)
@@ -133,13 +133,13 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
     """What is re-initialised in each fine-tuning, as its setting has it; nothing comes first."""
     for end in ends:
         if end not in WHICH:
-            raise InputError(f"There is no end {end!r} of an encoder{nearest(end, WHICH)}")
+            raise InputError(f"An encoder has no end {end!r}{nearest(end, WHICH)}")
     powers = [2**k for k in range(encoder.depth.bit_length()) if 2**k < encoder.depth]
     numbers = sorted({*(powers if counts is None else counts)} - {0})
     if not numbers or not ends or numbers[0] < 0 or numbers[-1] > encoder.depth:
         raise InputError(
-            f"Of the {counted(encoder.depth, 'block')} of {encoder.name}, {', '.join(map(str, numbers)) or 'none'} "
-            f"shall be re-initialised; choose one or more numbers from 1 to {encoder.depth}, and first or last"
+            f"Cannot re-initialise {', '.join(map(str, numbers)) or 'none'} of the {counted(encoder.depth, 'block')} "
+            f"of {encoder.name}; choose one or more numbers from 1 to {encoder.depth}, and first or last"
         )
     return ["", *(f"{end}:{n}" for n in numbers for end in ends)]
 
@@ -244,6 +244,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
                 for key in ("n", "accuracy_drop", "accuracy_drop_low", "accuracy_drop_high", "accuracy")
             )
             blocks = "block" if n == 1 else f"{n} blocks"
-            detail = f"drop of accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
+            detail = f"drop in accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
             found.append((str(name), f"{drop:+.1%}", f"{detail}; {left:.1%} is left"))
     return found

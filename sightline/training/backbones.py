@@ -79,7 +79,9 @@ class Backbone:
                 f"Images of size {self.size} cannot be cut into patches of {self.patch_side}; choose a multiple"
             )
         if self.width and self.heads and self.width % self.heads:
-            raise InputError(f"A width of {self.width} cannot be shared by {self.heads} heads; choose a divisor")
+            raise InputError(
+                f"A width of {self.width} cannot be split into {self.heads} heads; choose heads that divide it"
+            )
 
     @property
     def name(self) -> str:

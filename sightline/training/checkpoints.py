@@ -76,7 +76,7 @@ def load(
         state = json.loads((folder / "state.json").read_text())
         tensors = load_file(folder / "optimizer.safetensors")
     except Exception as error:
-        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
+        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
     generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
     optimizer.load_state_dict(_nested(tensors, state["optimizer"]))
     return int(state["step"]), generators, state.get("sums", {})
@@ -87,12 +87,12 @@ def load_module(folder: Path, module: nn.Module) -> None:
     try:
         tensors = load_file(folder / "training.safetensors")
     except Exception as error:
-        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start anew") from error
+        raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
     own = tensors_of(module)
     if own.keys() != tensors.keys() or any(own[name].shape != value.shape for name, value in tensors.items()):
         raise InputError(
             f"The checkpoint {str(folder)!r} belongs to another objective or backbone, or to another version of "
-            "Sightline; start anew"
+            "Sightline; start over"
         )
     for name, value in tensors.items():
         own[name].copy_(value)

@@ -94,7 +94,7 @@ class Feed:
         share, rest = divmod(batch, world() * accumulate)
         if rest:
             raise InputError(
-                f"A batch of {counted(batch, 'image')} cannot be shared by {counted(world(), 'process')} with "
+                f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
                 f"{counted(accumulate, 'forward')} each; choose a multiple"
             )
         if pairs and share % 2:
@@ -112,7 +112,7 @@ class Feed:
         self.positions, self.device = images.indices(split), torch.device(device)
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
-        self.resident = None if targets else self._decode()
+        self.resident = self._decode()
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
         if not self.order.per_epoch:
             raise InputError(
@@ -195,6 +195,8 @@ class Feed:
 
     def _decode(self) -> Tensor | None:
         """All images (n, 3, H, W) if they have one size and fit into memory; unreadable ones are left out."""
+        if self.targets is not None or any(policy.fit is not None for policy in self.policies):
+            return None
         probe = [item.image for item in self.images.source.read(self.positions[:4].tolist())]
         shapes = {image.shape for image in probe if image is not None}
         room = RESIDENT // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # every process has a copy of its own
@@ -294,6 +296,6 @@ class _Crops:
             crops = np.stack([crop_one(*one, policy) for one in zip(images, where, mirrored.tolist(), strict=True)])
             pixels.append(torch.from_numpy(crops) if self.shared_memory else crops)
             if known:
-                seen = zip(known, where, mirrored.tolist(), strict=True)
-                targets.append([move(one, box, flip, policy.size) for one, box, flip in seen])
+                seen = zip(known, where, mirrored.tolist(), images, strict=True)
+                targets.append([move(one, box, flip, policy.size, image.shape[:2]) for one, box, flip, image in seen])
         return _Cropped(pixels, errors, chosen[standing], targets)

@@ -60,8 +60,8 @@ def kept_recipe(out: Path, launch: Launch) -> dict[str, Any] | None:
     if launch.resume and there and kept.is_file():
         return read_recipe(kept)
     if there and not launch.overwrite and any((out / name).exists() for name in STARTED):
-        goes_on = "pass --resume to go on" if kept.is_file() else "restore its recipe.toml to go on"
-        raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start anew")
+        goes_on = "pass --resume to continue" if kept.is_file() else "restore its recipe.toml to continue"
+        raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start over")
     ownership.replaceable(out)
     return None
 

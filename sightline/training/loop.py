@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -27,6 +24,7 @@ from sightline.core.processes import by_first, rank, world
 from sightline.core.progress import bar, console
 from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
+from sightline.core.stopping import Stopped, signals
 from sightline.encoders.encoder import Encoder
 from sightline.training.checkpoints import load, save_checkpoint
 from sightline.training.collectives import gather, mean, sync_batch_norm
@@ -36,18 +34,10 @@ from sightline.training.objective import Learner
 from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
 from sightline.training.watchers import Watcher
 
-__all__ = ["Loop", "Stopped", "make_fabric"]
+__all__ = ["Loop", "make_fabric"]
 
 
 PRECISION = {"float32": "32-true", "bf16": "bf16-mixed"}
-
-
-class Stopped(Exception):  # noqa: N818 — not an error
-    """The training was asked to stop and has saved itself; `signal` says by which signal."""
-
-    def __init__(self, signal: int, step: int, steps: int, folder: Path) -> None:
-        super().__init__(f"Stopped and saved after step {step} of {steps}; go on with --resume -o {folder}")
-        self.signal = signal
 
 
 def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric:
@@ -109,7 +99,7 @@ class Loop:
         earlier = self.monitor.rows[-1:] if self.monitor else []
         self.begun = time.monotonic() - (float(earlier[0].get("seconds") or 0) if earlier else 0)
         try:
-            with _signals(self.asked):
+            with signals(self.asked):
                 return self._train(wrapped, step, _Watch(self.fabric.device, kept))
         finally:
             if self.monitor is not None:
@@ -206,15 +196,16 @@ class Loop:
             watch.last_save = time.monotonic()
         watch.begun += time.monotonic() - before  # saving is not training
         if stop and not last:
-            raise Stopped(stop, done.step, done.steps, self.folder)
+            raise Stopped(
+                stop,
+                f"Stopped and saved after step {done.step} of {done.steps}; continue with --resume -o {self.folder}",
+            )
 
     def _fail(self, what: str) -> None:
         """End the training in all processes, before anything can be saved over the last good checkpoint."""
         kept = latest(self.folder)
         where = f"the last good checkpoint is {kept.name} in {str(self.folder)!r}" if kept else "nothing was saved"
-        raise InputError(
-            f"{what}; {where}; train anew with a lower lr, a longer warm-up (warmup_epochs) or gradients cut by clip=1"
-        )
+        raise InputError(f"{what}; {where}; train again with a lower lr, a longer warm-up (warmup_epochs) or clip=1")
 
     def _told_to_stop(self) -> int:
         return self.asked[-1] if self.asked else 0
@@ -302,24 +293,3 @@ class _Watch:
 
     def since_save(self) -> float:
         return time.monotonic() - self.last_save
-
-
-@contextlib.contextmanager
-def _signals(asked: list[int]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop the training after the running step; a second one stops it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sightline.training.checkpoints import tensors_of
 from sightline.training.collectives import total
 
-__all__ = ["follow", "momentum_copy", "sinkhorn", "spread"]
+__all__ = ["embedding_std", "follow", "momentum_copy", "sinkhorn"]
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -59,12 +59,12 @@ def _chosen(tensors: Iterable[Tensor], which: Iterable[bool]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def spread(z: Tensor) -> Tensor:  # (B, d) -> ()
+def embedding_std(z: Tensor) -> Tensor:  # (B, d) -> ()
     """How far embeddings are from collapse: standard deviation of the unit vectors · √d; 0 where all are the same.
 
     Of features before any batch normalisation, which would blow up the smallest remainder.
 
-    >>> round(spread(torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))).item(), 2)
+    >>> round(embedding_std(torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))).item(), 2)
     1.0
     """
     z = F.normalize(z.float(), dim=1)

@@ -66,7 +66,7 @@ class Optimization:
             if getattr(self, key) < 1:
                 raise InputError(f"{key} is {getattr(self, key)}, but at least 1 is needed")
         if not 0 < self.epochs < math.inf:
-            raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
+            raise InputError(f"epochs is {self.epochs}, but a finite number above 0 is needed")
         if not 1 <= self.stretch < math.inf:
             raise InputError(
                 f"stretch is {self.stretch}, but a schedule is at least as long as the training: 1 or more"

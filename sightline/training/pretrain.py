@@ -90,7 +90,7 @@ def _resolve(
         base = read_recipe(recipe)
         objective = objective or base.get("objective")
     if objective is None:
-        raise InputError(f"Say what to train: {', '.join(plugins.names('objectives'))}")
+        raise InputError(f"Name an objective to train: {', '.join(plugins.names('objectives'))}")
     if recipe is None:
         base = read_recipe(objective) if objective in recipe_names() else {}
     return make_recipe(objective, base, *layers)

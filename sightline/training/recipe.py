@@ -114,7 +114,7 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     0.2
     """
     if objective == "finetune":
-        raise InputError("This is a recipe of fine-tuning, not of pre-training; use it with `sightline finetune`")
+        raise InputError("This recipe is for fine-tuning, not for pre-training; use it with `sightline finetune`")
     config = objective_named(objective).Config
     return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 
@@ -133,7 +133,7 @@ def make_parts(objective: str, parts: Sequence[type[Any]], layers: Iterable[Mapp
                 tables[key] = tables.get(key, {}) | dict(value)
             elif key == "objective":
                 if value != objective:
-                    raise InputError(f"The recipe is one of {value!r}, not of {objective!r}; name that objective")
+                    raise InputError(f"The recipe is for {value!r}, not for {objective!r}; name that objective")
             elif key not in known:
                 raise InputError(f"There is no setting {key!r} of {objective}{nearest(key, known)}")
             else:

@@ -28,7 +28,7 @@ class Mixing(NamedTuple):
             if not value >= 0:
                 raise InputError(f"{key} is {value}, but it cannot be negative")
         if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1)")
+            raise InputError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
 
     @property
     def pairs(self) -> bool:

@@ -44,14 +44,14 @@ class Watcher(Protocol):
         """A sentence for the user about a row of the metrics, asked in the first process."""
 
 
-class Features(NamedTuple):
-    """Features of some images, and their labels."""
+class WatchedFeatures(NamedTuple):
+    """WatchedFeatures of some images, and their labels."""
 
     values: Mapping[str, Tensor]  # (n, D) by pooling: cls, gap
     labels: np.ndarray  # int64 (n,), −1 without a label
 
 
-def knn_accuracies(train: Features, held_out: Features) -> dict[str, float]:
+def knn_accuracies(train: WatchedFeatures, held_out: WatchedFeatures) -> dict[str, float]:
     """20-NN accuracy of each pooling, `knn_cls`, `knn_gap`."""
     result = {}
     known = [part.labels >= 0 for part in (train, held_out)]
@@ -64,7 +64,7 @@ def knn_accuracies(train: Features, held_out: Features) -> dict[str, float]:
     return result
 
 
-def ranks(train: Features) -> dict[str, float]:
+def ranks(train: WatchedFeatures) -> dict[str, float]:
     """RankMe of each pooling, `rank_cls`, `rank_gap`."""
     return {f"rank_{name}": rankme(values) for name, values in train.values.items()}
 
@@ -105,7 +105,7 @@ class FeatureWatch:
         """The measures of an encoder; its features are computed once."""
         with evaluating(encoder):
             found = {
-                role: Features(self._features(encoder, pixels), self.labels[role])
+                role: WatchedFeatures(self._features(encoder, pixels), self.labels[role])
                 for role, pixels in self.pixels.items()
             }
         result: dict[str, float] = {}
@@ -191,7 +191,7 @@ def make_watchers(
         measures.remove("knn")
         if rank() == 0 and show_progress:
             console().print(
-                f"{images.name} has no labels or no held-out split, so there is no k-NN accuracy on the way"
+                f"{images.name} has no labels or no held-out split, so k-NN accuracy is not measured while training"
             )
     found: list[Watcher] = []
     if measures:

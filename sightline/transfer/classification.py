@@ -19,7 +19,7 @@ from sightline.training.momentum import follow
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
-__all__ = ["Objective", "logits_of"]
+__all__ = ["Objective", "decayed", "logits_of"]
 
 
 class Objective(objective.Objective):
@@ -68,8 +68,17 @@ class Objective(objective.Objective):
 
     def lr_scales(self) -> dict[str, float]:
         """layer_decay^(L + 1 − layer) by the name of the parameter."""
-        top = max(self.layers.values(), default=0)
-        return {f"model.{name}": self.layer_decay ** (top - layer) for name, layer in self.layers.items()}
+        return decayed(self.layers, self.layer_decay, "model.")
+
+
+def decayed(layers: Mapping[str, int], decay: float, prefix: str) -> dict[str, float]:
+    """By what learning rates are multiplied: 1 in the last layer, and `decay` times as much in each one before it.
+
+    >>> decayed({"embed": 0, "block": 1, "norm": 2}, 0.5, "model.")
+    {'model.embed': 0.25, 'model.block': 0.5, 'model.norm': 1.0}
+    """
+    top = max(layers.values(), default=0)
+    return {f"{prefix}{name}": decay ** (top - layer) for name, layer in layers.items()}
 
 
 def logits_of(output: Any) -> Tensor:

@@ -88,7 +88,7 @@ def _built(encoder: Encoder, classes: int, pool: str, drop_path: float, seed: in
         raise InputError(f"There is no pooling {pool!r}{nearest(pool, filter(None, POOLS))}")
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be fine-tuned; "
+            f"Encoder {encoder.name!r} cannot be rebuilt from a reference, so it cannot be fine-tuned; "
             "give one such as timm:NAME or run:FOLDER"
         )
     if pool == "cls" and not _has_cls(encoder):
@@ -142,7 +142,7 @@ def _kept_heads(encoder: Encoder, heads: Sequence[str], classes: Sequence[str]) 
         has = f"a head for {counted(outputs, 'class')}" if outputs else "no head"
         raise InputError(
             f"{encoder.reference} has {has}{' of other names' if outputs == len(classes) else ''}, but there "
-            f"{'is' if len(classes) == 1 else 'are'} {counted(len(classes), 'class')} to tell; leave keep_head away "
+            f"{'is' if len(classes) == 1 else 'are'} {counted(len(classes), 'class')} to learn; leave out keep_head "
             "for a new one"
         )
     order = range(outputs) if encoder.classes is None else [encoder.classes.index(name) for name in classes]
@@ -162,7 +162,7 @@ def _copy(encoder: Encoder, module: nn.Module, leave_out: tuple[str, ...]) -> No
         if name in given and given[name].shape == value.shape:
             value.copy_(given[name])
         elif not name.startswith(optional):
-            raise InputError(f"{encoder.reference} has no weight {name} that fits its own architecture; load it anew")
+            raise InputError(f"{encoder.reference} has no weight {name} that fits its own architecture; load it again")
     for name in given:
         if name not in own and not name.startswith((*leave_out, *old_heads, *optional, *POOLERS)):
             raise InputError(f"{encoder.reference} has a weight {name} that its own architecture has no place for")
@@ -203,9 +203,7 @@ def layers_of(encoder: Encoder) -> dict[str, int]:
     module: Any = encoder.module
     if not blocks:
         if not hasattr(module, "group_matcher"):
-            raise InputError(
-                f"The layers of {encoder.reference} are not known; set layer_decay=1 and reinit to nothing"
-            )
+            raise InputError(f"The layers of {encoder.reference} are not known; leave out layer_decay and reinit")
         from timm.models import group_parameters
 
         grouped: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
@@ -230,6 +228,6 @@ def _reinitialised(encoder: Encoder, reinit: str, reference: str) -> Collection[
         raise InputError(f"reinit is {reinit!r}, but first:n or last:n is expected, such as first:3")
     n = int(match[2])
     if n > len(blocks):
-        raise InputError(f"reinit={reinit}: {reference} has {counted(len(blocks), 'block')}; choose at most so many")
+        raise InputError(f"reinit={reinit}: {reference} has {counted(len(blocks), 'block')}; choose at most that many")
     chosen = blocks[:n] if match[1] == "first" else blocks[len(blocks) - n :]
     return [f"{name}." for name in chosen]

@@ -75,10 +75,10 @@ class Config:
         if self.pool not in POOLS:
             raise InputError(f"There is no pooling {self.pool!r}{nearest(self.pool, filter(None, POOLS))}")
         if not 0 < self.layer_decay <= 1:
-            raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
+            raise InputError(f"layer_decay is {self.layer_decay}; it must be in (0, 1]")
         for key in ("drop_path", "ema"):
             if not 0 <= getattr(self, key) < 1:
-                raise InputError(f"{key} is {getattr(self, key)}; it must lie in [0, 1)")
+                raise InputError(f"{key} is {getattr(self, key)}; it must be in [0, 1)")
         Mixing(self.mixup, self.cutmix, self.label_smoothing).check()
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
@@ -105,7 +105,7 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
     """
     if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
         raise InputError(
-            f"This is a recipe of pre-training with {other.pop()}, not of fine-tuning; use it with `sightline pretrain`"
+            f"This recipe is for pre-training with {other.pop()}, not for fine-tuning; use it with `sightline pretrain`"
         )
     return Recipe(*make_parts(NAME, (Optimization, Training, Config), layers))
 
@@ -162,7 +162,7 @@ def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]],
         given = [] if recipe is None else [read_recipe(recipe)]
         check_unchanged(out, wanted, make_recipe(wanted.values(), *given, *layers))
     if not wanted.config.encoder:
-        raise InputError("Say what to fine-tune, such as `sightline finetune zoo:moco_v3`")
+        raise InputError("Name an encoder to fine-tune, such as `sightline finetune zoo:moco_v3`")
     return wanted
 
 
@@ -176,7 +176,9 @@ def _prepare(wanted: Recipe, begins_with: Encoder, data: Images, fabric: Fabric,
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
     if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
-        raise InputError(f"Fine-tuning needs labels of two classes or more, which {data.name} has not; give others")
+        raise InputError(
+            f"Fine-tuning needs labels of at least two classes, but {data.name} does not have them; give other images"
+        )
     encoder = with_classifier(
         begins_with,
         data.classes,
@@ -272,7 +274,7 @@ class _Accuracies:
             split for split in ("val", "test") if split in data.splits and (data.labels_of(split) >= 0).any()
         ]
         if "val" not in self.splits and rank() == 0 and launch.show_progress:
-            console().print(f"{data.name} has no labelled val split, so there is no accuracy on the way")
+            console().print(f"{data.name} has no labelled val split, so accuracy is not measured while training")
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """By split."""

@@ -188,7 +188,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     assert (lost.reason == "probed: the features are the same for all training images").all()
     assert np.isnan(result.tau.sel(encoder_a="probed", encoder_b="probed")).all()
     perfect = result.sel(encoder_a="vit", encoder_b="vit c")
-    assert perfect.reason.values.tolist() == ["", "", "there is no such image"]
+    assert perfect.reason.values.tolist() == ["", "", "there are no such images"]
     assert np.isnan(perfect.tau.sel(images="both wrong")).all()
     assert not np.isnan(perfect.tau.sel(images="all images")).any()
     figure = agreement.figures(result)[0]

@@ -65,6 +65,56 @@ def test_copies_that_do_not_differ_are_seen_alike() -> None:
     assert (other < 0.9).all()
 
 
+def copies(encoder: Any, policy: str, sites: list[str], count: int, seed: int) -> list[dict[str, Tensor]]:
+    """Activations of both copies of all images in the order of the pass."""
+    images = load_images("shapes?size=32", limit=count)
+    order = images.order("test", seed)
+    arrays = [item.image for item in images.source.read(order.tolist())]
+    pixels = torch.from_numpy(np.stack([encoder.preprocess.crop(array) for array in arrays]))
+    found = []
+    for copy in range(2):
+        view = make_view(f"augment:{policy}:{copy}", pixels, images.ids[order].tolist(), seed=seed)
+        with torch.inference_mode(), capture(encoder, sites) as activations:
+            encoder(encoder.preprocess.normalize(view))
+        found.append(dict(activations))
+    return found
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_all_layers_against_all_layers(unbiased: bool) -> None:
+    """Of each encoder alone, the first copy in rows; minibatches and all images at once."""
+    encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}
+    config = {"policies": ("moco_v3", "supervised"), "tokens": ("mean", "cls"), "bootstrap": 20, "unbiased": unbiased}
+    batched = invariance(encoders, Config(**config), seed=3)
+    whole = invariance(encoders, Config(**config, full_batch=True), seed=3)
+    assert batched.cka.dims == ("policy", "tokens", "encoder", "site_a", "site_b")
+    assert batched.attrs["estimator"] == f"{'un' * unbiased}biased minibatch"
+    assert whole.attrs["estimator"] == f"{'un' * unbiased}biased full batch"
+    for name, policy in (("a", "moco_v3"), ("b", "supervised")):
+        sites = [f"block.{i}" for i in range(encoders[name].depth)]
+        first, second = copies(encoders[name], policy, sites, 40, 3)
+        for row in sites:
+            for column in sites:
+                x, y = first[row][:, 0], second[column][:, 0]
+                where = {"policy": policy, "tokens": "cls", "encoder": name, "site_a": row, "site_b": column}
+                full = cka(x, y, batch=None, unbiased=unbiased)
+                assert float(whole.cka.sel(where)) == pytest.approx(full, abs=1e-5)
+                if unbiased:
+                    assert float(batched.cka.sel(where)) == pytest.approx(cka(x, y, batch=8), abs=1e-5)
+    for result in (batched, whole):
+        for end in ("", "_low", "_high", "_null"):
+            diagonal = np.diagonal(result[f"cka{end}"], axis1=3, axis2=4)
+            np.testing.assert_array_equal(diagonal, result[f"invariance{end}"])
+        assert (np.isnan(result.cka.sel(encoder="a")) == [[False, False, True]] * 2 + [[True] * 3]).all()
+        assert not np.allclose(
+            result.cka.sel(policy="moco_v3"), result.cka.sel(policy="moco_v3").values.swapaxes(-1, -2)
+        )
+    if unbiased:  # the interval is that of the minibatch estimate, moved
+        moved = whole.cka - (batched.cka - batched.cka_low)
+        np.testing.assert_allclose(whole.cka_low, moved, rtol=0, atol=1e-12)
+        assert (whole.cka_null.sel(encoder="b") == 0).all()
+
+
 class Patches(nn.Module):
     """A map whose mean over positions is the same for an image and its mirror image."""
 
@@ -115,7 +165,12 @@ def test_one_batch_has_no_interval_and_bf16_is_close() -> None:
 
 def test_the_figure_has_a_panel_for_each_policy() -> None:
     result = invariance({"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}, Config(bootstrap=20))
-    (figure,) = figures(result)
+    figure, layers = figures(result)
+    assert len(layers.table) == 4 * (2 * 2 + 3 * 3)
+    assert layers.table.pair.unique()[:2].tolist() == ["a, simclr", "a, moco_v3"]
+    cell = layers.table.query("pair == 'b, dino' and row == 0 and column == 2").iloc[0]
+    where = {"policy": "dino", "tokens": "all", "encoder": "b", "site_a": "block.0", "site_b": "block.2"}
+    assert cell.value == float(result.cka.sel(where))
     assert figure.table.policy.unique().tolist() == ["simclr", "moco_v3", "dino", "supervised"]
     assert len(figure.table) == 4 * (2 + 3)
     row = figure.table.query("policy == 'dino' and series == 'b' and site == 'block.1'").iloc[0]

@@ -100,10 +100,10 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"frequencies": ()}, "Frequencies lie above 0"),
-        ({"frequencies": (0.0, 0.5)}, "Frequencies lie above 0"),
+        ({"frequencies": ()}, "Frequencies must be above 0"),
+        ({"frequencies": (0.0, 0.5)}, "Frequencies must be above 0"),
         ({"frequencies": (2.0,)}, "up to √2"),
-        ({"strength": 0.0}, "strength of the noise lies above 0"),
+        ({"strength": 0.0}, "strength of the noise must be above 0"),
         ({"classifier": "svm"}, "no classifier 'svm'"),
     ],
 )

@@ -113,7 +113,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
 
 def test_no_encoder_has_the_feature(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, layers={"cnn": LAYERS["cnn"]}, views=BOTH)
-    with pytest.raises(InputError, match="None of these sites gives a feature"):
+    with pytest.raises(InputError, match="None of these sites has the pooling"):
         Analysis(Config(features=("cls",)), plan)
 
 

@@ -309,7 +309,7 @@ def test_reasons() -> None:
     np.testing.assert_allclose(result.token_largest.sel(site="block.1"), check_one[:, 0].mean(), atol=1e-6)
     assert reasons("block.2") == ("the activations are not finite (NaN or infinity)",) * 2
     assert reasons("block.3")[1] == "all images have the same mean token"
-    assert reasons("block.4")[0] == "5 of 8 singular values cannot be told from rounding"
+    assert reasons("block.4")[0] == "5 of 8 singular values cannot be distinguished from rounding"
     assert reasons("head.0") == ("this site has no patch tokens",) * 2
     for site in ("block.0", "block.2", "block.3", "head.0"):
         at = result.sel(site=site)

@@ -22,6 +22,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline import cli
+from sightline.cli.options import new_folder
 from sightline.measure.request import default_analyses
 
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -198,12 +199,12 @@ def test_settings_of_analyses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for setting, sentence in {
         "knn.kk=3": "There is no setting 'kk' of knn; did you mean 'k'",
         "knn=3": "write analysis.key=value",
-        "cka.tokens=all": "cka is not among the analyses of --only",
+        "cka.tokens=all": "cka is not an analysis of --only",
         "kn.k=3": "There is no analysis 'kn'",
         "knn.k=many": "a whole number is expected",
     }.items():
         fails([*words, "--set", setting], sentence, capsys)
-    fails(["compare", SMALL, "--only", "knn", "--also", "noise", *FAST], "give one of the two", capsys)
+    fails(["compare", SMALL, "--only", "knn", "--also", "noise", *FAST], "give only one of them", capsys)
 
 
 def test_more_than_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +287,7 @@ def test_interrupted_by_the_user(
     monkeypatch.setattr(importlib.import_module("sightline.measure.analyze"), "_step", interrupt)
     code, _, err = sightline("compare", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST, capsys=capsys)
     assert code == 130
-    assert "give the same command again" in err
+    assert "run the same command again" in err
     assert "Traceback" not in err
 
 
@@ -338,3 +339,10 @@ def test_help_shows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_module_runs_as_the_command() -> None:
     found = subprocess.run([sys.executable, "-m", "sightline", "--help"], check=True, capture_output=True, text=True)
     assert "compare" in found.stdout
+
+
+def test_two_commands_of_the_same_second_choose_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new_folder()
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    assert new_folder().parent == first.parent
+    assert new_folder().name.rpartition("-")[2] != first.name.rpartition("-")[2]

@@ -24,7 +24,7 @@ ACCESS: dict[str, Any] = {
     "formats": encoders.format_named,
     "objectives": objective.objective_named,
     "sources": encoders.source,
-    "studies": plugins.author,
+    "studies": plugins.module_of,
 }
 
 

@@ -162,7 +162,7 @@ def test_an_analysis_is_measured_on_the_images_that_it_asks_for() -> None:
     with pytest.raises(sl.InputError, match="brightness needs dark images, taken at night; give them with --further"):
         sl.analyze(VIT, "grey:100", ["brightness"], workers=0, show_progress=False)
     # To say whom they are for, it looks at all of them, also at those that are broken.
-    with pytest.warns(PluginWarning), pytest.raises(sl.InputError, match="Dark images are of use for brightness only"):
+    with pytest.warns(PluginWarning), pytest.raises(sl.InputError, match="Dark images are used only by brightness"):
         sl.analyze(VIT, "grey:100", ["cka"], further={"dark": "grey:20"}, workers=0, show_progress=False)
 
 

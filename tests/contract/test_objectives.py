@@ -16,13 +16,14 @@ import sightline as sl
 from sightline.core import plugins
 from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
+from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import build_encoder
 from sightline.images.augment.policy import Policy
 from sightline.images.sets import Images
 from sightline.training.backbones import Backbone, build
 from sightline.training.checkpoints import load_module, save_checkpoint, tensors_of
 from sightline.training.feed import Feed
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective, Views, objective_named
 from sightline.training.objectives.hybrid import possible_parts
 from sightline.training.optimization import Optimization, make_optimizer

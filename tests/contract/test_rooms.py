@@ -68,3 +68,21 @@ def test_loading_an_encoder_loads_no_training_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+LISTED = (
+    "core images images/augment encoders encoders/files encoders/layouts encoders/modules measure measure/estimators "
+    "training transfer studies report cli"
+)  # the other folders hold one file or folder per plugin
+
+
+@pytest.mark.parametrize("room", LISTED.split())
+def test_a_room_names_its_files(room: str) -> None:
+    """One line for each, in the docstring of its `__init__.py`, and none for a file that is gone."""
+    folder = PACKAGE / room
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+    _, _, lines = docstring.partition("\n\n")
+    there = {path.stem for path in folder.glob("*.py")} | {
+        f"{path.name}/" for path in folder.iterdir() if path.is_dir()
+    }
+    assert {line.split()[0] for line in lines.splitlines() if line} == there - {"__init__", "__pycache__/"}

@@ -23,9 +23,10 @@ from sightline.core import ownership as owned
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
+from sightline.core.stopping import Stopped
 from sightline.studies.reinit import reinit
 from sightline.training.checkpoints import tensors_of
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
 from sightline.transfer.finetune import finetune
@@ -37,7 +38,7 @@ BACKBONE: dict[str, Any] = {"backbone": "vit", "size": 16, "width": 16, "depth":
 BRIEF: dict[str, Any] = {"images": IMAGES, "batch": 16, "epochs": 2, "evaluate_every": 0, "log_every": 1}
 SIMCLR = BACKBONE | BRIEF | {"hidden": 16, "out": 8}
 TUNED = BRIEF | {"save_epochs": True, "mixup": 0.0, "cutmix": 0.0}
-NOT_OURS = "is not a run folder, but something else that Sightline has not written; choose a new folder"
+NOT_OURS = "is not a run folder: Sightline did not write what is in it; choose a new folder"
 EARLIER = "from a version of Sightline that kept no list of its files"
 
 Tree = dict[str, bytes | str]
@@ -176,7 +177,7 @@ def test_runs_of_two_kinds_are_not_mixed(
     kind: str, writer: str, overwrite: bool, copy: Callable[[str], Path], runs: dict[str, Path]
 ) -> None:
     out = copy(kind)
-    words = f"holds {owned.KINDS[kind]}, not {owned.KINDS[writer]}; choose another folder"
+    words = f"holds {owned.FOLDER_KINDS[kind]}, not {owned.FOLDER_KINDS[writer]}; choose another folder"
     for _ in range(2):
         with pytest.raises(InputError, match=words):
             WRITERS[writer](out, overwrite=overwrite)
@@ -262,7 +263,7 @@ def test_a_file_of_yours_with_one_of_our_names_is_not_replaced(copy: Callable[[s
     shutil.copy(out / "results" / "cka.nc", out / "results" / "knn.nc")
     put(out, cache__notes_txt="mine")
     before = tree(out)
-    with pytest.raises(InputError, match=r"knn.nc' is there already, and Sightline has not written it"):
+    with pytest.raises(InputError, match=r"knn.nc' already exists, and Sightline did not write it"):
         compare(out, names=("knn",))
     assert {name for name, content in before.items() if tree(out)[name] != content} <= {"run.json"}
 
@@ -278,7 +279,7 @@ def test_exports_replace_exports_only(copy: Callable[[str], Path], tmp_path: Pat
     assert all(path.is_file() for path in (*written, *inside))
     assert mine.items() <= tree(tmp_path / "tables").items()
     before = put(tmp_path / "others", cka_csv="mine")
-    with pytest.raises(InputError, match=r"cka.csv' is there already, and Sightline has not written it"):
+    with pytest.raises(InputError, match=r"cka.csv' already exists, and Sightline did not write it"):
         export_run(run, "csv", tmp_path / "others")
     assert before.items() <= tree(tmp_path / "others").items()
     assert run.path is not None
@@ -307,7 +308,7 @@ def test_links_are_not_followed(kind: str, part: str, copy: Callable[[str], Path
     shutil.move(out / part, tmp_path / "elsewhere")
     (out / part).symlink_to(tmp_path / "elsewhere")
     before = tree(tmp_path)
-    with pytest.raises(InputError, match=rf"{part}' is a link, and Sightline does not follow links inside of a run"):
+    with pytest.raises(InputError, match=rf"{part}' is a link, and Sightline does not follow links inside a run"):
         WRITERS[kind](out, **({} if kind == "training" else {"what": OTHER}), overwrite=True)
     assert tree(tmp_path) == before
 

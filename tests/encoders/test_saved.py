@@ -60,7 +60,7 @@ def test_a_saved_classifier_of_another_size_can_be_looked_at(tmp_path):
 
 
 def test_modules_from_python_cannot_be_saved(tmp_path):
-    with pytest.raises(InputError, match="cannot be built anew"):
+    with pytest.raises(InputError, match="cannot be rebuilt"):
         save_encoder(load_encoder(nn.Linear(2, 2)), tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 

@@ -138,7 +138,7 @@ def test_containers_have_no_site_and_odd_outputs_are_handled():
     with capture(encoder, ["pair"]) as acts:
         encoder(torch.zeros(2))
     assert torch.equal(acts["pair"], torch.ones(2))
-    with pytest.raises(InputError, match="'text' gives no tensor but str"), capture(encoder, ["text"]):
+    with pytest.raises(InputError, match="'text' gives a str, not a tensor"), capture(encoder, ["text"]):
         encoder(torch.zeros(2))
 
 

@@ -120,7 +120,7 @@ def test_broken_files_say_why(tmp_path, monkeypatch):
             assert item.error
             assert "\n" not in item.error
     assert decode(b"").error == decode(tmp_path / "empty.png").error == "the file is empty"
-    assert decode(b"hello").error == "it is no image that PIL can identify"
+    assert decode(b"hello").error == "it is not an image that PIL can identify"
     assert "truncated" in decode(files["cut"]).error
     assert decode(tmp_path / "gone.png").error == "no such file or directory"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)

@@ -260,7 +260,7 @@ def test_too_few_images_are_said_before_the_pass(
 def test_nothing_but_unreadable_images_is_an_error(encoders: dict[str, sl.Encoder], tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"None of 8 images .* could be read: \d\.png: it is no image"):
+    with pytest.raises(InputError, match=r"None of 8 images .* could be read: \d\.png: it is not an image"):
         measure(encoders, sl.load_images(f"folder:{tmp_path}"), ["cka"])
 
 

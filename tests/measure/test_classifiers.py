@@ -16,7 +16,17 @@ from support.plans import LAYERS, MAP, TEST, TOKENS, TRAIN, activations, feed, m
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.measure.classifiers import HEAD, LINEAR, PROBE, Choice, Classifier, Decided, Where, about, cost_of
+from sightline.measure.classifiers import (
+    HEAD,
+    LINEAR,
+    PROBE,
+    Classifier,
+    ClassifierChoice,
+    DecisionAnalysis,
+    Where,
+    about,
+    cost_of,
+)
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import PENALTIES
@@ -34,13 +44,13 @@ FOUR = {
 }
 
 
-class Bare(Decided):
+class Bare(DecisionAnalysis):
     def compute(self) -> None:  # type: ignore[override]
         self.fitted()
 
 
-def decided(plan: Plan, **choice: str) -> Decided:
-    return Bare(Choice(**choice), plan, SPLITS, "This", "this")
+def decided(plan: Plan, **choice: str) -> DecisionAnalysis:
+    return Bare(ClassifierChoice(**choice), plan, SPLITS, "This", "this")
 
 
 def test_who_decides(tmp_path: Path) -> None:
@@ -129,8 +139,8 @@ def test_a_linear_probe_is_the_best_of_a_sweep_on_images_that_are_held_out(tmp_p
 
 
 def test_how_probes_are_fitted_in_words() -> None:
-    assert about(Choice()).startswith("ridge")
-    assert "the best of 9 settings on 20% of train" in about(Choice(classifier="linear"))
+    assert about(ClassifierChoice()).startswith("ridge")
+    assert "the best of 9 settings on 20% of train" in about(ClassifierChoice(classifier="linear"))
 
 
 def test_classes_that_do_not_begin_at_zero_and_images_without_label(tmp_path: Path) -> None:
@@ -166,10 +176,10 @@ def test_what_cannot_be_classified_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_cost(tmp_path: Path) -> None:
-    cost = cost_of(Choice(), make_plan(tmp_path), SPLITS)
+    cost = cost_of(ClassifierChoice(), make_plan(tmp_path), SPLITS)
     assert cost.disk == 2 * (TRAIN + TEST) * (4 * 6 + 1)
     assert cost.memory > 0
-    more = cost_of(Choice(classifier="linear"), make_plan(tmp_path), SPLITS)
+    more = cost_of(ClassifierChoice(classifier="linear"), make_plan(tmp_path), SPLITS)
     assert more.memory - cost.memory == 4 * (3 * 9 * 6 * 3 + 6 * TRAIN)
 
 

@@ -125,7 +125,7 @@ def test_shape_bias_needs_conflict_images(images: Images) -> None:
     mine = load_images(pixels, labels=list("ab" * 16))
     with pytest.raises(InputError, match="shape_bias needs cue-conflict images"):
         measure(CNN, mine, ["shape_bias"])
-    with pytest.raises(InputError, match="of use for shape_bias only"):
+    with pytest.raises(InputError, match="used only by shape_bias"):
         measure(CNN, images, ["cka"], conflict="shapes:conflict?size=32")
     with pytest.raises(InputError, match="has no texture labels"):
         measure(CNN, images, ["shape_bias"], conflict="shapes?size=32")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from torch import nn
 import sightline as sl
 from sightline.core import plugins
 from sightline.core.errors import InputError
+from sightline.core.stopping import Stopped
 from sightline.measure import analyze as module
 from sightline.measure import resume
+from sightline.measure.streaming import measured_of
 
 
 @pytest.fixture
@@ -181,3 +186,75 @@ def test_analyses_of_different_days_tell_their_own(encoders: dict[str, sl.Encode
     run = measure(encoders, images, ["cka"], out=tmp_path / "x")
     assert json.loads(run["cka"].attrs["provenance"])["versions"]["torch"] != "0.1"
     assert [name for name, _ in sl.open_run(tmp_path / "x").request["skipped"]] == ["train/a/0.png"]  # seen by k-NN
+
+
+def test_ctrl_c_loses_no_batch_and_the_next_run_says_that_it_goes_on(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    expected = measure(encoders, images, ["cka", "knn"])
+    step, steps = module._step, []
+
+    def stepping(*arguments: object) -> None:
+        steps.append(1)
+        if len(steps) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(*arguments)  # what has begun is finished
+
+    monkeypatch.setattr(module, "_step", stepping)
+    with pytest.raises(Stopped, match="after image 32 of 80; run the same command again"):
+        measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
+    run = sl.analyze(encoders, images, ["cka", "knn"], batch=8, workers=0, out=tmp_path / "x")
+    assert "Continuing the interrupted pass at image 32 of 80" in capsys.readouterr().err
+    assert len(steps) == 10
+    for name in ("cka", "knn"):
+        xr.testing.assert_equal(run[name], expected[name])
+
+
+def test_what_dies_while_results_are_written_needs_no_second_pass(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = measure(encoders, images, ["cka", "knn"])
+    whole = measured_of
+
+    def failing(metric: object) -> object:
+        if (tmp_path / "x" / "results" / "cka.nc").exists():  # that of knn is still to be written
+            raise InterruptedByTestError
+        return whole(metric)
+
+    monkeypatch.setattr(module, "measured_of", failing)
+    with pytest.raises(InterruptedByTestError):
+        measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
+    monkeypatch.setattr(module, "measured_of", whole)
+    monkeypatch.setattr(module, "_step", None)  # no batch is forwarded again
+    run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
+    for name in ("cka", "knn"):
+        xr.testing.assert_equal(run[name], expected[name])
+
+
+def test_complete_features_spare_the_forward_pass(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
+    first = measure(encoders, images, ["knn"], out=tmp_path / "x")
+    monkeypatch.setattr(module, "_step", None)
+    again = measure(encoders, images, ["knn"], out=tmp_path / "y")
+    xr.testing.assert_equal(again["knn"], first["knn"])
+    assert again.request["timing"]["images"] == 0
+
+
+def test_images_that_earlier_features_lack_are_named_again(
+    encoders: dict[str, sl.Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(16):
+        folder = tmp_path / "images" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (16 * number, 0, 0)).save(folder / f"{number:02}.png")
+    (tmp_path / "images" / "a" / "04.png").write_bytes(b"broken")
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
+    images = sl.load_images(f"folder:{tmp_path / 'images'}")
+    assert [pair[0] for pair in measure(encoders, images, ["knn"], out=tmp_path / "x").request["skipped"]] == [
+        "a/04.png"
+    ]
+    monkeypatch.setattr(module, "_step", None)
+    again = measure(encoders, images, ["knn"], out=tmp_path / "y")
+    assert again.request["skipped"] == [["a/04.png", "it could not be read when its features were made"]]

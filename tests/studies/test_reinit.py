@@ -18,9 +18,9 @@ from sightline import Encoder, Run, load_encoder, load_images, open_run
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
+from sightline.core.stopping import Stopped
 from sightline.measure.estimators.intervals import difference_of, wilson
 from sightline.studies.reinit import NOT_YET, figures, headlines, reinit
-from sightline.training.loop import Stopped
 from sightline.training.recipe import read_recipe
 
 MODULE = importlib.import_module("sightline.studies.reinit")
@@ -109,7 +109,7 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypat
     def stopping(*words: Any, **more: Any) -> Encoder:
         begun.append(more["settings"]["reinit"])
         if len(begun) == 3:
-            raise Stopped(signal.SIGTERM, 1, 2, words[2])
+            raise Stopped(signal.SIGTERM, f"Stopped and saved after step 1 of 2; continue with --resume -o {words[2]}")
         tuned: Encoder = tune(*words, **more)
         return tuned
 
@@ -154,10 +154,10 @@ def test_default_numbers_are_powers_of_two_below_the_depth() -> None:
 
 def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     for words, sentence in (
-        ({"counts": [4]}, r"Of the 3 blocks of .*, 4 shall be re-initialised; choose one or more numbers from 1 to 3"),
+        ({"counts": [4]}, r"Cannot re-initialise 4 of the 3 blocks of .*; choose one or more numbers from 1 to 3"),
         ({"counts": [-1]}, "choose one or more numbers from 1 to 3"),
-        ({"counts": []}, "none shall be re-initialised"),
-        ({"ends": ["lats"]}, "There is no end 'lats' of an encoder; did you mean 'last'"),
+        ({"counts": []}, "Cannot re-initialise none of"),
+        ({"ends": ["lats"]}, "An encoder has no end 'lats'; did you mean 'last'"),
         ({"settings": {"epoch": 3}}, "There is no setting 'epoch'"),
     ):
         with pytest.raises(InputError, match=sentence) as caught:

@@ -21,7 +21,7 @@ NO_VISION_MODEL = {
     "nothing": ({"epoch": 3, "names": ["a"]}, "holds no state dict (a mapping of names to tensors), but epoch, names"),
     "unknown": (
         {"visual.conv.weight": torch.zeros(2, 3, 4, 4)},
-        "is of no format that is recognised (visual.conv.weight)",
+        "is not in a format that Sightline recognises (visual.conv.weight)",
     ),
 }
 

@@ -25,11 +25,12 @@ from sightline.analyses import (
     orientation,
     probes,
     shape_bias,
+    similarity,
     spectra,
     tokens,
 )
 from sightline.core.contract import Study
-from sightline.encoders.contract import Family, Format, Source
+from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
 from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
@@ -63,6 +64,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "orientation": orientation,
     "probes": probes,
     "shape_bias": shape_bias,
+    "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
 }
@@ -70,6 +72,7 @@ PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
+    "similarity": similarity.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
 CONFIG: Mapping[str, type[Any]] = {
@@ -84,6 +87,7 @@ CONFIG: Mapping[str, type[Any]] = {
     "orientation": orientation.Config,
     "probes": probes.Config,
     "shape_bias": shape_bias.Config,
+    "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
 }
@@ -127,7 +131,7 @@ FORMATS: Mapping[str, Format] = {
     "msn": msn,
     "simmim": simmim,
 }
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ModelSource] = {
     "checkpoint": checkpoint,
     "huggingface": huggingface,
     "run": run,

@@ -116,7 +116,7 @@ def test_xavier() -> None:
     [
         ({"attention_window": 4}, "attention_window is 4; it must be odd"),
         ({"size": 50, "patch": 8}, "size 50 cannot be cut into patches of 8"),
-        ({"width": 50, "heads": 4}, "width of 50 cannot be shared by 4 heads"),
+        ({"width": 50, "heads": 4}, "width of 50 cannot be split into 4 heads"),
         ({"backbone": "resnet18", "width": 64}, "width can be set for a ViT only, not for resnet18"),
         ({"backbone": "resnet18", "depth": 3, "heads": 2}, "depth and heads can be set for a ViT only"),
         ({"backbone": "resnet18", "attention_window": 3}, "needs self-attention, which resnet18 does not have"),

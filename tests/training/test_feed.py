@@ -344,10 +344,10 @@ def test_too_few_images_are_a_sentence() -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="8 images cannot be shared by 1 process with 3 forwards each"):
+    with pytest.raises(InputError, match="8 images cannot be divided among 1 process with 3 forwards each"):
         make(make_images(), accumulate=3)
     as_process(monkeypatch, 0, 3)
-    with pytest.raises(InputError, match="8 images cannot be shared by 3 processes with 1 forward each"):
+    with pytest.raises(InputError, match="8 images cannot be divided among 3 processes with 1 forward each"):
         make(make_images())
 
 

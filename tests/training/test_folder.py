@@ -16,12 +16,13 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
+from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import Encoder
 from sightline.images.augment.policy import Policy
 from sightline.training.feed import Feed
 from sightline.training.folder import kept_recipe, start, training_folder
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.objective import Learner, Views
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Training

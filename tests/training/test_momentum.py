@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from support.joint_embedding import plain_sinkhorn, random
 from torch import nn
 
-from sightline.training.momentum import follow, sinkhorn, spread
+from sightline.training.momentum import embedding_std, follow, sinkhorn
 
 
 def model(seed: int) -> nn.Module:
@@ -58,6 +58,6 @@ def test_sinkhorn_is_the_papers_and_survives_a_prototype_that_nobody_wants() -> 
 
 def test_spread_is_one_for_all_directions_and_zero_for_one() -> None:
     both = torch.cat([torch.eye(4), -torch.eye(4)]) * 3
-    assert spread(both).item() == pytest.approx(1.0)  # each axis: √(2/8), times √4
-    assert spread(torch.ones(5, 4)).item() == pytest.approx(0.0, abs=1e-6)
-    assert spread(torch.ones(1, 4)).item() == 0.0
+    assert embedding_std(both).item() == pytest.approx(1.0)  # each axis: √(2/8), times √4
+    assert embedding_std(torch.ones(5, 4)).item() == pytest.approx(0.0, abs=1e-6)
+    assert embedding_std(torch.ones(1, 4)).item() == 0.0

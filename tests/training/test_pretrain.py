@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
-from sightline.training.loop import Loop, Stopped
+from sightline.core.stopping import Stopped
+from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain
 from sightline.training.watchers import FeatureWatch
 
@@ -103,7 +104,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     asked = Loop._told_to_stop
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
-        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; go on with --resume"):
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; continue with --resume"):
             train(tmp_path / "run")
     assert Loop._told_to_stop is asked
     before = sl.load_encoder(f"run:{tmp_path / 'run'}")
@@ -164,7 +165,7 @@ MAE = {"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}
 def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another lr"):
         train(whole, resume=True, lr=2e-3)
-    with pytest.raises(InputError, match="--resume to go on or --overwrite"):
+    with pytest.raises(InputError, match="--resume to continue or --overwrite"):
         train(whole)
     encoder = train(whole, resume=True)
     assert "already finished" in encoder.notes[-1]

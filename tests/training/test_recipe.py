@@ -100,7 +100,7 @@ def test_tables_of_a_hybrid_are_layered_by_key() -> None:
 
 
 def test_a_recipe_of_another_objective_is_refused() -> None:
-    with pytest.raises(InputError, match="one of 'mae', not of 'simclr'"):
+    with pytest.raises(InputError, match="for 'mae', not for 'simclr'"):
         make_recipe("simclr", {"objective": "mae"})
 
 

@@ -230,7 +230,7 @@ def test_layers_of_other_families() -> None:
 @pytest.mark.parametrize(
     ("reference", "options", "sentence"),
     [
-        (VIT, {"reinit": "first:4"}, "has 3 blocks; choose at most so many"),
+        (VIT, {"reinit": "first:4"}, "has 3 blocks; choose at most that many"),
         (VIT, {"reinit": "middle:1"}, "reinit is 'middle:1', but first:n or last:n"),
         (VIT, {"reinit": "first"}, "reinit is 'first'"),
         (VIT, {"pool": "mean"}, "no pooling 'mean'; choose from cls, gap"),
@@ -254,7 +254,7 @@ def test_heads_of_other_classes_are_not_kept() -> None:
 
 
 def test_what_cannot_be_built_again_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot be built anew from a reference"):
+    with pytest.raises(InputError, match="cannot be rebuilt from a reference"):
         with_classifier(sl.load_encoder(sl.load_encoder(VIT).module), CLASSES)
-    with pytest.raises(InputError, match=r"layers of .* are not known; set layer_decay=1"):
+    with pytest.raises(InputError, match=r"layers of .* are not known; leave out layer_decay"):
         layers_of(with_classifier(sl.load_encoder("torchvision:mobilenet_v3_small@random"), CLASSES))

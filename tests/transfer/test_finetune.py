@@ -20,7 +20,8 @@ from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
-from sightline.training.loop import Loop, Stopped
+from sightline.core.stopping import Stopped
+from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
 from sightline.transfer.finetune import Config, Recipe, finetune, make_recipe
 
@@ -103,7 +104,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
-        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; go on with --resume"):
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; continue with --resume"):
             tune(run, save_epochs=True, ema=0.9)
     assert len(list((run / "epochs").iterdir())) == 1 + stop_after // 6
     finetune(out=run, resume=True, show_progress=False)  # the rest is in the folder
@@ -218,7 +219,7 @@ def test_it_learns(reference: str, colours: sl.Images, tmp_path: Path) -> None:
 
 def test_other_models_have_layers_of_their_own(colours: sl.Images, tmp_path: Path) -> None:
     other = "torchvision:shufflenet_v2_x0_5@random?size=16"
-    with pytest.raises(InputError, match="set layer_decay=1"):
+    with pytest.raises(InputError, match="leave out layer_decay"):
         tune(tmp_path / "run", other, colours, **EASY)
     tuned = tune(tmp_path / "run", other, colours, **EASY | {"epochs": 0.4, "layer_decay": 1.0})
     assert tuned.module.get_submodule("fc").out_features == 2
@@ -254,7 +255,7 @@ def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> Non
         tune(whole, resume=True, layer_decay=0.5)
     with pytest.raises(InputError, match="another encoder"):
         tune(whole, f"{VIT}&seed=1", resume=True)
-    with pytest.raises(InputError, match="--resume to go on or --overwrite"):
+    with pytest.raises(InputError, match="--resume to continue or --overwrite"):
         tune(whole)
     start = sl.save_encoder(sl.load_encoder(VIT), tmp_path / "start")
     with pytest.MonkeyPatch.context() as patch:
@@ -270,7 +271,7 @@ def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> Non
     ("settings", "sentence"),
     [
         ({"layer_deca": 0.5}, "no setting 'layer_deca' of finetune; did you mean 'layer_decay'"),
-        ({"layer_decay": 0.0}, r"layer_decay is 0.0; it must lie in \(0, 1\]"),
+        ({"layer_decay": 0.0}, r"layer_decay is 0.0; it must be in \(0, 1\]"),
         ({"ema": 1.0}, "ema is 1.0"),
         ({"mixup": -1.0}, "mixup is -1.0, but it cannot be negative"),
         ({"randaugment": 9}, "randaugment is 9, but a list"),
@@ -278,7 +279,7 @@ def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> Non
         ({"erase": 1.5}, "erase is a probability"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
         ({"pool": "max"}, "no pooling 'max'"),
-        ({"reinit": "first:3"}, "has 2 blocks; choose at most so many"),
+        ({"reinit": "first:3"}, "has 2 blocks; choose at most that many"),
         ({"batch": 15}, "are odd shares; choose another batch"),
         ({"keep_head": True}, "has no head, but there are 16 classes"),
         ({"crop": [0.0, 1.0]}, "crop is a range of shares"),
@@ -292,20 +293,20 @@ def test_mistakes_are_sentences_and_nothing_is_written(tmp_path: Path, settings:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Say what to fine-tune"):
+    with pytest.raises(InputError, match="Name an encoder to fine-tune"):
         finetune(images=IMAGES, out=tmp_path / "run", settings=TINY)
     unlabelled = sl.load_images(np.zeros((40, 16, 16, 3), np.uint8))
-    with pytest.raises(InputError, match="needs labels of two classes or more"):
+    with pytest.raises(InputError, match="needs labels of at least two classes"):
         tune(tmp_path / "run", images=unlabelled)
     tall = dataclasses.replace(sl.load_encoder(VIT), preprocess=sl.Preprocess((16, 8), (16, 8)))
     with pytest.raises(InputError, match="16 × 8; only square ones"):
         tune(tmp_path / "run", tall)
     with pytest.raises(
-        InputError, match="recipe of fine-tuning, not of pre-training; use it with `sightline finetune`"
+        InputError, match="recipe is for fine-tuning, not for pre-training; use it with `sightline finetune`"
     ):
         sl.pretrain(recipe="finetune", out=tmp_path / "run")
     with pytest.raises(
-        InputError, match="recipe of pre-training with mae, not of fine-tuning; use it with `sightline pretrain`"
+        InputError, match="recipe is for pre-training with mae, not for fine-tuning; use it with `sightline pretrain`"
     ):
         finetune(VIT, IMAGES, tmp_path / "run", recipe="mae", show_progress=False)
     assert not (tmp_path / "run").exists()

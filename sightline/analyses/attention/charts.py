@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import altair as alt
 import numpy as np
+import pandas as pd
 import xarray as xr
 
-from sightline.core.results import ABSENT, outside_decoder
+from sightline.core.results import outside_decoder
+from sightline.report.figures import Figure, curve_over_depth, present, with_depth
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from sightline.report.figures import Figure
-
-__all__ = ["figures"]
+__all__ = ["figures", "headlines"]
 
 
 THIRDS = ("first third of the blocks", "middle third", "last third")
@@ -26,8 +24,6 @@ THIRDS = ("first third of the blocks", "middle third", "last third")
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Distance and NMI over depth with a point for each head, the spread over heads, and their densities."""
-    from sightline.report.figures import Figure
-
     layers, heads, title = _tables(result)
     if layers.empty:
         return []
@@ -84,12 +80,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 def _tables(result: xr.Dataset) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """A row for each layer and one for each head, both with their depth, and the title of the depth axis."""
-    from sightline.report.figures import with_depth
-
     numbers = result[[name for name in result.data_vars if not str(name).startswith("viewer_")]]
     by_layer = [name for name, values in numbers.data_vars.items() if values.dims == ("encoder", "site")]
-    layers = numbers[by_layer].to_dataframe().reset_index()
-    layers, title = with_depth(layers[layers.reason != ABSENT])
+    layers, title = with_depth(present(numbers[by_layer]))
     layers["decoder"] = ~outside_decoder(layers.site)
     blocks = layers[~layers.decoder].groupby("encoder").block
     size = blocks.transform("size")  # counted from the end, so that the last block is of the last third at any depth
@@ -105,10 +98,6 @@ def _over_depth(
     layers: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, depth_title: str, names: list[str]
 ) -> Any:
     """Mean over heads as a line, and a small point for each head."""
-    import altair as alt
-
-    from sightline.report.figures import curve_over_depth
-
     ends = {f"{measure}_mean": "value", f"{measure}_mean_low": "low", f"{measure}_mean_high": "high"}
     points = layers.rename(columns={**ends, "encoder": "series"})
     points = points.assign(below=points.value - points[f"{measure}_std"], above=points.value + points[f"{measure}_std"])
@@ -131,10 +120,6 @@ def _over_depth(
 
 
 def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> Figure:
-    import pandas as pd
-
-    from sightline.report.figures import Figure, curve_over_depth
-
     both = {"distance_relative_std": "distance / image diagonal", "nmi_std": "normalised mutual information"}
     table = pd.concat(
         layers[["encoder", "site", "block", "depth"]].assign(measure=what, value=layers[name])
@@ -153,8 +138,6 @@ def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> 
 
 def densities(heads: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Gaussian kernel density of the heads of each encoder and third of its blocks, with Silverman's bandwidth."""
-    import pandas as pd
-
     low, high = heads[measure].min(), heads[measure].max()
     room = max(high - low, 0.02)
     grid = np.linspace(low - 0.15 * room, high + 0.15 * room, 120)
@@ -171,9 +154,6 @@ def densities(heads: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 def _density_chart(curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, names: list[str]) -> Any:
     """A panel for each third of the depth; small points under the curves are the heads."""
-    import altair as alt
-    import pandas as pd
-
     dots = heads.rename(columns={measure: "value"})[["encoder", "third", "site", "head", "value"]]
     table = pd.concat([curves, dots.assign(density=math.nan, zero=0.0)], ignore_index=True)
     order = [third for third in (*THIRDS, "decoder") if third in set(table.third)]

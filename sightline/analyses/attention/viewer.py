@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Plan
 
-__all__ = ["Look", "Viewer", "patch_size", "problem"]
+__all__ = ["Viewer", "ViewerMaps", "patch_size", "problem"]
 
 
 QUERIES = 7  # a viewer shows at most 7 × 7 queries
@@ -36,7 +36,7 @@ THUMBNAIL = 112  # pixels of the longer side
 
 
 @dataclass(frozen=True)
-class Look:
+class ViewerMaps:
     """What a viewer keeps of one encoder: maps of some queries, all layers and heads, one byte a number."""
 
     number: int  # of the encoder on the axis of the result
@@ -49,7 +49,7 @@ class Look:
     def queries(self) -> list[int]:
         """Flat indices of the queries, evenly spread over the grid.
 
-        >>> Look(0, ("block.0.attn_map",), 6, (1, 14)).queries
+        >>> ViewerMaps(0, ("block.0.attn_map",), 6, (1, 14)).queries
         [1, 3, 5, 7, 9, 11, 13]
         """
         rows, columns = (
@@ -63,7 +63,7 @@ class Look:
         """Layers, heads (their mean first), queries, keys of one image."""
         return len(self.sites), 1 + self.heads, len(self.queries), math.prod(self.grid)
 
-    def within(self, images: int) -> Look:
+    def within(self, images: int) -> ViewerMaps:
         """With as many queries as fit, for so many images."""
         look = self
         while look.side > 1 and images * math.prod(look.shape) > VIEWER_BYTES:
@@ -75,13 +75,13 @@ class Viewer:
     """Quantised attention maps of a few test images, and the images as each encoder saw them."""
 
     def __init__(self, images: int, plan: Plan) -> None:
-        self.plan, self.looks = plan, dict[str, Look]()
+        self.plan, self.looks = plan, dict[str, ViewerMaps]()
         for number, (name, sites) in enumerate(plan.sites.items()):
             encoder, shapes = plan.encoders[name], plan.shapes[name]
             kept = tuple(site for site in sites if not problem(encoder, shapes[site]))
             if images and kept and encoder.tokens is not None:
                 heads = max(shapes[site][0] for site in kept)
-                self.looks[name] = Look(number, kept, heads, encoder.tokens.grid)
+                self.looks[name] = ViewerMaps(number, kept, heads, encoder.tokens.grid)
         # All encoders show the same images. Fewer of them go before fewer queries.
         fitting = (VIEWER_BYTES // math.prod(look.shape) for look in self.looks.values())
         images = max(1, min(images, *fitting)) if self.looks else 0

@@ -3,7 +3,7 @@
     CKA = Σ_b HSIC₁(K_b, L_b) / √(Σ_b HSIC₁(K_b, K_b) · Σ_b HSIC₁(L_b, L_b))     over minibatches b
 
 of all pairs of layers of all encoders, and of each layer with the classes (L = Y Yᵀ, Y the one-hot labels). The parts
-are in measure/estimators/cka.py.
+are in measure/estimators/cka.py. With `full_batch` all images are one batch (measure/estimators/full_batch.py).
 
 Source: Nguyen, Raghu & Kornblith 2021 (minibatch CKA), as used by Shekhar et al. 2023, Appendix B.1; class CKA, row
 maximum, odd and even layers: Grigg et al. 2021.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,10 +28,10 @@ from sightline.analyses.cka.charts import study_figure as study_figure
 from sightline.analyses.cka.matching import summaries as summaries
 from sightline.core.results import ABSENT
 from sightline.images.sets import FEWEST
-from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, own_of, products, ratio
 from sightline.measure.estimators.cka import cka as cka
 from sightline.measure.estimators.cka import study as study
-from sightline.measure.gram_sums import GramSums, check_tokens
+from sightline.measure.gram_sums import WIDEST, GramSums, Values, check_tokens, full_bytes, narrow, too_wide, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 
@@ -74,10 +74,14 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 @dataclass(frozen=True)
 class Config:
-    """`tokens`: token views to compare; `unbiased=False` takes the biased HSIC, which is too high for few images."""
+    """`tokens`: token views to compare; `unbiased=False` takes the biased HSIC, which is too high for few images.
+
+    `full_batch` takes all images at once, of layers of at most 8192 features.
+    """
 
     tokens: tuple[str, ...] = TOKENS
     unbiased: bool = True
+    full_batch: bool = False
     bootstrap: int = 1000
 
     def __post_init__(self) -> None:
@@ -97,11 +101,15 @@ class Analysis(GramSums):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("cka", config, plan)
         self.layers = Layers(plan.sites)
-        t, s = len(config.tokens), len(self.layers)
+        t, s = len(self.config.tokens), len(self.layers)
+        self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         self.add_sums(
             hsic=(t, GROUPS, s, s), null=(t, s, s), classes=(t, GROUPS, s, 2, 2),
             class_null=(t, s, 2, 2), flaws=(t, s, 3), labelled=(GROUPS,), dropped=(),
         )  # fmt: skip
+        for view, widths in self.widths.items():
+            if view in self.config.tokens:
+                self.add_full(view, [*widths, len(plan.images.classes)])  # the labels are one more layer
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the HSIC of all pairs of layers on this batch; batches count by the images they hold."""
@@ -124,11 +132,16 @@ class Analysis(GramSums):
             if m:
                 self.classes[t, group] += m * _with_last(hsic)
                 self.class_null[t] += m * _with_last(null)
+        if self.full_batch:
+            for view in self.config.tokens:
+                sums = self.full(view)
+                one_hot = (batch.labels[:, None] == torch.arange(sums.widths[-1])).to(self.hsic)
+                sums.add([*self.features(found, view, n), one_hot])
 
     def _products(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
         """HSIC of all pairs of Gram matrices, and of those with shuffled images."""
-        centred = centre(matrices, self.config.unbiased)
-        return products(centred, self.config.unbiased), products(centred, self.config.unbiased, shuffled=True)
+        centred = centre(matrices, self.unbiased)
+        return products(centred, self.unbiased), products(centred, self.unbiased, shuffled=True)
 
     def compute(self) -> xr.Dataset:
         """CKA of all sites × all sites × all pairs of encoders, and of all sites with the classes."""
@@ -137,51 +150,50 @@ class Analysis(GramSums):
             for state in (self.hsic, self.null, self.classes, self.class_null, self.images, self.labelled)
         )
         total, of_class = hsic.sum(1), classes.sum(1)
-        full = self.cka("cka", hsic, images) | {"cka_null": ratio(null, norm=total)}
-        each = self.cka("class_cka", classes, labelled) | {"class_cka_null": ratio(class_null, norm=of_class)}
+        full: Values = self.cka("cka", hsic, images) | {"cka_null": ratio(null, own_of(total))}
+        both = self.cka("class_cka", classes, labelled) | {"class_cka_null": ratio(class_null, own_of(of_class))}
+        each: Values = {name: values[..., 0, 1] for name, values in both.items()}  # a layer with the labels
         reason = self.reasons(np.diagonal(total, axis1=1, axis2=2))
-        unlabelled = np.where(np.isnan(each["class_cka"][..., 0, 1]), self._why_no_class(of_class, labelled), "")
+        if self.full_batch:
+            full, each = self._at_once(full, each, reason == "")
+        unlabelled = np.where(np.isnan(each["class_cka"]), self._why_no_class(of_class, labelled), "")
         reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
         dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
-        coords = self.layers.coords()
         result = xr.Dataset(
             {
-                **{name: (pair, self._spread(values)) for name, values in full.items()},
-                **{name: (dims, self._over_layers(values[..., 0, 1])) for name, values in each.items()},
-                **{name: (dims, self._over_layers(values, ABSENT)) for name, values in reasons.items()},
+                **{name: (pair, self.layers.spread_pairs(values)) for name, values in full.items()},
+                **{name: (dims, self.layers.spread_rows(values)) for name, values in each.items()},
+                **{name: (dims, self.layers.spread_rows(values, ABSENT)) for name, values in reasons.items()},
             },
-            coords={
-                "tokens": list(self.config.tokens),
-                **coords,
-                **{f"encoder_{end}": coords["encoder"] for end in "ab"},
-                **{f"site_{end}": coords["site"] for end in "ab"},
-                **{f"{n}_{end}": (f"site_{end}", coords[n][1]) for n in ("layer_type", "block") for end in "ab"},
-            },
+            coords={"tokens": list(self.config.tokens), **self.layers.pair_coords()},
             attrs={
-                "estimator": "unbiased minibatch" if self.config.unbiased else "biased minibatch",
+                **self.estimator,
                 "batch": self.plan.batch,
-                "interval": "95 % bootstrap over batches",
                 "dropped_images": int(self.dropped),
                 "labelled_images": int(self.labelled.sum()),
             },
         )
         return result.merge(summaries(result))
 
+    def _at_once(self, full: Values, each: Values, known: npt.NDArray[np.bool_]) -> tuple[Values, Values]:
+        """Full-batch CKA of all pairs (T, S, S) and with the labels (T, S), in place of the minibatch ones."""
+        values, s = self.full_cka(self.config.tokens), len(self.layers)
+        pairs = known[:, :, None] & known[:, None]
+        labelled = known & bool(self.labelled.sum() == self.images.sum())
+        layers = {end: np.where(pairs, value[:, :s, :s], np.nan) for end, value in values.items()}
+        classes = {end: np.where(labelled, value[:, :s, s], np.nan) for end, value in values.items()}
+        return self.with_interval("cka", layers, full), self.with_interval("class_cka", classes, each)
+
     def _why_no_class(self, of_class: npt.NDArray[np.float64], labelled: npt.NDArray[np.float64]) -> str:
         if not labelled.any():
             return f"no batch had {FEWEST} images with a label"
+        if self.full_batch and (without := int(self.images.sum() - labelled.sum())):
+            return f"a full batch needs the labels of all images, and {without} of them have none"
+        if self.full_batch and (classes := len(self.plan.images.classes)) > WIDEST:
+            return too_wide(classes)
         if not of_class[..., 1, 1].any():
             return "the images of each batch are of one class, or all but one of them are"
-        return "all pairs of labelled images are equally alike, so that there is nothing to compare"
-
-    def _over_layers(self, values: npt.NDArray[Any], fill: Any = np.nan) -> npt.NDArray[Any]:
-        """(T, S) over layers → (T, encoders, sites)."""
-        return np.moveaxis(self.layers.spread(values.T, fill), -1, 0)
-
-    def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
-        rows = self.layers.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
-        return self.layers.spread(np.moveaxis(rows, 2, 0)).transpose(4, 2, 0, 3, 1)
+        return "all pairs of labelled images are equally alike, so there is nothing to compare"
 
 
 def _with_last(hsic: Tensor) -> Tensor:
@@ -193,4 +205,7 @@ def _with_last(hsic: Tensor) -> Tensor:
 def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the sums; nothing on disk."""
     layers = sum(len(sites) for sites in plan.sites.values())
-    return Cost(memory=8 * len(config.tokens) * (GROUPS + 1) * (layers**2 + 4 * layers), disk=0)
+    memory = 8 * len(config.tokens) * (GROUPS + 1) * (layers**2 + 4 * layers)
+    for widths in widths_of(plan, config.tokens).values() if config.full_batch else ():
+        memory += full_bytes(narrow([*widths, len(plan.images.classes)]))
+    return Cost(memory=memory, disk=0)

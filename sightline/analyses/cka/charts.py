@@ -1,22 +1,34 @@
-"""Charts of CKA: layers against layers, and their correspondence."""
+"""Charts of CKA and of other measures of pairs of layers: layers against layers, and their correspondence."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from sightline.analyses.cka.matching import summaries
-from sightline.core.results import ABSENT, NORMAL_95
-from sightline.report.figures import Figure, curve_over_depth, curve_table, heatmap, interval_of, with_depth
+from sightline.core.results import ABSENT, ENDS, NORMAL_95
+from sightline.report.figures import Figure, curve_over_depth, heatmap, interval_of, over_depth, with_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["figures", "headlines", "study_figure"]
+__all__ = ["CKA", "Measure", "figures", "headlines", "pair_figures", "study_figure"]
+
+
+class Measure(NamedTuple):
+    """A number of each pair of layers: its variable in a result, its title; a distance is small for what is alike."""
+
+    variable: str
+    title: str
+    distance: bool = False
+    domain: tuple[float, float] = (0, 1)
+
+
+CKA = Measure("cka", "CKA")
 
 
 # Figures
@@ -24,28 +36,33 @@ __all__ = ["figures", "headlines", "study_figure"]
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Every pair of encoders, what the matrices say in short, class CKA, and the odd and even layers of ResNets."""
-    kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1))
-    found = []
-    if len(cells):
-        short = summaries(result)
-        found = [
-            _pairs(result, cells),
-            _matched(cells, short.diagonal_site, "depth", "Similarity at the same depth", "at the same depth"),
-            _by_distance(short, within=True),
-            _matched(cells, short.row_argmax, "closest", "Similarity with the closest block", "that is most like it"),
-            _by_distance(short, within=False),
-        ]
+    found = pair_figures(result, CKA)
     if "class_cka" in result:
-        found.append(_classes(result))
-    found.append(_residuals(result))
+        found += _classes(result)
+    found.append(_residuals(result, CKA))
     return [figure for figure in found if len(figure.table)]
 
 
-def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
+    """Of a measure of all pairs of layers: every pair of encoders, and what the matrices say in short."""
+    kinds, blocks = _kinds(result)
+    cells = _cells(result, np.where(kinds == "block", blocks, -1), of)
+    if not len(cells):
+        return []
+    short = summaries(result, of.variable, of.distance)
+    return [
+        _pairs(result, cells, of),
+        _matched(cells, short.diagonal_site, "depth", "Similarity at the same depth", "at the same depth", of),
+        _by_distance(short, True, of),
+        _matched(cells, short.row_argmax, "closest", "Similarity with the closest block", "that is most like it", of),
+        _by_distance(short, False, of),
+    ]
+
+
+def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str]]:
     """Closest blocks of each pair of encoders, or the ends of a single encoder: (label, number, detail)."""
     kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1)).dropna(subset="value")
+    cells = _cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
     across = cells[cells.encoder_a != cells.encoder_b]
     if across.empty:
         return [
@@ -53,10 +70,11 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             for name, own in cells.groupby("encoder_a", sort=False)
             for ends in own[own.row == own.row.min()].nlargest(1, "column").itertuples()
         ]
-    best = across.loc[across.groupby(["encoder_a", "encoder_b"]).value.idxmax()]
+    each = across.groupby(["encoder_a", "encoder_b"]).value
+    best = across.loc[each.idxmin() if of.distance else each.idxmax()]
     return [
         (f"{c.encoder_a} × {c.encoder_b}", f"{c.value:.2f}", f"closest: {c.site_a} and {c.site_b}{interval_of(c)}")
-        for c in best.sort_values("value", ascending=False).itertuples()
+        for c in best.sort_values("value", ascending=of.distance).itertuples()
     ][:6]
 
 
@@ -65,13 +83,13 @@ def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int
     return result.layer_type.values.astype(str), result.block.values
 
 
-def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
+def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64], of: Measure) -> pd.DataFrame:
     """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out."""
     view = result.isel(tokens=0)
     names, sites = ([str(n) for n in result[axis].values] for axis in ("encoder_a", "site_a"))
     reason = view.reason.values
     own = [np.flatnonzero((numbers >= 0) & (row != ABSENT)) for row in reason]
-    parts = [view[n].values for n in ("cka", "cka_low", "cka_high", "cka_null")]
+    parts = [view[of.variable + end].values for end in (*ENDS, "_null")]
     rows = [
         (f"{names[a]} × {names[b]}", names[a], names[b], int(numbers[i]), int(numbers[j]), sites[i], sites[j],
          *(part[a, b, i, j] for part in parts), str(reason[a, i] or reason[b, j]))
@@ -83,16 +101,17 @@ def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "value", "low", "high", "null", "reason"])
 
 
-def _pairs(result: xr.Dataset, cells: pd.DataFrame) -> Figure:
+def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     chart = heatmap(
-        cells, row_title="block of A", column_title="block of B", value_title="CKA", facet="pair", step=10,
-        details={"site_a": "layer of A", "site_b": "layer of B"},
+        cells, row_title="block of A", column_title="block of B", value_title=of.title, facet="pair", step=10,
+        details={"site_a": "layer of A", "site_b": "layer of B"}, domain=of.domain,
     )  # fmt: skip
-    text = f"CKA of block outputs (tokens: {result.tokens.values[0]}). Grey, hatched: no value; the tooltip says why."
+    tokens = result.tokens.values[0]
+    text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     return Figure("pairs", "All pairs of encoders", text, chart, cells)
 
 
-def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, which: str) -> Figure:
+def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, which: str, of: Measure) -> Figure:
     """Each block of A with the block of B that `match` names, for every ordered pair of encoders."""
     sides = ["encoder", "site"]
     turned = cells.rename(columns={f"{s}_{x}": f"{s}_{y}" for s in sides for x, y in ("ab", "ba")})
@@ -106,65 +125,65 @@ def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, wh
     table, axis = with_depth(table, "encoder_a")
     table = table[["encoder_a", "series", "depth", "site", "site_b", "value", "low", "high", "null", "reason"]]
     chart = curve_over_depth(
-        table, value_title="CKA", depth_title=f"{axis} of A", series_title="compared with",
-        series=list(map(str, match.encoder_a.values)), facet="encoder_a",
+        table, value_title=of.title, depth_title=f"{axis} of A", series_title="compared with",
+        series=list(map(str, match.encoder_a.values)), facet="encoder_a", domain=of.domain,
         details={"encoder_a": "A", "site": "layer of A", "site_b": "layer of B"},
     )  # fmt: skip
-    text = f"CKA of each block with the block of the other encoder {which}; dashes: shuffled pairs of images."
+    text = f"{of.title} of each block with the block of the other encoder {which}; dashes: shuffled pairs of images."
     return Figure(name, title, text, chart, table)
 
 
-def _by_distance(short: xr.Dataset, within: bool) -> Figure:
-    """Mean CKA against the distance in relative depth, of two blocks of one encoder or of each pair of encoders."""
-    table = short[["distance_cka", "distance_pairs"]].isel(tokens=0, drop=True).to_dataframe().reset_index()
+def _by_distance(short: xr.Dataset, within: bool, of: Measure) -> Figure:
+    """The mean against the distance in relative depth, of two blocks of one encoder or of each pair of encoders."""
+    mean = f"distance_{of.variable}"
+    table = short[[mean, "distance_pairs"]].isel(tokens=0, drop=True).to_dataframe().reset_index()
     names = list(map(str, short.encoder_a.values))
     a, b = (table[side].map(names.index) for side in ("encoder_a", "encoder_b"))
     table = table[((a == b) & (table.distance > 0) if within else a < b) & (table.distance_pairs > 0)]
     series = table.encoder_a if within else table.encoder_a + " × " + table.encoder_b
-    columns = {"relative_distance": "depth", "distance_cka": "value", "distance_pairs": "pairs"}
+    columns = {"relative_distance": "depth", mean: "value", "distance_pairs": "pairs"}
     table = table.assign(series=series).rename(columns=columns)[["series", "distance", *columns.values()]]
     chart = curve_over_depth(
-        table, value_title="mean CKA", depth_title="distance in relative depth",
+        table, value_title=f"mean {of.title}", depth_title="distance in relative depth", domain=of.domain,
         series_title="encoder" if within else "encoders", series=names if within else list(table.series.unique()),
         details={"distance": "blocks apart", "pairs": "pairs of blocks"},
     )  # fmt: skip
     if within:
-        text = "Within one encoder: mean CKA of two blocks against their distance; a slow fall: depth changes little."
+        slow = "rise" if of.distance else "fall"
+        text = f"Within one encoder: mean {of.title} of two blocks against their distance"
+        text += f"; a slow {slow}: depth changes little."
         return Figure("distance", "Similarity against distance in depth", text, chart, table)
     text = (
-        "Mean CKA of a block of one encoder and a block of the other against the distance of their relative depths, "
-        "in steps of the shallower one; a steep fall: both build their features in the same order."
+        f"Mean {of.title} of a block of one encoder and a block of the other against the distance of their relative "
+        f"depths, in steps of the shallower one; a steep {'rise' if of.distance else 'fall'}: both build their "
+        "features in the same order."
     )
     return Figure("distance-across", "Similarity of two encoders against distance in depth", text, chart, table)
 
 
-def _classes(result: xr.Dataset) -> Figure:
-    table = curve_table(result, "class_cka")
-    ends = table[["value", "low", "high"]].to_numpy(np.float64)
-    chart = curve_over_depth(
-        table, value_title="class CKA", depth_title=table.attrs["depth"], series_title="encoder",
-        series=list(map(str, result.encoder.values)), facet="tokens",
-        domain=(np.floor(10 * np.nanmin(ends, initial=0)) / 10, np.ceil(10 * np.nanmax(ends, initial=0.5)) / 10),
-    )  # fmt: skip
+def _classes(result: xr.Dataset) -> list[Figure]:
     text = (
         "CKA of each block with the one-hot labels: how far images are alike when their classes are the same. Panels: "
         "token views; dashes: labels of other images."
     )
-    return Figure("classes", "Similarity with the classes", text, chart, table)
+    return over_depth(
+        result, "class_cka", name="classes", title="Similarity with the classes", caption=text,
+        value_title="class CKA", types=("block", "head"), facet="tokens", domain=(0, 0.5),
+    )  # fmt: skip
 
 
-def _residuals(result: xr.Dataset) -> Figure:
+def _residuals(result: xr.Dataset, of: Measure) -> Figure:
     """All layers of ResNets in order of computation, then the residual branches alone and the block outputs alone."""
     kinds, blocks = _kinds(result)
     numbers = np.select([kinds == "residual", kinds == "block"], [2 * blocks + 1, 2 * blocks + 2], -1)
     names = result.encoder.values[(result.reason.values[0][:, kinds == "residual"] != ABSENT).any(1)]
-    cells = _cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers)
+    cells = _cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers, of)
     odd, even = ((cells.row % 2 == r) & (cells.column % 2 == r) for r in (1, 0))
     parts = {"all": cells, "odd": cells[odd], "even": cells[even]}
     table = pd.concat([part.assign(layers=part.pair + f", {name}") for name, part in parts.items()])
     table = table.iloc[np.argsort(pd.factorize(table.pair)[0], kind="stable")]  # the three of a pair side by side
     chart = heatmap(
-        table, row_title="layer of A", column_title="layer of B", value_title="CKA", facet="layers", step=10,
+        table, row_title="layer of A", column_title="layer of B", value_title=of.title, facet="layers", step=10,
         details={"site_a": "layer of A", "site_b": "layer of B"},
     )  # fmt: skip
     text = (

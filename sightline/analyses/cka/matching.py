@@ -14,28 +14,31 @@ from sightline.encoders.sites import layer_type
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["summaries", "twins"]
+__all__ = ["layers_of_same_depth", "summaries"]
 
 
-def summaries(result: xr.Dataset) -> xr.Dataset:
-    """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result.cka`.
+def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> xr.Dataset:
+    """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result[name]`.
 
     row_max, row_argmax       over the layers of B that have the layer type of the layer of A
     diagonal, diagonal_site   with the layer of B of the same type and relative depth; decoders with decoders
     distance_cka              mean over the pairs of blocks i of A and j of B that are `distance` apart in depth:
                               |i/(depth_A − 1) − j/(depth_B − 1)| · (smaller depth − 1), rounded, which is |i − j| in
                               encoders of one depth. A pair of one encoder counts once; decoders do not
+
+    Of a measure that is itself a `distance` the closest layer has the smallest one. With another name than "cka" the
+    last one is distance_NAME.
     """
     axes = ("tokens", "encoder_a", "encoder_b", "site_a")
-    values = result.cka.transpose(*axes, "site_b").values
+    values = result[name].transpose(*axes, "site_b").values
     sites = result.site.values.astype(str)
     has = (result.reason != ABSENT).any("tokens").transpose("encoder", "site").values
     kinds = np.array([layer_type(site) for site in sites])
     alike = np.where(kinds[:, None] == kinds, values, np.nan)
-    best = np.where(np.isnan(alike), -np.inf, alike).argmax(-1)
+    best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
 
-    counterpart = twins(sites, has)  # (A, B, site of A)
+    counterpart = layers_of_same_depth(sites, has)  # (A, B, site of A)
     there = np.broadcast_to(counterpart >= 0, maximum.shape)
     diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
@@ -47,12 +50,12 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
     for a, b in itertools.product(range(len(has)), repeat=2):
         n, m = len(blocks[a]), len(blocks[b])
         last = min(n, m) - 1
-        distance = np.rint(_apart(n, m) * last / (max(n - 1, 1) * max(m - 1, 1)))
+        steps_apart = np.rint(_apart(n, m) * last / (max(n - 1, 1) * max(m - 1, 1)))
         part = values[:, a, b][:, blocks[a][:, None], blocks[b]]  # (T, blocks of A, blocks of B)
         known = np.isfinite(part) & ((a != b) | (blocks[a][:, None] <= blocks[b]))
         relative[a, b, : last + 1] = np.arange(last + 1) / max(last, 1)
         for step in range(last + 1):
-            here = known & (distance == step)
+            here = known & (steps_apart == step)
             pairs[:, a, b, step] = here.sum((1, 2))
             with np.errstate(invalid="ignore"):
                 mean[:, a, b, step] = np.where(here, part, 0).sum((1, 2)) / pairs[:, a, b, step]
@@ -63,11 +66,11 @@ def summaries(result: xr.Dataset) -> xr.Dataset:
             "row_argmax": (axes, np.where(np.isfinite(maximum), sites[best], "")),
             "diagonal": (axes, np.where(there, diagonal, np.nan)),
             "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(counterpart, maximum.shape)], "")),
-            "distance_cka": (apart, mean),
+            f"distance_{name}": (apart, mean),
             "distance_pairs": (apart, pairs),
         },
         coords={
-            **{name: result[name] for name in ("tokens", "encoder_a", "encoder_b", "site_a")},
+            **{axis: result[axis] for axis in axes},
             "distance": np.arange(steps),
             "relative_distance": (apart[1:], relative),
         },
@@ -80,7 +83,7 @@ def _apart(a: int, b: int) -> npt.NDArray[np.int64]:
     return found
 
 
-def twins(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def layers_of_same_depth(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """For encoders A and B and a site of A, the site of B of its kind that is closest in relative depth, or −1."""
     kinds = np.array([("decoder." if of_decoder(site) else "") + layer_type(site) for site in sites])
     found = np.full((len(has), *has.shape), -1)

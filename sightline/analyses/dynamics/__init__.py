@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.cka.matching import twins
+from sightline.analyses.cka.matching import layers_of_same_depth
 from sightline.analyses.dynamics.charts import figures as figures
 from sightline.analyses.dynamics.charts import headlines as headlines
-from sightline.analyses.dynamics.paths import Training, paths_of, trainings_of
+from sightline.analyses.dynamics.paths import Trajectory, paths_of, trainings_of
 from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.cka import GROUPS, centre, products
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 TITLE = "Dynamics"
-QUESTION = "How straight do the weights go during a training, and how far does each block leave what it was?"
+QUESTION = "How straight is the path of the weights during a training, and how much does each block change?"
 FORMULA = """\
 path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
 CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""
@@ -115,9 +115,8 @@ class Analysis(GramSums):
         parts = []
         for encoder in self.moving.encoders:  # one epoch at a time, because all replicates of all would not fit
             mine = [k for k, (name, _) in enumerate(self.moving) if name == encoder]
-            square = _square(hsic[:, :, mine], own[..., np.take(self.rows, mine)], own[..., self.columns])
-            found = self.cka("cka", square, images)
-            parts.append({name: part[:, : len(mine), len(mine) :] for name, part in found.items()})
+            both = own[..., np.take(self.rows, mine)], own[..., self.columns]
+            parts.append(self.cka("cka", hsic[:, :, mine], images, both))
         values = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}  # each (T, M, O)
         reason = self.reasons(own.sum(1))
         pair = ("tokens", "encoder", "site", "other", "other_site")
@@ -148,26 +147,16 @@ class Analysis(GramSums):
         has = np.array([[site in own for site in sites] for own in self.layers.of.values()])
         rows, columns = ([names.index(name) for name in part.encoders] for part in (self.moving, self.others))
         own = [list(sites).index(site) for site in self.moving.sites]
-        found = twins(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
+        found = layers_of_same_depth(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
         return np.where(found >= 0, sites[found], "").swapaxes(1, 2)
 
 
-def _layers(plan: Plan, trainings: Sequence[Training]) -> tuple[Layers, Layers, Layers]:
+def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers, Layers]:
     """All layers, those of epochs, and those that epochs are compared with: of the starts and of all other encoders."""
     epochs = [name for training in trainings for name in training.epochs.values()]
     others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]
     every, moving, fixed = (Layers({name: plan.sites[name] for name in part}) for part in (plan.sites, epochs, others))
     return every, moving, fixed
-
-
-def _square(
-    cross: npt.NDArray[np.float64], own_a: npt.NDArray[np.float64], own_b: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """HSIC (…, A, B) across and (…, A), (…, B) of each with itself as one matrix (…, A + B, A + B)."""
-    own = np.concatenate([own_a, own_b], -1)
-    square = own[..., None] * np.eye(own.shape[-1])
-    square[..., : own_a.shape[-1], own_a.shape[-1] :] = cross
-    return square
 
 
 def _over(layers: Layers, reason: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:

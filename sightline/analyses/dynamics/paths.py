@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["ALL", "Training", "path_efficiency", "paths_of", "trainings_of"]
+__all__ = ["ALL", "Trajectory", "path_efficiency", "paths_of", "trainings_of"]
 
 
 ALL, OUTSIDE = "all", "outside blocks"
@@ -38,7 +38,7 @@ Weights: TypeAlias = Any  # tensors by name: a mapping, or a safetensors file th
 START, STILL = "the path starts here", "these weights have not moved"
 
 
-class Training(NamedTuple):
+class Trajectory(NamedTuple):
     """A training, and the encoders that are its epochs."""
 
     name: str
@@ -50,7 +50,7 @@ class Training(NamedTuple):
         return next(iter(self.epochs.values()))
 
 
-def trainings_of(encoders: Mapping[str, Encoder]) -> list[Training]:
+def trainings_of(encoders: Mapping[str, Encoder]) -> list[Trajectory]:
     """The trainings whose epochs, `run:FOLDER?epoch=3`, are among the encoders."""
     found: dict[str, dict[int, str]] = {}
     for name, encoder in encoders.items():
@@ -65,7 +65,9 @@ def trainings_of(encoders: Mapping[str, Encoder]) -> list[Training]:
     for training, epochs in found.items():
         if len(epochs) < 2:
             raise InputError(f"A path needs two epochs, but of {training} there is one; give '{training}?epoch=*'")
-    trainings = [Training(_name(training, epochs), dict(sorted(epochs.items()))) for training, epochs in found.items()]
+    trainings = [
+        Trajectory(_name(training, epochs), dict(sorted(epochs.items()))) for training, epochs in found.items()
+    ]
     if len({training.name for training in trainings}) < len(trainings):
         return [training._replace(name=name) for training, name in zip(trainings, found, strict=True)]
     return trainings
@@ -143,7 +145,7 @@ def groups_of(encoder: Encoder) -> dict[str, tuple[str, str]]:
     return found
 
 
-def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Training]) -> xr.Dataset:
+def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -> xr.Dataset:
     """Distance, length and efficiency of the paths of all weights by place and layer; `all` is the sum over either."""
     groups = [list(groups_of(encoders[training.start]).values()) for training in trainings]
     axes = [[ALL, *dict.fromkeys(group[axis] for found in groups for group in found)] for axis in (0, 1)]

@@ -31,7 +31,7 @@ import xarray as xr
 from sightline.analyses.probes.advice import headlines as headlines
 from sightline.analyses.probes.advice import summary as summary
 from sightline.analyses.probes.charts import figures as figures
-from sightline.analyses.probes.results import BEST, Answer, At, dataset_of
+from sightline.analyses.probes.results import BEST, ProbeOutcome, ProbePlace, dataset_of
 from sightline.analyses.probes.results import mean_of_best as mean_of_best
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TITLE = "Probes"
 QUESTION = (
-    "How well does a classifier on the frozen features tell the class, and which layer, pooling and probe is best?"
+    "How well does a classifier on the frozen features predict the class, and which layer, pooling and probe is best?"
 )
 FORMULA = """\
 linear: softmax(W·BN(x) + b);   depth d: d − 1 blocks of linear, BatchNorm, ReLU before it
@@ -76,7 +76,7 @@ ANY_SITE = True
 BY_DEFAULT = False
 INVARIANT_TO = frozenset({"batching"})
 
-KINDS = ("ridge", "linear", "nonlinear", "multilayer")
+PROBE_KINDS = ("ridge", "linear", "nonlinear", "multilayer")
 
 
 def last_of(sites: Sequence[str]) -> str:
@@ -99,14 +99,14 @@ class Config(Sweep):
                    gap side by side, each through its own BatchNorm), where they exist
     """
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = PROBE_KINDS
     depths: tuple[int, ...] = (2, 3)
     nonlinear_at: str = "last"
     poolings: tuple[str, ...] = ("cls", "gap")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for word, given, known in (("kind", self.kinds, KINDS), ("pooling", self.poolings, FEATURES)):
+        for word, given, known in (("kind", self.kinds, PROBE_KINDS), ("pooling", self.poolings, FEATURES)):
             if not given:
                 raise InputError(f"Probes need at least one {word}; choose from {', '.join(known)}")
             for name in given:
@@ -121,7 +121,7 @@ class Config(Sweep):
     def probes(self) -> list[str]:
         """Names of the probes, the simplest first."""
         names = {"nonlinear": [f"depth {depth}" for depth in sorted(set(self.depths))]}
-        return [name for kind in KINDS if kind in self.kinds for name in names.get(kind, [kind])]
+        return [name for kind in PROBE_KINDS if kind in self.kinds for name in names.get(kind, [kind])]
 
     def shapes(self, sites: Sequence[str]) -> dict[tuple[str, str], Probe]:
         """Which probes there are on these layers: (name, site) → what it sees and how deep it is.
@@ -169,17 +169,17 @@ class Analysis(Pooled):
         result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
         return result.assign_attrs(self._protocol())
 
-    def _probe(self, encoder: str, feature: str) -> dict[At, Answer]:
+    def _probe(self, encoder: str, feature: str) -> dict[ProbePlace, ProbeOutcome]:
         """All probes of an encoder on one kind of feature."""
         sites = self._sites(encoder, feature)
         train, selection, test = self._images(encoder, feature, sites)
         flaws = {site: self._flaw(encoder, site, feature) for site in sites}
-        found: dict[At, Answer] = {}
-        todo: dict[At, Probe] = {}
+        found: dict[ProbePlace, ProbeOutcome] = {}
+        todo: dict[ProbePlace, Probe] = {}
         for (probe, site), shape in self.config.shapes(sites).items():
-            at = At(encoder, probe, site, feature)
+            at = ProbePlace(encoder, probe, site, feature)
             if why := next((flaws[name] for name in reversed(shape.inputs) if flaws[name]), ""):
-                found[at] = Answer(reason=why)
+                found[at] = ProbeOutcome(reason=why)
             elif probe == "ridge":
                 found[at] = _ridge(site, train, selection, test, self._classes)
             else:
@@ -242,14 +242,14 @@ class Analysis(Pooled):
         }
 
 
-def _ridge(site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int) -> Answer:
+def _ridge(site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int) -> ProbeOutcome:
     """The closed form; left-out training images choose its penalty, so that the selection split is new to it."""
     probe = fit_ridge(train.features[site], train.labels, classes)
     accuracy, *_ = accuracy_of(probe.decisions(selection.features[site]), selection.labels)
-    return Answer(accuracy, probe.decisions(test.features[site]) == test.labels, errors=probe.errors)
+    return ProbeOutcome(accuracy, probe.decisions(test.features[site]) == test.labels, errors=probe.errors)
 
 
-def _answers(swept: Swept, test: Labelled) -> list[Answer]:
+def _answers(swept: Swept, test: Labelled) -> list[ProbeOutcome]:
     """The chosen probe of each shape, and the numbers of all settings."""
     accuracy = swept.accuracy(test)
     answers = []
@@ -257,10 +257,10 @@ def _answers(swept: Swept, test: Labelled) -> list[Answer]:
         chosen = swept.chosen(number)
         settings = np.stack([swept.loss[number], swept.selection[number], accuracy[number]])
         if chosen is None:
-            answers.append(Answer(settings=settings, reason="the training diverged with all settings"))
+            answers.append(ProbeOutcome(settings=settings, reason="the training diverged with all settings"))
             continue
         right = chosen.decisions(test.features) == test.labels
-        answers.append(Answer(chosen.accuracy, right, swept.settings.index(chosen.setting), settings))
+        answers.append(ProbeOutcome(chosen.accuracy, right, swept.settings.index(chosen.setting), settings))
     return answers
 
 

@@ -33,7 +33,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     if len(known) > 1:
         label, number, detail = lines[0]
         unclear = [other for other in known[1:] if _verdict(_pair(result, label, other), "difference") < 1]
-        open_end = f"; not to be told from {', '.join(unclear)} by these images" if unclear else ""
+        open_end = f"; these images cannot separate it from {', '.join(unclear)}" if unclear else ""
         lines.insert(0, ("For these images", number, f"{label}, {detail}{open_end}"))
     return lines
 
@@ -55,9 +55,9 @@ def summary(result: xr.Dataset) -> list[str]:
         spread = f"{float(best.mean_of_best):.1%} ± {float(best.std_of_best):.1%}"
         of_settings = f"; {spread} over its {about['best_of']} best settings"
     return [
-        f"For these images take {first}: {_described(best)}. It was chosen by {counted(about['n_selection'], 'image')} "
-        f"({about['selection']}) and decides {_interval(best, 'accuracy')} of "
-        f"{counted(about['n_test'], 'test image')} right{of_settings}. Chance is {about['chance']:.1%}.",
+        f"For these images take {first}: {_described(best)}. It was chosen on {counted(about['n_selection'], 'image')} "
+        f"({about['selection']}) and classifies {_interval(best, 'accuracy')} of "
+        f"{counted(about['n_test'], 'test image')} correctly{of_settings}. Chance is {about['chance']:.1%}.",
         *([" ".join(_against(result, first, other) for other in others)] if others else []),
         _left(best, about),
         *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
@@ -121,7 +121,7 @@ def _against(result: xr.Dataset, first: str, other: str) -> str:
                 f"On the test images {whose} is {_points(pair, 'difference', -1)} ahead of {first}, though the images "
                 "for selection preferred the latter: give more of them before you trust the choice."
             )
-    return f"{first} and {whose} cannot be told apart with these {result.attrs['n_test']} test images."
+    return f"{first} and {whose} cannot be separated with these {result.attrs['n_test']} test images."
 
 
 def _holdings(row: xr.Dataset) -> Iterator[str]:
@@ -145,10 +145,12 @@ def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
     if (row.best_probe.item(), row.best_site.item()) == (simple, last):
         compared = "and no other probe was preferred"
     else:
-        simpler = "" if row.best_probe.item() in ("linear", "ridge") else ", and it is simpler: in doubt take this one"
+        simpler = (
+            "" if row.best_probe.item() in ("linear", "ridge") else ", and it is simpler: if in doubt, take this one"
+        )
         compared = {
             1: f"{_points(plain, 'lead')} less than the best",
-            0: "which these images cannot tell from the best" + simpler,
+            0: "which these images cannot separate from the best" + simpler,
             -1: f"{_points(plain, 'lead', -1)} more than the one that was preferred",
         }[_verdict(plain, "lead")]
     yield f"{_named(simple).capitalize()} on the last layer ({last}) reaches {float(plain.accuracy):.1%}, {compared}."
@@ -162,7 +164,7 @@ def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
         best = known.isel(at=int(np.argmax(known.selection.values)))
         compared = {
             1: f"{_points(best, 'lead')} less",
-            0: "not to be told apart from the best",
+            0: "not distinguishable from the best",
             -1: f"{_points(best, 'lead', -1)} more, though it was not preferred",
         }[_verdict(best, "lead")]
         probe = f"{_layer(best)}, {_named(best.probe.item())}"
@@ -179,7 +181,7 @@ def _gained(row: xr.Dataset, axis: str, meaning: str) -> Iterator[str]:
     what = _named(name).capitalize() if axis == "probe" else f"Layer {name}, added to the last one,"
     yield {
         1: f"{what} gains {_points(best, 'gain')} there: {meaning.format(name)}.",
-        0: f"{what} gains nothing there that these images could show: {_points(best, 'gain')}.",
+        0: f"{what} shows no gain there on these images: {_points(best, 'gain')}.",
         -1: f"{what} loses {_points(best, 'gain', -1)} there.",
     }[_verdict(best, "gain")]
 
@@ -189,12 +191,11 @@ def _left(best: xr.Dataset, about: dict[str, float]) -> str:
     accuracy, low, high = (float(best[f"accuracy{end}"]) for end in ENDS)
     if low <= max(about["chance"], about["majority"]):
         return (
-            "No frozen probe is surely better than a guess: what there is to know about these classes, fine-tuning, "
-            "more training images or another encoder would have to bring."
+            "No frozen probe is clearly better than guessing: try fine-tuning, more training images or another encoder."
         )
     if accuracy >= LITTLE_LEFT:
         return f"Frozen features reach {accuracy:.1%}: fine-tuning has little left to add."
     return (
-        f"The best frozen probe stays at {accuracy:.1%} (95 % up to {high:.1%}): the rest, {1 - accuracy:.1%} of the "
-        f"images, is what fine-tuning, or more than these {about['n_train']} training images, would be needed for."
+        f"The best frozen probe stays at {accuracy:.1%} (95 % up to {high:.1%}): the other {1 - accuracy:.1%} of the "
+        f"images would need fine-tuning, or more than these {about['n_train']} training images."
     )

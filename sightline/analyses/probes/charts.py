@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from sightline.core.results import ENDS
-from sightline.report.figures import figure_over_depth
-
-if TYPE_CHECKING:
-    from sightline.report.figures import Figure
+from sightline.report.figures import Figure, accuracy_over_depth, curve_over_depth, heatmap, over_depth
 
 __all__ = ["_named", "figures"]
 
@@ -45,7 +41,7 @@ def _per_layer(result: xr.Dataset) -> Iterator[Figure]:
     }
     for probe in (name for name in captions if name in result.probe.values):
         title = f"Accuracy of the {probe} probe"
-        for figure in figure_over_depth(result.sel(probe=probe), title, captions[probe] + images, "chance"):
+        for figure in accuracy_over_depth(result.sel(probe=probe), title, captions[probe] + images, "chance"):
             yield replace(figure, name=f"layers-{probe}")
 
 
@@ -63,11 +59,8 @@ def _curves(
     result: xr.Dataset,
     axes: tuple[str, str],
     percent: bool = True,
-    reference: tuple[float, str] | None = None,
 ) -> Iterator[Figure]:
     """Lines of the encoders over `depth`, a panel for each feature; none where nothing is known."""
-    from sightline.report.figures import Figure, curve_over_depth
-
     if not len(table):
         return
     chart = curve_over_depth(
@@ -79,7 +72,6 @@ def _curves(
         facet="feature",
         domain=None,
         percent=percent,
-        reference=reference,
     )
     yield Figure(name, *texts, chart, table)
 
@@ -111,27 +103,27 @@ def _depth(result: xr.Dataset) -> Iterator[Figure]:
 
 
 def _added(result: xr.Dataset) -> Iterator[Figure]:
-    from sightline.report.figures import with_depth
-
     if "multilayer" not in result.probe.values:
         return
-    names = [f"{name}{end}" for name in ("gain", "accuracy") for end in ENDS]
-    chosen = result[names].sel(probe="multilayer", site=result.layer_type == "block")
-    table, axis = with_depth(_with_ends(chosen.to_dataframe().reset_index(), "gain"))
-    texts = (
-        "Gain of an added layer",
-        "Accuracy of a linear probe on the last layer and a block side by side, minus that on the last layer alone, "
-        "over the block that is added. Above 0 the last layer has lost something that the block knows. Bands are "
-        "paired 95 % intervals.",
+    yield from over_depth(
+        result.sel(probe="multilayer"),
+        "gain",
+        name="added",
+        title="Gain of an added layer",
+        caption="Accuracy of a linear probe on the last layer and a block side by side, minus that on the last layer "
+        "alone, over the block that is added. Above 0 the last layer has lost something that the block knows. Bands "
+        "are paired 95 % intervals.",
+        value_title="gain over the last layer alone",
+        also=[f"accuracy{end}" for end in ENDS],
+        facet="feature",
+        reference=(0.0, "no gain"),
+        domain=None,
+        percent=True,
     )
-    title = "gain over the last layer alone"
-    yield from _curves("added", texts, table, result, (axis, title), reference=(0.0, "no gain"))
 
 
 def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     """Selection accuracy over learning rate and weight decay, for the simplest probe that was trained."""
-    from sightline.report.figures import Figure, heatmap
-
     probe = next((str(name) for name in result.probe.values if name not in ("ridge", "multilayer")), None)
     if probe is None:
         return

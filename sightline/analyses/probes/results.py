@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sightline.measure.plan import Plan
 
-__all__ = ["BEST", "Answer", "At", "best_of", "dataset_of", "mean_of_best"]
+__all__ = ["BEST", "ProbeOutcome", "ProbePlace", "best_of", "dataset_of", "mean_of_best"]
 
 
 BEST = 5  # settings whose mean and spread are reported
@@ -42,7 +42,7 @@ NO_SUCH_PROBE = "there is no such probe: depth is for the last layer, and multil
 Axes: TypeAlias = tuple[list[str], list[str], list[str], list[str]]
 
 
-class At(NamedTuple):
+class ProbePlace(NamedTuple):
     """Where a probe stands in the result."""
 
     encoder: str
@@ -52,7 +52,7 @@ class At(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ProbeOutcome:
     """What became of a probe; `reason` says why nothing did."""
 
     selection: float = np.nan  # accuracy on the selection split, of the chosen setting
@@ -75,17 +75,17 @@ def mean_of_best(
     return (float(best.mean()), float(best.std())) if len(best) else (np.nan, np.nan)
 
 
-def best_of(found: Mapping[At, Answer], probes: Sequence[str]) -> dict[str, At]:
+def best_of(found: Mapping[ProbePlace, ProbeOutcome], probes: Sequence[str]) -> dict[str, ProbePlace]:
     """The probe of each encoder that is best on the selection split: of equal ones the simplest, and no decoder's."""
     known = [at for at, answer in found.items() if answer.right is not None and not of_decoder(at.site)]
-    best: dict[str, At] = {}
+    best: dict[str, ProbePlace] = {}
     for at in sorted(known, key=lambda at: (-found[at].selection, probes.index(at.probe))):
         best.setdefault(at.encoder, at)
     return best
 
 
 def dataset_of(
-    found: Mapping[At, Answer],
+    found: Mapping[ProbePlace, ProbeOutcome],
     plan: Plan,
     last: Mapping[tuple[str, str], str],  # encoder and feature → its last layer
     probes: Sequence[str],
@@ -110,7 +110,9 @@ def dataset_of(
     return xr.Dataset(data, coords)
 
 
-def _spread(values: Mapping[At, Any], axes: Axes, size: tuple[int, ...] = (), fill: Any = np.nan) -> npt.NDArray[Any]:
+def _spread(
+    values: Mapping[ProbePlace, Any], axes: Axes, size: tuple[int, ...] = (), fill: Any = np.nan
+) -> npt.NDArray[Any]:
     """Values of probes, each of this size → (encoders, probes, sites, features, …), `fill` elsewhere."""
     full = np.full((*map(len, axes), *size), fill, object if isinstance(fill, str) else None)
     for at, value in values.items():
@@ -119,13 +121,18 @@ def _spread(values: Mapping[At, Any], axes: Axes, size: tuple[int, ...] = (), fi
 
 
 def _accuracies(
-    found: Mapping[At, Answer], last: Mapping[tuple[str, str], str], best: Mapping[str, At], axes: Axes
+    found: Mapping[ProbePlace, ProbeOutcome],
+    last: Mapping[tuple[str, str], str],
+    best: Mapping[str, ProbePlace],
+    axes: Axes,
 ) -> dict[str, Any]:
     """Accuracy, gain and lead of all probes with their intervals, and the accuracy by which a setting was chosen."""
     right = {at: answer.right for at, answer in found.items() if answer.right is not None}
 
-    def reference(at: At) -> At:
-        return At(at.encoder, "ridge" if at.probe == "ridge" else "linear", last[at.encoder, at.feature], at.feature)
+    def reference(at: ProbePlace) -> ProbePlace:
+        return ProbePlace(
+            at.encoder, "ridge" if at.probe == "ridge" else "linear", last[at.encoder, at.feature], at.feature
+        )
 
     triples = {
         "accuracy": {at: accuracy_of(decided, np.ones_like(decided)) for at, decided in right.items()},
@@ -139,7 +146,7 @@ def _accuracies(
     }
 
 
-def _of_settings(found: Mapping[At, Answer], axes: Axes, count: int) -> dict[str, Any]:
+def _of_settings(found: Mapping[ProbePlace, ProbeOutcome], axes: Axes, count: int) -> dict[str, Any]:
     """Numbers of every setting, which one was chosen, mean and spread of the best ones."""
     swept = {at: answer.settings for at, answer in found.items() if answer.settings is not None}
     every = np.moveaxis(_spread(swept, axes, (3, count)), -2, 0)
@@ -152,10 +159,10 @@ def _of_settings(found: Mapping[At, Answer], axes: Axes, count: int) -> dict[str
     }
 
 
-def _reasons(plan: Plan, axes: Axes, found: Mapping[At, Answer]) -> npt.NDArray[np.str_]:
+def _reasons(plan: Plan, axes: Axes, found: Mapping[ProbePlace, ProbeOutcome]) -> npt.NDArray[np.str_]:
     """Why there is no number, "" where there is one."""
     known = {(at.encoder, at.site, at.feature) for at in found}
-    places = (At(*names) for names in itertools.product(*axes) if names[2] in plan.sites[names[0]])
+    places = (ProbePlace(*names) for names in itertools.product(*axes) if names[2] in plan.sites[names[0]])
     reasons = {
         at: NO_SUCH_PROBE if (at.encoder, at.site, at.feature) in known else "this site has no such feature"
         for at in places
@@ -163,14 +170,19 @@ def _reasons(plan: Plan, axes: Axes, found: Mapping[At, Answer]) -> npt.NDArray[
     return _spread(reasons | {at: a.reason for at, a in found.items()}, axes, fill=ABSENT).astype(str)
 
 
-def _difference(found: Mapping[At, Answer], one: At | None, other: At | None) -> tuple[float, float, float]:
+def _difference(
+    found: Mapping[ProbePlace, ProbeOutcome], one: ProbePlace | None, other: ProbePlace | None
+) -> tuple[float, float, float]:
     """Accuracy of one probe minus that of another; nothing where one is not known."""
     a, b = (found[at].right if at is not None and at in found else None for at in (one, other))
     return NOTHING if a is None or b is None else difference_of(a, b)
 
 
 def _best(
-    found: Mapping[At, Answer], best: Mapping[str, At], encoders: Sequence[str], last: Mapping[tuple[str, str], str]
+    found: Mapping[ProbePlace, ProbeOutcome],
+    best: Mapping[str, ProbePlace],
+    encoders: Sequence[str],
+    last: Mapping[tuple[str, str], str],
 ) -> dict[str, Any]:
     """Variables over encoders, and over pairs of them: which probe is best, and how far apart those are."""
     names = {

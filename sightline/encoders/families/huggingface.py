@@ -5,6 +5,7 @@ They are recognised by what they consist of, since the classes are near-copies o
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -168,6 +169,16 @@ def forward_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
     return trunk.module if _is_part(module, trunk) else None
 
 
+def forward_at_any_size(module: nn.Module) -> Callable[[Tensor], Any]:
+    """How to send images of another size than its own through the vision transformer inside a model."""
+    trunk = find_trunk(module)
+    assert trunk is not None, "asked of a module that does not match"
+    words = {} if image_size(trunk) is None else {"interpolate_pos_encoding": True}
+    if hasattr(trunk.embeddings, "random_masking"):
+        return _unmasked(trunk, **words)
+    return functools.partial(trunk.module, **words)
+
+
 def _is_part(module: nn.Module, trunk: Trunk) -> bool:
     """Whether the model is more than a vision encoder, so that only its trunk is used."""
     if isinstance(module, Classified):
@@ -175,7 +186,7 @@ def _is_part(module: nn.Module, trunk: Trunk) -> bool:
     return hasattr(trunk.embeddings, "random_masking") or hasattr(module, "text_model")
 
 
-def _unmasked(trunk: Trunk) -> Callable[[Tensor], Any]:
+def _unmasked(trunk: Trunk, **words: Any) -> Callable[[Tensor], Any]:
     config = trunk.embeddings.config
 
     def forward(images: Tensor) -> Any:
@@ -185,7 +196,7 @@ def _unmasked(trunk: Trunk) -> Callable[[Tensor], Any]:
         before = config.mask_ratio
         config.mask_ratio = 0.0
         try:
-            return trunk.module(images, noise=noise)
+            return trunk.module(images, noise=noise, **words)
         finally:
             config.mask_ratio = before
 

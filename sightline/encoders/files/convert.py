@@ -31,7 +31,7 @@ __all__ = ["Converted", "convert"]
 
 TARGETS = ("timm", "huggingface")
 # What the libraries look for in a folder.
-WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
+WEIGHTS_FILE, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl")
 HEADER = ("origin", "weights", "architecture", "preprocess", "config")
 TOLERANCE = 1e-5
@@ -91,7 +91,7 @@ def convert(what: str | Encoder, out: str | Path, to: str = "timm", *, overwrite
         if own in (encoder.architecture or ""):
             raise InputError(
                 f"{encoder.name!r} has {own}, which neither timm nor transformers can build; "
-                f"it stays an encoder of Sightline{unless}"
+                f"only Sightline can use it{unless}"
             )
     package = _for_timm(encoder, out) if to == "timm" else _for_huggingface(encoder, out)
     file = _file(out)
@@ -110,7 +110,7 @@ def _encoder(what: str | Encoder) -> Encoder:
 
 
 def _file(out: Path) -> Path:
-    return out if out.suffix == ".safetensors" else out / WEIGHTS
+    return out if out.suffix == ".safetensors" else out / WEIGHTS_FILE
 
 
 def _refuse_what_is_there(file: Path, package: Package, overwrite: bool) -> None:
@@ -121,7 +121,7 @@ def _refuse_what_is_there(file: Path, package: Package, overwrite: bool) -> None
         if not os.path.lexists(path):
             continue
         if name not in ours or path.is_symlink():
-            raise InputError(f"{str(path)!r} exists, and `sightline convert` has not written it; choose another name")
+            raise InputError(f"{str(path)!r} exists, and `sightline convert` did not write it; choose another name")
         if not overwrite:
             raise InputError(f"{str(path)!r} exists; choose another name, or replace it with --overwrite")
 
@@ -257,7 +257,7 @@ def _for_huggingface(encoder: Encoder, out: Path) -> Package:
     from sightline.encoders.files.transformers_names import rename
 
     renamed, name = rename(encoder), _file(out).name
-    config = renamed.config | ({} if name == WEIGHTS else {"transformers_weights": name})
+    config = renamed.config | ({} if name == WEIGHTS_FILE else {"transformers_weights": name})
     beside = {CONFIG: config, PROCESSOR: _processor(encoder.preprocess)}
     return Package("huggingface", config, renamed.state, beside, renamed.pooled)
 
@@ -301,12 +301,12 @@ def _check(encoder: Encoder, package: Package, call: Call) -> float:
             theirs = _timm_outputs(call, images) if library == "timm" else _transformers_outputs(call, images, package)
     except Exception as error:  # whatever the library raises
         raise InputError(
-            f"{library} cannot load {encoder.name!r} as it was written, and nothing was kept: {first_line(error)}"
+            f"{library} cannot load {encoder.name!r} as it was written, so nothing was kept: {first_line(error)}"
         ) from error
     difference = max(_difference(*pair) for pair in zip(ours, theirs, strict=False))
     if not difference <= TOLERANCE:
         raise InputError(
-            f"{encoder.name!r} computes something else in {library}, and nothing was kept: outputs differ by "
+            f"{encoder.name!r} does not compute the same in {library}, so nothing was kept: outputs differ by "
             f"{difference:.1e} of their scale"
         )
     return difference

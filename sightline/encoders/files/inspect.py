@@ -32,12 +32,12 @@ __all__ = ["Inspection", "as_json", "describe", "inspect"]
 
 
 # timm's and Hugging Face's words for the measures of an architecture, and ours.
-MEASURES = {"embed_dim": "width", "hidden_size": "width", "dims": "widths", "depth": "depth", "depths": "depths",
+DIMENSIONS = {"embed_dim": "width", "hidden_size": "width", "dims": "widths", "depth": "depth", "depths": "depths",
             "num_hidden_layers": "depth", "layers": "layers", "num_heads": "heads", "num_attention_heads": "heads",
             "patch_size": "patch", "size": "image size", "img_size": "image size", "image_size": "image size",
             "num_classes": "classes", "reg_tokens": "registers", "num_register_tokens": "registers"}  # fmt: skip
-WEIGHTS = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")  # in a folder
-MOST = 60  # lines of parts
+WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")  # in a folder
+MOST_PARTS = 60  # lines of parts
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def inspect(path: str | Path) -> Inspection:
     path = Path(path).expanduser()
     if path.is_dir():
         folder = latest(path) or path
-        path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), path)
+        path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), path)
     checkpoint = read_checkpoint(path)
     outside = [value for key, value in checkpoint.content.items() if key not in OPTIMIZER]
     numbers = [value for part in outside for value in _tensors_in(part)]
@@ -147,7 +147,7 @@ def _described(checkpoint: Checkpoint, reference: Reference, why: str) -> dict[s
 
 
 def _measures(options: Mapping[str, Any]) -> dict[str, str]:
-    found = {word: str(options[key]) for key, word in MEASURES.items() if options.get(key) is not None}
+    found = {word: str(options[key]) for key, word in DIMENSIONS.items() if options.get(key) is not None}
     if "image size" in found:
         found["image size"] = found["image size"].strip("()").replace(",", " × ")
     return found
@@ -228,12 +228,12 @@ def _counts(found: Inspection) -> list[str]:
 
 
 def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
-    shown = [(printable(name, 40), *counts) for name, counts in islice(parts.items(), MOST)]
+    shown = [(printable(name, 40), *counts) for name, counts in islice(parts.items(), MOST_PARTS)]
     rows = [
         f"{name:<32} {count:>6,} {'tensor' if count == 1 else 'tensors':<7} {numbers:>16,}"
         for name, count, numbers in shown
     ]
-    return rows + ([f"… and {len(parts) - MOST} more"] if len(parts) > MOST else [])
+    return rows + ([f"… and {len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else [])
 
 
 def _some(names: tuple[str, ...]) -> str:

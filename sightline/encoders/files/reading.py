@@ -124,7 +124,7 @@ def _head(path: Path) -> bytes:
     except OSError as error:
         raise InputError(f"Cannot read weights from {name}: {error.strerror or first_line(error)}") from error
     if not head:
-        raise InputError(f"{name} is empty, its download or copy failed; get it once more")
+        raise InputError(f"{name} is empty, so its download or copy failed; get it again")
     return head
 
 
@@ -144,7 +144,7 @@ def _container(head: bytes, path: Path) -> str:
     if head[257:262] == b"ustar":
         raise InputError(
             f"{str(path)!r} is a tar archive; unpack it and give the file inside (a checkpoint of PyTorch before 0.2 "
-            "is one, too: load and save it there once more)"
+            "is one, too: load it there and save it again)"
         )
     if head.startswith(b"PK\x03\x04"):
         _check_zip(path)
@@ -160,7 +160,7 @@ def _check_zip(path: Path) -> None:
     except Exception as error:
         raise InputError(
             f"{str(path)!r} is damaged or was not downloaded completely (its list of contents, at the end, cannot be "
-            "read); get it once more"
+            "read); get it again"
         ) from error
     names = {entry.filename.partition("/")[2] or entry.filename for entry in entries}
     if "constants.pkl" in names:
@@ -188,7 +188,7 @@ def _reason(error: Exception, head: bytes, container: str) -> str:
             "was saved with another pickle protocol than PyTorch's default, 2; if you trust it, save it with that, "
             "or as .safetensors"
         )
-    return f"is damaged or was not downloaded completely ({printable(first_line(error), 100)}); get it once more"
+    return f"is damaged or was not downloaded completely ({printable(first_line(error), 100)}); get it again"
 
 
 def _whole(what: str) -> str:

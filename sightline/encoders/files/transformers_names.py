@@ -133,8 +133,8 @@ def rename(encoder: Encoder) -> Renamed:
         case other:
             raise _refusal(encoder, f"{type(other).__name__} is none of timm's ViT, BEiT, ConvNeXt and ResNet")
     names = {name: _new_name(name, model.table) for name in model.state}
-    if homeless := [name for name, new in names.items() if not new]:
-        raise _refusal(encoder, f"its {model.name} has no place for {some(homeless)}")
+    if unplaced := [name for name, new in names.items() if not new]:
+        raise _refusal(encoder, f"its {model.name} has no place for {some(unplaced)}")
     classifies = any(new.startswith("classifier.") for new in names.values())
     prefix = f"{model.kind}." if classifies else ""
     state = {
@@ -203,7 +203,7 @@ def _vit(encoder: Encoder) -> _Model:
         encoder,
         {
             "it has both layer scale and a classifier": isinstance(vit.head, nn.Linear),
-            "the width of its MLP is no multiple of its own": rest > 0,
+            "the width of its MLP is not a multiple of its own": rest > 0,
             "its images are not square": isinstance(config["image_size"], list),
         },
     )

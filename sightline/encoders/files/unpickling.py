@@ -104,7 +104,7 @@ def _names(stream: IO[bytes]) -> Iterator[str]:
         fixed = opcode.stack_before.index(pickletools.markobject) if to_mark else len(opcode.stack_before)
         start = (marks.pop() if to_mark else len(stack)) - fixed
         if start < 0:
-            raise ValueError("its pickle takes more than there is")
+            raise ValueError("its pickle reads more than there is")
         taken = stack[start:]
         del stack[start:]
         made = _Seen(argument if isinstance(argument, str) else "")
@@ -117,7 +117,7 @@ def _names(stream: IO[bytes]) -> Iterator[str]:
         elif opcode.name.startswith("TUPLE"):
             made = _Seen(depth=1 + max((seen.depth for seen in taken), default=0))
             if made.depth > DEEPEST:
-                raise ValueError(f"it has more than {DEEPEST} tuples in each other")
+                raise ValueError(f"it nests tuples more than {DEEPEST} deep")
         stack += [taken[0]] * 2 if opcode.name == "DUP" else [made] * len(opcode.stack_after)
 
 

@@ -101,7 +101,7 @@ def _fit_classifiers(module: nn.Module, state: Mapping[str, Tensor]) -> list[str
         else:
             bias = layer.bias is not None
             module.set_submodule(name, nn.Linear(layer.in_features, classes, bias) if classes else nn.Identity())
-    return ["the file has no classifier, the encoder goes without"] if absent else []
+    return ["the file has no classifier, so the encoder has none"] if absent else []
 
 
 def classifier_names(module: nn.Module) -> list[str]:

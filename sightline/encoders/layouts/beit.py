@@ -157,7 +157,7 @@ def _grid(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> int:
         )
     if not _in_official_order([value for name, value in state.items() if name.endswith(INDEX)], grid):
         raise InputError(
-            f"{str(checkpoint.path)!r} has relative positions in an order of its own ({INDEX}), which Sightline cannot "
+            f"{str(checkpoint.path)!r} has relative positions in an unknown order ({INDEX}), which Sightline cannot "
             "build; is it another kind of checkpoint?"
         )
     return grid

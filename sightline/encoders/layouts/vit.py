@@ -1,6 +1,6 @@
 """The ViT that MAE, MoCo-v3, DINO and MSN share: timm's VisionTransformer under timm's names.
 
-Width, depth, patch, image size and classes are read off the tensors. No tensor tells the number of heads, how positions
+Width, depth, patch, image size and classes are read off the tensors. No tensor gives the number of heads, how positions
 are resized and what images the model wants to see: that is what an `Official` knows.
 
 N patches on a grid of rows × columns, D width.
@@ -222,13 +222,13 @@ def heads_option(options: Mapping[str, str], option: str, width: int, known: Map
         if width not in known:
             sizes = ", ".join(f"{heads} at width {size}" for size, heads in known.items())
             raise InputError(
-                f"No tensor tells the number of heads, and {title} has no official model of width {width} "
+                f"No tensor gives the number of heads, and {title} has no official model of width {width} "
                 f"({sizes}); write ?{option}=NUMBER"
             )
         return known[width]
     text = options[option]
     if not text.isdecimal() or int(text) < 1 or width % int(text):
-        raise InputError(f"{option}={text} cannot share a width of {width}; give a number that divides it")
+        raise InputError(f"{option}={text} cannot split a width of {width}; give a number that divides it")
     return int(text)
 
 

@@ -5,4 +5,5 @@ positions     for another grid of patches
 masking       patches, random masks, tokens put back in their places
 mae_decoder   MAE's decoder, and an encoder with it
 projection    projection heads, and an encoder with one
+mode          training and evaluation mode
 """

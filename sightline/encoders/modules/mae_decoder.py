@@ -76,7 +76,9 @@ class Decoder(nn.Module):
     def __init__(self, vit: Vit, width: int, depth: int, heads: int) -> None:
         super().__init__()
         if heads < 1 or width % heads:  # not asked in Config: the decoder of a ConvNeXt has no heads
-            raise InputError(f"A decoder_width of {width} cannot be shared by {heads} decoder_heads; choose a divisor")
+            raise InputError(
+                f"A decoder_width of {width} cannot be split into {heads} decoder_heads; choose heads that divide it"
+            )
         self.prefix: int = vit.num_prefix_tokens
         norm: Any = partial(nn.LayerNorm, eps=1e-6)
         self.embed = nn.Linear(vit.embed_dim, width)

@@ -146,8 +146,8 @@ def recognize(checkpoint: Checkpoint) -> Recognized:
         return found
     raise InputError(
         other_kind(checkpoint)
-        or f"{path!r} is of no format that is recognised ({_some(weights_in(checkpoint))}); name its format, such as "
-        "mae:FILE, or its architecture, timm:NAME@FILE"
+        or f"{path!r} is not in a format that Sightline recognises ({_some(weights_in(checkpoint))}); name its format, "
+        "such as mae:FILE, or its architecture, timm:NAME@FILE"
     )
 
 
@@ -199,7 +199,7 @@ def _convnext(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
 
 def _with_note(found: Layout, otherwise: str = "") -> Layout:
     heads = " and the usual number of heads" if "num_heads" in found.architecture else ""
-    note = f"nothing in the file tells who trained it: assumed are ImageNet's mean and std, bicubic resizing{heads}"
+    note = f"nothing in the file says who trained it; assuming ImageNet's mean and std, bicubic resizing{heads}"
     return replace(found, notes=(*found.notes, note + otherwise))
 
 

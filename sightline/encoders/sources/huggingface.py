@@ -62,7 +62,7 @@ def load(reference: Reference) -> Encoder:
     _leave_out(module, without)
     preprocess, notes = _preprocess(processor, _size(config), reference)
     _check_size(module, preprocess, reference)
-    notes += [f"the file has no {part}, the encoder goes without" for part in sorted(absent)]
+    notes += [f"the file has no {part}, so the encoder has none" for part in sorted(absent)]
     if left_over:
         notes.append(left_out(left_over))
     if classes:
@@ -102,7 +102,7 @@ def _options(reference: Reference) -> tuple[int, int, set[str]]:
         )
     without = {part for part in reference.options.get("without", "").split(",") if part}
     for part in without - set(OPTIONAL_PARTS):
-        raise InputError(f"{reference}: {part!r} cannot be left out{nearest(part, OPTIONAL_PARTS)}")
+        raise InputError(f"{reference}: {part!r} is not a part that can be left out{nearest(part, OPTIONAL_PARTS)}")
     seed, classes = (reference.options.get(key, "0") for key in ("seed", "num_classes"))
     if not seed.isdecimal() or not classes.isdecimal():
         raise InputError(f"Options seed and num_classes of {reference} must be whole numbers")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.core.keyed_random import Keys, fold, uniform
-from sightline.images.augment.batched import Rows
+from sightline.images.augment.batched import ImageNumbers
 from sightline.images.augment.crops import boxes, crop, flips
 from sightline.images.augment.policies import (
     _BLUR,
@@ -49,7 +49,7 @@ def augment(pixels: Tensor, policy: Policy, keys: Keys) -> Tensor:
     n, height, width = _shape(pixels, keys)
     where, mirrored = boxes(np.full(n, height), np.full(n, width), policy, keys), flips(policy, keys)
 
-    def take(rows: Rows) -> Tensor:
+    def take(rows: ImageNumbers) -> Tensor:
         return crop(_rows(pixels, rows), where[rows], mirrored[rows], policy)
 
     result = torch.empty(n, 3, policy.size, policy.size, device=pixels.device)
@@ -80,7 +80,7 @@ class Decisions(NamedTuple):
     sigma: NDArray[np.float64]  # (B,)
     solarize: NDArray[np.bool_]  # (B,)
 
-    def of(self, rows: Rows) -> Decisions:
+    def of(self, rows: ImageNumbers) -> Decisions:
         """Those for some of the images."""
         return self._replace(**{name: values[rows] for name, values in self._asdict().items()})
 
@@ -103,7 +103,9 @@ def decide(policy: Policy, keys: Keys) -> Decisions:
     )
 
 
-def _distort_into(result: Tensor, take: Callable[[Rows], Tensor], numbers: int, policy: Policy, keys: Keys) -> Tensor:
+def _distort_into(
+    result: Tensor, take: Callable[[ImageNumbers], Tensor], numbers: int, policy: Policy, keys: Keys
+) -> Tensor:
     """Fill `result` with the distorted images of `take(rows)`, in pieces that stay in the cache meanwhile."""
     decisions = decide(policy, keys)
     # Images with the same operations in the same order become neighbours, to be worked on at once.
@@ -218,9 +220,9 @@ def solarize(x: Tensor) -> Tensor:
     return x - F.threshold(2 * x - 1, 2 * SOLARIZE_FROM - 1, 0)
 
 
-def _index(rows: Rows, like: Tensor) -> Tensor:
+def _index(rows: ImageNumbers, like: Tensor) -> Tensor:
     return torch.from_numpy(rows).to(like.device)
 
 
-def _rows(x: Tensor, rows: Rows) -> Tensor:
+def _rows(x: Tensor, rows: ImageNumbers) -> Tensor:
     return x.index_select(0, _index(rows, x))  # x[rows] takes up to 20 times longer

@@ -13,13 +13,15 @@ from torch.nn import functional as F
 
 from sightline.core.keyed_random import Keys, fold, uniform
 from sightline.images.augment.policies import _CROP, _FLIP, _between, _chosen, _in_pieces, _products, _shape
-from sightline.images.augment.policy import RADII, Policy
+from sightline.images.augment.policy import RADII, Policy, Range
+from sightline.images.targets import filled
 
 __all__ = ["TRIES", "Boxes", "boxes", "crop", "crop_one", "flips"]
 
 
 Boxes = NDArray[np.int64]  # (B, 4): top, left, height, width
 
+GREY = 128  # beyond the image
 TRIES = 10  # for a crop that lies within the image, before the largest centred one is taken
 
 
@@ -35,6 +37,8 @@ def boxes(heights: NDArray[Any], widths: NDArray[Any], policy: Policy, keys: Key
            [ 7,  3, 16, 48]])
     """
     heights, widths = np.asarray(heights, np.int64), np.asarray(widths, np.int64)
+    if policy.fit is not None:
+        return _fitted(heights, widths, policy.fit, keys)
     if policy.crop is None:
         return np.stack([np.zeros_like(heights), np.zeros_like(widths), heights, widths], axis=1)
     u = uniform(fold(keys, _CROP), 2 * TRIES + 2)
@@ -51,6 +55,21 @@ def boxes(heights: NDArray[Any], widths: NDArray[Any], policy: Policy, keys: Key
     top = np.where(found, np.floor(u[:, -2] * (heights - h + 1)), (heights - h) // 2).astype(np.int64)
     left = np.where(found, np.floor(u[:, -1] * (widths - w + 1)), (widths - w) // 2).astype(np.int64)
     return np.stack([top, left, h, w], axis=1)
+
+
+def _fitted(heights: NDArray[np.int64], widths: NDArray[np.int64], fit: Range, keys: Keys) -> Boxes:
+    """Squares that show the longer side at a random scale; they reach beyond the image where that is smaller.
+
+    >>> _fitted(np.array([48, 48]), np.array([64, 64]), (1.0, 1.0), np.arange(2, dtype=np.uint64)).tolist()
+    [[0, 0, 64, 64], [0, 0, 64, 64]]
+    """
+    u = uniform(fold(keys, _CROP), 3)
+    side = np.maximum(1, np.rint(np.maximum(heights, widths) / _between(fit, u[:, 0]))).astype(np.int64)
+    top, left = (
+        np.floor(u[:, 1 + axis] * (np.maximum(0, length - side) + 1)).astype(np.int64)
+        for axis, length in enumerate((heights, widths))
+    )
+    return np.stack([top, left, side, side], axis=1)
 
 
 def flips(policy: Policy, keys: Keys) -> NDArray[np.bool_]:
@@ -87,7 +106,14 @@ def crop_one(image: NDArray[np.uint8], box: NDArray[np.int64], flip: bool, polic
     top, left, height, width = box.tolist()
     part = torch.tensor(image[top : top + height, left : left + width]).permute(2, 0, 1)[None]  # (1, 3, h, w), a copy
     # On bytes whose channels come last this is several times faster than Pillow.
-    resized = F.interpolate(part, (policy.size, policy.size), mode=policy.interpolation, antialias=True)[0]
+    fills = [
+        filled(start, extent, length, policy.size)[1]
+        for start, extent, length in zip((top, left), (height, width), image.shape[:2], strict=True)
+    ]
+    resized = F.interpolate(part, tuple(fills), mode=policy.interpolation, antialias=True)[0]
+    if fills != [policy.size, policy.size]:
+        beyond = (0, policy.size - fills[1], 0, policy.size - fills[0])
+        resized = F.pad(resized, beyond, value=GREY)
     result: NDArray[np.uint8] = np.ascontiguousarray((resized.flip(2) if flip else resized).numpy())
     return result
 

@@ -21,6 +21,10 @@ class Policy:
     Probabilities are per image. `crop` is the range of the share of the area that a crop covers (None: the whole
     image, resized), as in torchvision's RandomResizedCrop; `jitter` is (brightness, contrast, saturation, hue) as in
     ColorJitter. RandAugment and erasing come last (erasure.py).
+
+    With `fit` the image keeps its proportions instead: its longer side is that of the view times a factor from this
+    range (large-scale jitter; (1, 1): the whole image), what sticks out is cut, what is missing to the right and below
+    is grey.
     """
 
     size: int
@@ -36,19 +40,20 @@ class Policy:
     solarize: float = 0.0  # of pixels of at least 128/255
     randaugment: tuple[float, float] = (0.0, 0.0)  # magnitude and its standard deviation; magnitude 0: without
     erase: float = 0.0  # a rectangle becomes noise
+    fit: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise InputError(f"The size of a view is {self.size}, but at least 1 pixel is needed")
         for name in ("flip", "jitter_probability", "gray", "blur", "solarize", "erase"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is a probability, so it must lie in [0, 1], not at {getattr(self, name)}")
+                raise InputError(f"{name} is a probability, so it must be in [0, 1], not {getattr(self, name)}")
         if self.interpolation not in RADII:
             raise InputError(f"There is no interpolation {self.interpolation!r}{nearest(self.interpolation, RADII)}")
         if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise InputError(f"crop is a range of shares of the area, 0 < low ≤ high ≤ 1, not {self.crop}")
-        for name in ("ratio", "blur_sigma"):
-            low, high = getattr(self, name)
+        for name in ("ratio", "blur_sigma", "fit"):
+            low, high = getattr(self, name) or (1.0, 1.0)
             if not 0 < low <= high < math.inf:
                 raise InputError(f"{name} is a range, 0 < low ≤ high, not {(low, high)}")
         if not min(self.randaugment) >= 0:

@@ -29,7 +29,7 @@ __all__ = ["NAMES", "Drawn", "draw", "randaugment"]
 
 GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 LAYERS, PROBABILITY = 2, 0.5
-MOST = 10.0  # the highest level
+HIGHEST_LEVEL = 10.0
 _PURPOSE = 8  # policies.py draws for purposes below it
 
 
@@ -54,7 +54,7 @@ def draw(magnitude: float, std: float, keys: Keys) -> list[Drawn]:
         layers.append(
             Drawn(
                 operation=np.where(happens < PROBABILITY, np.floor(which * len(NAMES)), -1).astype(np.int64),
-                strength=np.clip(magnitude + std * normal, 0, MOST) / MOST,
+                strength=np.clip(magnitude + std * normal, 0, HIGHEST_LEVEL) / HIGHEST_LEVEL,
                 sign=np.where(coin < 0.5, -1.0, 1.0),
             )
         )

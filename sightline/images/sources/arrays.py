@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.core.errors import InputError, counted, some
+from sightline.core.errors import InputError, some
 from sightline.images.sets import Images, Item, halves, split_name
 
 __all__ = ["Arrays", "encode_labels", "from_arrays", "load"]
@@ -79,7 +79,7 @@ def _rgb(image: Any) -> np.ndarray:
         raise InputError(f"An image has the shape {array.shape}, but (H, W, 3), (3, H, W) or (H, W) is expected")
     if array.dtype.kind == "f":
         if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
-            raise InputError("Images of floats must lie in [0, 1], without any normalisation; or give uint8")
+            raise InputError("Images of floats must be in [0, 1], without normalisation; or give uint8")
         array = np.floor(array.astype(np.float64) * 255 + 0.5).astype(np.uint8)
     if array.dtype != np.uint8:
         raise InputError(f"Images are {array.dtype}, but uint8 or floats in [0, 1] are expected")
@@ -112,7 +112,7 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
     if classes is not None:
         place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
     if strange := [value for value in found if value not in place]:
-        raise InputError(f"The label {strange[0]!r} is none of {counted(len(known), 'class')}: {some(known, most=12)}")
+        raise InputError(f"The label {strange[0]!r} is not one of the classes: {some(known, most=12)}")
     return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
 
 
@@ -127,5 +127,5 @@ def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) 
     every = np.concatenate([*parts.values(), np.empty(0, np.int64)])
     wrong = not isinstance(splits, Mapping) and len(splits) != n
     if wrong or (len(every) and (every.min() < 0 or every.max() >= n)) or len(np.unique(every)) != len(every):
-        raise InputError(f"Splits must name every one of the {n} images at most once")
+        raise InputError(f"Splits may name each of the {n} images at most once")
     return parts

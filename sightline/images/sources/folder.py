@@ -17,12 +17,13 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from sightline.core.errors import InputError
+from sightline.images.contents import hashes
 from sightline.images.decoding import ENDINGS, decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
@@ -36,17 +37,25 @@ class Files:
 
     root: Path
     names: np.ndarray  # str (n,), relative
+    known: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # hashes of files
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Images at these positions."""
         return [decode(self.root / str(self.names[index])) for index in indices]
+
+    def contents(self, indices: Sequence[int]) -> bytes:
+        """The hashes of the files at these positions; each file is looked at once."""
+        names = [str(self.names[index]) for index in indices]
+        if new := [name for name in names if name not in self.known]:
+            self.known.update(hashes(self.root, new))
+        return b"".join(self.known[name] for name in names)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
     """All images below a folder."""
     names = read_options("folder", options, {"names": "any"})["names"]
     if names not in ("any", "shape-texture"):
-        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' has a meaning")
+        raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' is known")
     root = Path(where).expanduser()
     if not where or not root.is_dir():
         raise InputError(f"There is no folder {where!r}; give an existing one, such as folder:/data/val")

@@ -80,7 +80,7 @@ def _open(datasets: Any, where: str, config: str) -> dict[str, Any]:
     """Split name -> table."""
     path = Path(where).expanduser()
     if not path.exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", where):
-        raise InputError(f"There is no folder {where!r}, and it is no name of the hub, such as huggingface:ORG/NAME")
+        raise InputError(f"There is no folder {where!r}, and it is not a name on the hub, such as huggingface:ORG/NAME")
     if path.is_dir() and not any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         raise InputError(
             f"{where!r} was not written by save_to_disk; did you mean 'folder:{where}' or 'parquet:{where}'?"

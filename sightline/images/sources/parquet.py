@@ -26,14 +26,14 @@ from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.sources.arrays import encode_labels
 
-__all__ = ["LABEL_NAMES", "Rows", "load"]
+__all__ = ["LABEL_NAMES", "ParquetRows", "load"]
 
 
 KEEP = 256 * 2**20  # bytes of row groups that a process keeps
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "category")
 
 
-class Rows:
+class ParquetRows:
     """Decodes images from the row groups of Parquet files."""
 
     def __init__(self, files: Sequence[Path], column: str, groups: Sequence[tuple[int, int, int]]) -> None:
@@ -105,7 +105,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     splits = by_name(names)
     return Images(
         name=f"parquet:{where}",
-        source=Rows([file.absolute() for file in files], image, groups),
+        source=ParquetRows([file.absolute() for file in files], image, groups),
         ids=ids,
         labels=labels,
         classes=classes,
@@ -131,7 +131,7 @@ def _open(file: Path) -> Any:
     try:
         return pq.ParquetFile(file, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{file} is no readable Parquet file: {first_line(error)}") from error
+        raise InputError(f"{file} is not a readable Parquet file: {first_line(error)}") from error
 
 
 def _footer(file: Path) -> bytes:
@@ -187,7 +187,7 @@ def _labels(path: Path, file: Any, label: str) -> list[Any]:
     try:
         values: list[Any] = file.read(columns=[label], use_threads=False).column(0).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path} is no readable Parquet file: {first_line(error)}") from error
+        raise InputError(f"{path} is not a readable Parquet file: {first_line(error)}") from error
     if not all(isinstance(value, int | str | None) for value in values):
         raise InputError(f"The column {label!r} of {path} must hold whole numbers or names to serve as labels")
     return values

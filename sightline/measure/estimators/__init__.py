@@ -3,6 +3,7 @@
 cka             centred kernel alignment
 attention       distance and mutual information of attention
 neighbours      exact nearest neighbours and their votes
+rank            effective rank of a spectrum
 intervals       accuracies, ratios and their intervals
 ridge           a linear classifier in closed form
 inversion       pixels from features in closed form

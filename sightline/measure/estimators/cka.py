@@ -30,12 +30,14 @@ from sightline.images.sets import FEWEST
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GROUPS", "TOKENS", "bootstrap", "centre", "cka", "gram", "products", "ratio", "study"]
+__all__ = ["GROUPS", "TOKENS", "Own", "bootstrap", "centre", "cka", "gram", "own_of", "products", "ratio", "study"]
 
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
 CHUNK = 16384  # columns of the activations that are multiplied at a time; 32 rows of them stay in the cache
+
+Own = tuple["npt.NDArray[np.float64]", "npt.NDArray[np.float64]"]  # HSIC of rows and of columns, each with itself
 
 
 # Whole arrays
@@ -168,27 +170,36 @@ def centre(grams: Tensor, unbiased: bool = True) -> Tensor:
     return centred.mul_(left > 1e-12 * whole)
 
 
-def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False) -> Tensor:
-    """HSIC of all pairs: (…, S, n, n) → (…, S, S). `shuffled` pairs every image with the next one, not itself."""
+def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False, others: Tensor | None = None) -> Tensor:
+    """HSIC of all pairs: (…, S, n, n) → (…, S, S), or of each with each of `others` (…, O, n, n) → (…, S, O).
+
+    `shuffled` pairs every image with the next one, not itself.
+    """
     n = centred.shape[-1]
-    other = centred.roll((1, 1), (-2, -1)) if shuffled else centred
+    other = centred if others is None else others
+    other = other.roll((1, 1), (-2, -1)) if shuffled else other
     scale = n * (n - 3) if unbiased else (n - 1) ** 2
     return centred.flatten(-2) @ other.flatten(-2).mT / scale
 
 
-def ratio(hsic: npt.NDArray[np.float64], norm: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
-    """CKA from summed HSIC (…, S, S); NaN where a layer's own HSIC is zero. `norm`: take the diagonal from there."""
-    own = np.diagonal(hsic if norm is None else norm, axis1=-2, axis2=-1)
+def own_of(hsic: npt.NDArray[np.float64]) -> Own:
+    """The HSIC of each row and of each column with itself, of all pairs of the same layers (…, S, S)."""
+    own = np.diagonal(hsic, axis1=-2, axis2=-1)
+    return own, own
+
+
+def ratio(hsic: npt.NDArray[np.float64], own: Own | None = None) -> npt.NDArray[np.float64]:
+    """CKA from summed HSIC (…, A, B) and that of each layer with itself; NaN where that is zero."""
+    rows, columns = own or own_of(hsic)
     with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(own)
-        value = hsic / (root[..., :, None] * root[..., None, :])
+        value = hsic / (np.sqrt(rows)[..., :, None] * np.sqrt(columns)[..., None, :])
     return np.where(np.isfinite(value), value, np.nan)
 
 
 def bootstrap(
-    hsic: npt.NDArray[np.float64], replicates: int, seed: int
+    hsic: npt.NDArray[np.float64], replicates: int, seed: int, own: Own | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """95 % percentile interval of CKA: resample the groups of (G, …, S, S), sum again, take the ratio again.
+    """95 % percentile interval of CKA: resample the groups of (G, …, A, B), sum again, take the ratio again.
 
     NaN where that is not known: of a single group, or where a replicate has no value.
     """
@@ -198,10 +209,10 @@ def bootstrap(
         return low, high
     random = np.random.Generator(np.random.Philox(seed))
     draws = random.multinomial(groups, np.full(groups, 1 / groups), size=replicates).astype(np.float64)
-    own = np.tensordot(draws, np.diagonal(hsic, axis1=-2, axis2=-1), 1)  # (R, …, S)
+    rows, columns = (np.tensordot(draws, part, 1) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
         with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.tensordot(draws, hsic[..., row, :], 1) / np.sqrt(own * own[..., row, None])
+            values = np.tensordot(draws, hsic[..., row, :], 1) / np.sqrt(columns * rows[..., row, None])
         known = np.isfinite(values).all(0)
         if known.any():
             ends = np.percentile(values[:, known], [2.5, 97.5], axis=0)

@@ -20,15 +20,15 @@ from torch import Tensor
 from sightline.core.errors import InputError, nearest
 from sightline.measure.estimators.ridge import Sliceable
 
-__all__ = ["MEMORY", "ROWS", "Joined"]
+__all__ = ["MEMORY", "ROWS", "JoinedFeatures"]
 
 
 ROWS = 4096  # that are read at a time
 MEMORY = 2**28  # numbers that are held in memory, 1 GiB
-BLOCK = 32  # consecutive rows of larger features that stay together
+CONSECUTIVE = 32  # consecutive rows of larger features that stay together
 
 
-class Joined:
+class JoinedFeatures:
     """Matrices of features of the same images, side by side."""
 
     def __init__(self, inputs: tuple[str, ...], features: Mapping[str, Sliceable], rows: int | None = None) -> None:
@@ -71,9 +71,9 @@ class Joined:
         size = max(batch, MEMORY // self.width // batch * batch)
         if self.rows <= size:
             yield from repeat((self.read(range(0, self.rows, ROWS), ROWS), labels))
-        count, together = -(-self.rows // BLOCK), size // BLOCK + 1  # one more, since one is shorter
+        count, together = -(-self.rows // CONSECUTIVE), size // CONSECUTIVE + 1  # one more, since one is shorter
         while True:
-            starts = [BLOCK * number for number in torch.randperm(count, generator=random).tolist()]
+            starts = [CONSECUTIVE * number for number in torch.randperm(count, generator=random).tolist()]
             for first in range(0, count, together):
                 part = starts[first : first + together]
-                yield self.read(part, BLOCK), torch.cat([labels[start : start + BLOCK] for start in part])
+                yield self.read(part, CONSECUTIVE), torch.cat([labels[start : start + CONSECUTIVE] for start in part])

@@ -40,7 +40,7 @@ from sightline.core import bfloat16
 from sightline.core.errors import InputError, nearest
 from sightline.core.lars import trusted
 from sightline.core.schedules import warmup_cosine
-from sightline.measure.estimators.probe_batches import ROWS, Joined
+from sightline.measure.estimators.probe_batches import ROWS, JoinedFeatures
 from sightline.measure.estimators.ridge import Sliceable
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            raise InputError("A probe without inputs sees nothing; name at least one matrix of features")
+            raise InputError("A probe needs inputs; name at least one matrix of features")
         if self.depth < 1:
-            raise InputError(f"A probe has depth {self.depth}, but 1 is the least, a linear one")
+            raise InputError(f"A probe has depth {self.depth}, but the depth is at least 1, a linear probe")
         if self.optimizer not in (choices := ("sgd", "lars")):
             raise InputError(f"There is no optimizer {self.optimizer!r} for probes{nearest(self.optimizer, choices)}")
         for key in ("lr", "weight_decay", "min_lr"):
@@ -95,7 +95,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not 0 < self.epochs < math.inf:
-            raise InputError(f"epochs is {self.epochs}, but training needs more than 0, and an end")
+            raise InputError(f"epochs is {self.epochs}, but a finite number above 0 is needed")
         if not self.warmup_epochs >= 0:
             raise InputError(f"warmup_epochs is {self.warmup_epochs}, but it cannot be negative")
         if self.batch < 2:
@@ -153,7 +153,7 @@ def train_probes(
     members: dict[tuple[str, ...], list[int]] = {}  # probes on the same features, read together
     for number, probe in enumerate(probes):
         members.setdefault(probe.inputs, []).append(number)
-    joined = {inputs: Joined(inputs, train, len(labels)) for inputs in members}
+    joined = {inputs: JoinedFeatures(inputs, train, len(labels)) for inputs in members}
     done, total = 0, len(members) * schedule.steps(len(labels))
     trained, loss = [], np.full(len(probes), np.nan)
     for inputs, which in members.items():
@@ -184,7 +184,7 @@ class TrainedProbes:
         """Scores of the classes by one probe, in blocks of rows (m, C); the largest one decides."""
         sweep, heads = next((sweep, heads) for sweep in self._sweeps for heads in sweep.parts if which in heads.which)
         head = heads.only(which)
-        for x in sweep.blocks(Joined(self.probes[which].inputs, features)):
+        for x in sweep.blocks(JoinedFeatures(self.probes[which].inputs, features)):
             yield head.scores(x)[0].T.numpy()
 
     def decisions(self, which: int, features: Mapping[str, Sliceable]) -> npt.NDArray[np.int64]:
@@ -195,9 +195,9 @@ class TrainedProbes:
         """Share of the images that each probe decides correctly (P,); NaN where one of them has no finite scores."""
         right = np.zeros(len(self.probes))
         if not len(labels):
-            raise InputError("There are no images to measure the accuracy of probes on; give some")
+            raise InputError("The accuracy of probes needs images to be measured on; give some")
         for sweep in self._sweeps:
-            for number, x in enumerate(sweep.blocks(Joined(sweep.inputs, features, len(labels)))):
+            for number, x in enumerate(sweep.blocks(JoinedFeatures(sweep.inputs, features, len(labels)))):
                 y = torch.tensor(labels[number * ROWS : (number + 1) * ROWS])
                 for heads in sweep.parts:
                     told = _decisions(heads.scores(x))  # (P, m)
@@ -229,7 +229,7 @@ class _Sweep:
             for start in range(0, len(members), size):
                 self.parts.append(_Heads(probes, members[start : start + size], width, classes, schedule))
 
-    def train(self, joined: Joined, labels: Tensor) -> Iterator[None]:
+    def train(self, joined: JoinedFeatures, labels: Tensor) -> Iterator[None]:
         """Train the heads, step by step."""
         steps, per_epoch = self.schedule.steps(joined.rows), self.schedule.per_epoch(joined.rows)
         batches = joined.batches(labels, self.schedule.batch, self.schedule.seed)
@@ -244,7 +244,7 @@ class _Sweep:
         for heads in self.parts:
             heads.finish()
 
-    def blocks(self, joined: Joined) -> Iterator[Tensor]:
+    def blocks(self, joined: JoinedFeatures) -> Iterator[Tensor]:
         """Normalised features, (m, D) at a time."""
         for start in range(0, joined.rows, ROWS):
             yield F.batch_norm(joined.read([start], ROWS), self.mean, self.var, eps=FRONT)

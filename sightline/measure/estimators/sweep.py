@@ -144,7 +144,7 @@ class Sweep:
                 f"{min(self.epochs):g}; give fewer warmup_epochs or more epochs"
             )
         if not 0 < self.held_out < 1:
-            raise InputError(f"The share of images that is held out lies between 0 and 1, not at {self.held_out}")
+            raise InputError(f"The share of images that is held out must be between 0 and 1, not {self.held_out}")
 
     @property
     def schedules(self) -> list[tuple[float, float]]:
@@ -292,6 +292,6 @@ def hold_out(
     chosen = np.sort(np.concatenate(held))
     if not len(chosen):
         raise InputError(
-            "Probes choose their settings by training images that are held out, but no class has two; give more images"
+            "Probes choose their settings on held-out training images, but no class has two images; give more"
         )
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen

@@ -35,7 +35,7 @@ from sightline.images.augment.policy import Policy
 from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
+from sightline.training.momentum import embedding_std, follow, momentum_copy, sinkhorn
 from sightline.training.objective import Views
 
 __all__ = [
@@ -186,7 +186,7 @@ class Objective(objective.Objective):
         student = self.forward_student(views)
         teacher = self.sharpen(outputs, views.progress.epoch)
         loss = cross_entropy(student / self.config.student_temperature, teacher)
-        return loss, {"entropy": torch.special.entr(teacher).sum(-1).mean(), "std": spread(outputs)}
+        return loss, {"entropy": torch.special.entr(teacher).sum(-1).mean(), "std": embedding_std(outputs)}
 
     @torch.no_grad()
     def forward_teacher(self, views: Views) -> Tensor:

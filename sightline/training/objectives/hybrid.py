@@ -55,9 +55,9 @@ class Config:
         for key, name in {"mim": self.mim, "cl": self.cl}.items():
             names = possible_parts(PARTS[key])
             if name not in names:
-                raise InputError(f"{key} is {name!r}, which is no {PARTS[key]} objective{nearest(name, names)}")
+                raise InputError(f"{key} is {name!r}, which is not a {PARTS[key]} objective{nearest(name, names)}")
         if not 0 <= self.weight <= 1:
-            raise InputError(f"weight is λ, the share of {self.cl}, so it must lie in [0, 1], not at {self.weight}")
+            raise InputError(f"weight is λ, the share of {self.cl}, so it must be in [0, 1], not {self.weight}")
         possible = possible_parts(*PARTS.values())
         for name in self.settings:  # also of parts that are not chosen: a recipe may hold the settings of several
             if name not in possible:

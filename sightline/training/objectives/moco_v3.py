@@ -35,7 +35,7 @@ from sightline.images.augment.policy import Policy
 from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import gather
-from sightline.training.momentum import follow, momentum_copy, spread
+from sightline.training.momentum import embedding_std, follow, momentum_copy
 from sightline.training.objective import Views
 
 __all__ = ["KIND", "TITLE", "Config", "Objective", "info_nce", "initialise", "views"]
@@ -108,7 +108,7 @@ class Objective(objective.Objective):
         k1, k2 = keys or (z1.detach(), z2.detach())
         temperature = self.config.temperature
         loss = info_nce(q1, k2, temperature) + info_nce(q2, k1, temperature)
-        return loss, {"std": spread(h1)}
+        return loss, {"std": embedding_std(h1)}
 
     @torch.no_grad()
     def forward_keys(self, views: Views) -> Sequence[Tensor]:

@@ -35,7 +35,7 @@ from sightline.images.augment.policy import Policy
 from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import mean
-from sightline.training.momentum import follow, momentum_copy, sinkhorn, spread
+from sightline.training.momentum import embedding_std, follow, momentum_copy, sinkhorn
 from sightline.training.objective import Views
 from sightline.training.objectives.dino import check_size, local_size
 
@@ -161,7 +161,7 @@ class Objective(objective.Objective):
             found.append(features(self.backbone, torch.cat(rand), ids_keep))
         if focal:
             found.append(features(self.backbone, torch.cat(focal), resize=by_size))
-        return torch.cat([self.head(x) for x in found]), spread(torch.cat(found))
+        return torch.cat([self.head(x) for x in found]), embedding_std(torch.cat(found))
 
     def forward_loss(self, anchors: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (VB, d), (B, d)
         """The three parts of the loss."""

@@ -29,7 +29,7 @@ from sightline.images.augment.policy import Policy
 from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import gather
-from sightline.training.momentum import spread
+from sightline.training.momentum import embedding_std
 from sightline.training.objective import Views
 
 __all__ = ["KIND", "TITLE", "Config", "Objective", "nt_xent", "views"]
@@ -90,7 +90,7 @@ class Objective(objective.Objective):
         # One batch of 2B is faster than two of B. Batch normalisation sees both views together, as it does officially.
         h = features(self.backbone, torch.cat(views.pixels))  # (2B, D)
         loss, accuracy = nt_xent(self.projector(h), self.config.temperature)
-        return loss, {"accuracy": accuracy, "std": spread(h)}
+        return loss, {"accuracy": accuracy, "std": embedding_std(h)}
 
 
 def nt_xent(z: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # (2B, d) -> (), ()

@@ -48,7 +48,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
-            raise InputError(f"mask_ratio must lie between 0 and 1, not at {self.mask_ratio}")
+            raise InputError(f"mask_ratio must be between 0 and 1, not {self.mask_ratio}")
         if self.mask_unit < 1:
             raise InputError(f"mask_unit is {self.mask_unit}, but a unit has at least one pixel")
         if self.norm_target and (self.norm_target < 3 or self.norm_target % 2 == 0):
@@ -66,7 +66,7 @@ class Objective(objective.Objective):
     def __init__(self, backbone: nn.Module, config: Config) -> None:
         super().__init__()
         if not is_vit(backbone):
-            raise InputError(f"SimMIM replaces tokens of a ViT, which {type(backbone).__name__} has not; choose a ViT")
+            raise InputError(f"SimMIM replaces tokens of a ViT, but {type(backbone).__name__} is not one; choose a ViT")
         self.backbone = backbone
         self.config = config
         patch = patch_of(backbone)

@@ -16,7 +16,7 @@ import sightline as sl
 from sightline.analyses import attention
 from sightline.analyses.attention import Analysis, Config, attention_distance, attention_nmi, charts
 from sightline.analyses.attention.charts import densities
-from sightline.analyses.attention.viewer import VIEWER_BYTES, Look
+from sightline.analyses.attention.viewer import VIEWER_BYTES, ViewerMaps
 from sightline.core.errors import InputError
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.sites import Tokens
@@ -127,10 +127,10 @@ def test_viewer_can_be_off_and_stays_small(compared: Any) -> None:
     assert not [name for name in off.variables if str(name).startswith("viewer")]
     with pytest.raises(InputError, match="0 or more"):
         Config(viewer_images=-1)
-    large = Look(0, tuple(map(str, range(32))), 16, (16, 16))
+    large = ViewerMaps(0, tuple(map(str, range(32))), 16, (16, 16))
     assert math.prod(large.shape) > VIEWER_BYTES >= math.prod(large.within(1).shape)
     assert large.within(1).side == 5
-    assert Look(0, ("a",), 1, (2, 9), 3).queries == [1, 4, 7, 10, 13, 16]
+    assert ViewerMaps(0, ("a",), 1, (2, 9), 3).queries == [1, 4, 7, 10, 13, 16]
 
 
 def plan_for(encoders: Any, images: Any, tmp_path: Any) -> Any:

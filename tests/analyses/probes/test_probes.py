@@ -285,19 +285,19 @@ def test_words_for_two_encoders(both: tuple[Plan, dict[Key, torch.Tensor], xr.Da
     )
     assert "10.0 points (95 % 2.0 to 20.0) ahead of" in summary(pair)[1]
     pair = pair.assign(difference_low=pair.difference_low - 0.1)
-    assert "cannot be told apart with these 24 test images" in summary(pair)[1]
+    assert "cannot be separated with these 24 test images" in summary(pair)[1]
     pair = result.assign(
         {f"difference{end}": result.difference * 0 - x for end, x in (("", 0.1), ("_low", 0.2), ("_high", 0.02))}
     )
     assert "On the test images" in summary(pair)[1]
     assert "10.0 points (95 % 2.0 to 20.0) ahead of" in summary(pair)[1]
     guess = result.assign_attrs(majority=0.99)
-    assert summary(guess)[2].startswith("No frozen probe is surely better than a guess")
+    assert summary(guess)[2].startswith("No frozen probe is clearly better than guessing")
     perfect = result.assign(accuracy=result.accuracy * 0 + 0.99, accuracy_low=result.accuracy * 0 + 0.9)
     assert summary(perfect)[2] == "Frozen features reach 99.0%: fine-tuning has little left to add."
     middling = result.assign(accuracy=result.accuracy * 0 + 0.7, accuracy_low=result.accuracy * 0 + 0.6)
     assert "stays at 70.0%" in summary(middling)[2]
-    assert "30.0% of the images, is what fine-tuning, or more than these 31 training images" in summary(middling)[2]
+    assert "30.0% of the images would need fine-tuning, or more than these 31 training images" in summary(middling)[2]
 
 
 def test_figures_show_what_differs(both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset]) -> None:

@@ -251,13 +251,13 @@ def test_what_others_have_written_is_never_replaced(name, tmp_path):
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / name).symlink_to(tmp_path / "mine" / name)
     for folder in ("mine", "linked"):
-        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` has not written it"):
+        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` did not write it"):
             convert(encoder, tmp_path / folder, "huggingface", overwrite=True)
         assert [path.name for path in (tmp_path / folder).iterdir()] == [name]
     convert(encoder, tmp_path / "alone" / "model.safetensors", "timm")
     if name != "model.safetensors":
         (tmp_path / "alone" / name).write_text('"mine"')
-        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` has not written it"):
+        with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` did not write it"):
             convert(encoder, tmp_path / "alone", "huggingface", overwrite=True)
     assert (tmp_path / "mine" / name).read_text() == '"mine"'
 
@@ -271,7 +271,7 @@ def test_nothing_is_left_behind_if_outputs_differ(to, tmp_path, monkeypatch):
         encoder.module, "state_dict", lambda: dict(type(encoder.module).state_dict(encoder.module)) | changed
     )
     with pytest.raises(
-        InputError, match=r"'vit_tiny_patch16_224' computes something else in \w+, and nothing was kept"
+        InputError, match=r"'vit_tiny_patch16_224' does not compute the same in \w+, so nothing was kept"
     ):
         convert(encoder, tmp_path / "new" / "folder", to)
     assert list(tmp_path.iterdir()) == []
@@ -300,7 +300,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
         (f"{VIT}&num_classes=0&act_layer=quick_gelu", "its blocks are not those of a plain ViT"),
         (f"{VIT}&num_classes=0&norm_layer=rmsnorm", "its blocks are not those of a plain ViT"),
         (f"{VIT.replace('size=32&', '')}&num_classes=0&init_values=1&img_size=(32,48)", "its images are not square"),
-        (f"{VIT}&num_classes=0&init_values=1&mlp_ratio=2.5", "the width of its MLP is no multiple of its own"),
+        (f"{VIT}&num_classes=0&init_values=1&mlp_ratio=2.5", "the width of its MLP is not a multiple of its own"),
         (f"{BEIT}&num_classes=0&qkv_bias=False", "its queries and values have no bias"),
         (f"{BEIT}&num_classes=0&swiglu_mlp=True", "its blocks are not those of BEiT"),
         (f"{CONVNEXT}&head_norm_first=True", "its norm comes before the pooling"),

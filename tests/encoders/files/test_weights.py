@@ -166,7 +166,7 @@ def test_classifier_of_another_size_or_none(tmp_path, reference, head, classes):
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         assert encoder(images).shape == (1, classes or width)
-    assert encoder.notes == ([] if classes else ["the file has no classifier, the encoder goes without"])
+    assert encoder.notes == ([] if classes else ["the file has no classifier, so the encoder has none"])
     assert ("head.0" in encoder.sites) == bool(classes)
     if classes:
         assert torch.equal(encoder.module.get_submodule(head).weight, state[f"{head}.weight"])
@@ -178,7 +178,7 @@ def test_both_classifiers_of_a_distilled_model(tmp_path):
     torch.save(state, tmp_path / "file.pth")
     encoder = from_file(tmp_path / "file.pth", model="deit_tiny_distilled_patch16_224")
     assert not [site for site in encoder.sites if site.startswith("head")]
-    assert encoder.notes == ["the file has no classifier, the encoder goes without"]
+    assert encoder.notes == ["the file has no classifier, so the encoder has none"]
 
 
 def test_position_embedding_is_resized_to_the_image(tmp_path):

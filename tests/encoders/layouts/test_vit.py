@@ -69,10 +69,10 @@ def test_a_grid_that_is_not_square_needs_its_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", FORMATS, ids=lambda source: source.TITLE)
 def test_a_width_that_is_not_official_needs_its_heads(source: Any, tmp_path: Path) -> None:
     name, path = source.__name__.rpartition(".")[2], saved(vit(), tmp_path)
-    with pytest.raises(InputError, match=r"No tensor tells the number of heads, .* width 24 .*; write \?heads=NUMBER"):
+    with pytest.raises(InputError, match=r"No tensor gives the number of heads, .* width 24 .*; write \?heads=NUMBER"):
         sl.load_encoder(f"{name}:{path}")
     for wrong in ("5", "0", "x"):
-        with pytest.raises(InputError, match=rf"heads={wrong} cannot share a width of 24"):
+        with pytest.raises(InputError, match=rf"heads={wrong} cannot split a width of 24"):
             sl.load_encoder(f"{name}:{path}?heads={wrong}")
 
 

@@ -22,6 +22,7 @@ from sightline.analyses.invariance import Config
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
+from sightline.core.stopping import Stopped
 from sightline.encoders.modules.projection import Layer, Projected, empty_head, mlp_layers, save_head, state_of
 from sightline.encoders.sources import zoo
 from sightline.encoders.watching import capture
@@ -32,7 +33,7 @@ from sightline.training import backbones
 from sightline.training import export as exports
 from sightline.training.backbones import Backbone
 from sightline.training.checkpoints import load_module
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.recipe import make_recipe, read_recipe
 
 IMAGES = "shapes?size=16&train=32&val=16&test=16"
@@ -297,7 +298,7 @@ def test_what_cannot_be_loaded_is_said(runs: dict[str, Path], tmp_path: Path) ->
     for wrong in ("?head=yes", "?heads=true"):
         with pytest.raises(InputError, match=r"comes with its own weights and settings.*\?head=true"):
             sl.load_encoder(f"run:{run}{wrong}")
-    with pytest.raises(InputError, match="decoder and head are two ways on from the encoder"):
+    with pytest.raises(InputError, match="decoder=true and head=true exclude each other"):
         sl.load_encoder(f"run:{run}?head=true&decoder=true")
     assert sl.load_encoder(f"run:{run}?head=false").weights == sl.load_encoder(f"run:{run}").weights
     for text in ("{}", '{"layers": [{"width": 3}]}', "no json"):

@@ -64,7 +64,7 @@ def test_options_go_to_the_format(tmp_path):
     assert "recognised as DINO, has an unknown option 'hads'; did you mean 'heads'" in refusal(
         f"checkpoint:{path}?hads=3"
     )
-    assert "No tensor tells the number of heads" in refusal(f"checkpoint:{path}")
+    assert "No tensor gives the number of heads" in refusal(f"checkpoint:{path}")
     assert "write checkpoint:FILE?option=value" in refusal(f"checkpoint:{path}@random")
 
 
@@ -85,7 +85,7 @@ def test_a_vit_of_unknown_origin(tmp_path):
     check_sites(encoder, activations(vit(classes=5), images()), images())
     assert encoder.preprocess.mean == (0.485, 0.456, 0.406)
     assert encoder.preprocess.interpolation == "bicubic"
-    assert "assumed are ImageNet's mean and std, bicubic resizing and the usual number of heads" in encoder.notes[1]
+    assert "assuming ImageNet's mean and std, bicubic resizing and the usual number of heads" in encoder.notes[1]
     assert f"write dino:{path} or msn:{path}" in encoder.notes[1]
     assert load_encoder(f"checkpoint:{path}?heads={HEADS}&size={2 * SIZE}").tokens.grid == (8, 8)
 
@@ -113,7 +113,7 @@ def test_files_of_timm(tmp_path, name, options):
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(encoder(pixels), module(pixels), rtol=1e-5, atol=1e-6)
-    assert "nothing in the file tells who trained it" in encoder.notes[1]
+    assert "nothing in the file says who trained it" in encoder.notes[1]
     assert load_encoder(encoder.architecture).module.state_dict().keys() == module.state_dict().keys()
 
 

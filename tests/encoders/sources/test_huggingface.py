@@ -170,14 +170,14 @@ def test_a_missing_pooler_or_head_is_told_and_left_out(tmp_path):
     write(tmp_path / "pooler", vit())
     rewrite(tmp_path / "pooler", lambda state: {n: v for n, v in state.items() if "pooler" not in n})
     encoder = load_encoder(f"huggingface:{tmp_path / 'pooler'}")
-    assert encoder.notes == ["the file has no pooler, the encoder goes without"]
+    assert encoder.notes == ["the file has no pooler, so the encoder has none"]
     assert not [name for name in encoder.module.state_dict() if "pooler" in name]
     assert encoder.weights == load_encoder(f"huggingface:{tmp_path / 'pooler'}").weights
 
     write(tmp_path / "head", transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES)))
     rewrite(tmp_path / "head", lambda state: {n: v for n, v in state.items() if "classifier" not in n})
     encoder = load_encoder(f"huggingface:{tmp_path / 'head'}")
-    assert encoder.notes == ["the file has no classifier, the encoder goes without"]
+    assert encoder.notes == ["the file has no classifier, so the encoder has none"]
     assert "head.0" not in encoder.sites
     with torch.no_grad():
         assert encoder(images()).logits.shape == (2, 32)

@@ -15,7 +15,7 @@ from sightline.training.recipe import make_recipe, read_recipe
 
 NAMES = zoo.names()
 # Trained before the small recipes had one backbone and one budget (docs/zoo.md); each leaves when it is trained again.
-EARLIER = {"beit", "dino", "hybrid", "mae", "msn", "simclr", "simmim", "supervised"}
+EARLIER = {"beit", "dino", "hybrid", "msn", "simclr", "simmim", "supervised"}
 
 
 def test_the_zoo_is_what_lies_in_its_folder() -> None:
@@ -56,7 +56,8 @@ def test_an_encoder_of_the_zoo_is_small_and_says_how_it_was_made(name: str) -> N
     assert table.loss.notna().all()
     assert table.epoch.iloc[-1] == pytest.approx(recipe.optimization.epochs, rel=0.01)
     accuracy = table.filter(like="knn").dropna()
-    assert accuracy.iloc[-1].max() > 0.22  # raw pixels by the same protocol (scripts/zoo.py --pixels); chance is 1/16
+    # Raw pixels by the same protocol (scripts/zoo.py --pixels), on the images of the time; chance is 1/16.
+    assert accuracy.iloc[-1].max() > (0.22 if name in EARLIER else 0.129)
 
 
 def test_unknown_names_are_sentences() -> None:
@@ -69,12 +70,17 @@ def test_unknown_names_are_sentences() -> None:
 
 
 def test_what_is_not_code_is_installed_too() -> None:
-    """Recipes and encoders are read at run time, so a wheel must hold them."""
+    """Recipes, encoders and templates are read at run time, so a wheel must hold them."""
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["sightline"]
     package = Path(sl.__file__).parent
     held = {path for pattern in patterns for path in package.glob(pattern)}
-    needed = {path for folder in ("recipes", "zoo") for path in (package / folder).rglob("*") if path.is_file()}
+    needed = {
+        path
+        for folder in ("recipes", "zoo", "report")
+        for path in (package / folder).rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
     assert not sorted(str(path.relative_to(package)) for path in needed - held)

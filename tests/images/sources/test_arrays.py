@@ -75,14 +75,14 @@ def test_digest_follows_the_pixels():
     [
         (PIXELS, {"labels": [0, 1]}, r"8 images, but labels of shape \(2,\)"),
         (PIXELS, {"labels": [0.5] * 8}, "whole numbers or names"),
-        (PIXELS, {"labels": [5] * 8, "classes": ["a"]}, "label 5 is none of 1 class: a"),
-        (PIXELS, {"labels": ["q"] * 8, "classes": ["a"]}, "'q' is none of 1 class: a"),
+        (PIXELS, {"labels": [5] * 8, "classes": ["a"]}, "label 5 is not one of the classes: a"),
+        (PIXELS, {"labels": ["q"] * 8, "classes": ["a"]}, "'q' is not one of the classes: a"),
         (PIXELS, {"ids": ["a"] * 8}, "8 different ids"),
         (PIXELS, {"splits": {"train": [0, 8]}}, "at most once"),
         (PIXELS, {"splits": {"train": [0, 1], "test": [1, 2]}}, "at most once"),
         (PIXELS[:3], {}, "3 images, but at least 4"),
         (PIXELS.astype(np.int64), {}, "int64, but uint8"),
-        (PIXELS * 1.0, {}, r"must lie in \[0, 1\]"),
+        (PIXELS * 1.0, {}, r"must be in \[0, 1\]"),
         (np.zeros((8, 5), np.uint8), {}, r"shape \(5,\)"),
     ],
 )

@@ -173,5 +173,5 @@ def test_other_names_are_one_sentence(tmp_path, name, message):
 
 
 def test_other_ways_to_read_names_are_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="only 'shape-texture' has a meaning"):
+    with pytest.raises(InputError, match="only 'shape-texture' is known"):
         load_images(f"folder:{tmp_path}?names=texture-shape")

@@ -66,7 +66,7 @@ def test_names_that_do_not_exist(saved, options, message):
 def test_other_folders_and_names(tmp_path):
     with pytest.raises(InputError, match="did you mean 'folder:"):
         load_images(f"huggingface:{tmp_path}")
-    with pytest.raises(InputError, match="no name of the hub"):
+    with pytest.raises(InputError, match="not a name on the hub"):
         load_images("huggingface:/nowhere/at/all")
 
 

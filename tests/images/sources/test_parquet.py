@@ -91,7 +91,7 @@ def test_missing_and_broken_cells_are_items_without_image(tmp_path):
     assert reds(images) == [3, None, None, 9]
     assert images.labels.tolist() == [0, 1, -1, 1]
     assert [item.error for item in images.source.read([1, 2])] == [
-        "it is no image that PIL can identify",
+        "it is not an image that PIL can identify",
         "the row has no image",
     ]
 
@@ -136,7 +136,7 @@ def test_a_file_without_the_column_of_images(tmp_path):
 
 def test_labels_beyond_the_class_names(tmp_path):
     pq.write_table(struct_table(range(4), [0, 1, 2, None], ["a", "b"]), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="The label 2 is none of 2 classes: a, b"):
+    with pytest.raises(InputError, match="The label 2 is not one of the classes: a, b"):
         load_images(f"parquet:{tmp_path}")
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_parquet_of_images(tmp_path):
     with pytest.raises(InputError, match=r"no \.parquet files"):
         load_images(f"parquet:{tmp_path}")
     (tmp_path / "a.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(InputError, match="no readable Parquet file"):
+    with pytest.raises(InputError, match="not a readable Parquet file"):
         load_images(f"parquet:{tmp_path}")
     pq.write_table(pa.table({"text": ["a"] * 4}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column of image bytes; its columns are text"):

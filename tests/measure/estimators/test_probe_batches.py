@@ -10,11 +10,13 @@ import torch
 
 from sightline.core.errors import InputError
 from sightline.measure.estimators import probe_batches as shuffling
-from sightline.measure.estimators.probe_batches import Joined
+from sightline.measure.estimators.probe_batches import JoinedFeatures
 from sightline.measure.pooled import Matrix
 
 
-def epochs_of(joined: Joined, labels: torch.Tensor, batch: int, count: int, seed: int = 3) -> list[torch.Tensor]:
+def epochs_of(
+    joined: JoinedFeatures, labels: torch.Tensor, batch: int, count: int, seed: int = 3
+) -> list[torch.Tensor]:
     """Row numbers of two epochs, which the first feature tells."""
     batches = joined.batches(labels, batch, seed)
     found = []
@@ -35,7 +37,7 @@ def test_every_row_once_in_a_new_order(memory: int, tmp_path: Path, monkeypatch:
     np.save(tmp_path / "a.npy", np.stack([rows, rows], 1))
     values = np.load(tmp_path / "a.npy", mmap_mode="r")
     features = {"a": Matrix(values, np.arange(1001)), "b": -rows[:1001, None]}
-    joined = Joined(("a", "b"), features)
+    joined = JoinedFeatures(("a", "b"), features)
     labels = torch.arange(1001) // 100
     first, second = epochs_of(joined, labels, 60, 16)  # 960 of 1001 rows
     for order in (first, second):
@@ -51,7 +53,7 @@ def test_every_row_once_in_a_new_order(memory: int, tmp_path: Path, monkeypatch:
 
 def test_fewer_rows_than_a_batch_are_one() -> None:
     x = np.arange(5.0)[:, None]
-    batches = Joined(("x",), {"x": x}).batches(torch.arange(5), 100, seed=0)
+    batches = JoinedFeatures(("x",), {"x": x}).batches(torch.arange(5), 100, seed=0)
     for _ in range(3):
         features, labels = next(batches)
         assert sorted(labels.tolist()) == [0, 1, 2, 3, 4]
@@ -61,6 +63,6 @@ def test_fewer_rows_than_a_batch_are_one() -> None:
 def test_bad_input() -> None:
     features = {"block.1": np.ones((3, 2)), "norm": np.ones((4, 2))}
     with pytest.raises(InputError, match=r"no features 'blok.1'; did you mean 'block.1'"):
-        Joined(("blok.1",), features)
+        JoinedFeatures(("blok.1",), features)
     with pytest.raises(InputError, match="'norm' have 4 rows for 3 images"):
-        Joined(("block.1", "norm"), features)
+        JoinedFeatures(("block.1", "norm"), features)

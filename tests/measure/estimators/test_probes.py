@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError
 from sightline.measure.estimators import probe_batches as shuffling
 from sightline.measure.estimators import probes as probing
-from sightline.measure.estimators.probe_batches import Joined
+from sightline.measure.estimators.probe_batches import JoinedFeatures
 from sightline.measure.estimators.probes import Probe, Schedule, train_probes
 
 Array = np.ndarray[Any, Any]
@@ -210,7 +210,7 @@ def test_features_that_do_not_fit_in_memory_are_streamed(monkeypatch: pytest.Mon
     sweep = [Probe(("a",)), Probe(("a", "b"), 2)]
     streamed = train_probes(sweep, schedule, features, labels, CLASSES)
     for number, probe in enumerate(sweep):
-        order = Joined(probe.inputs, features).batches(torch.from_numpy(labels), 100, schedule.seed)
+        order = JoinedFeatures(probe.inputs, features).batches(torch.from_numpy(labels), 100, schedule.seed)
         loss = train_plain(probe, schedule, features, labels, order)[1]
         assert streamed.loss[number] == pytest.approx(loss, abs=1e-4)
     monkeypatch.undo()

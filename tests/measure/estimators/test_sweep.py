@@ -96,7 +96,7 @@ def test_what_is_given_overrides_the_preset() -> None:
         ({"min_lrs": ()}, "at least one of min_lrs"),
         ({"preset": "table_4"}, "Probes have no preset 'table_4'; did you mean 'table4'"),
         ({"warmup_epochs": (50.0,)}, "warm-up of 50 epochs is not shorter than a training of 50"),
-        ({"held_out": 1.0}, "between 0 and 1, not at 1.0"),
+        ({"held_out": 1.0}, "between 0 and 1, not 1.0"),
     ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:

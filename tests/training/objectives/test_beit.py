@@ -176,11 +176,11 @@ def test_what_comes_first_is_a_tokenizer_of_the_same_patches() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InputError, match="resnet18 has not; choose a ViT"):
+    with pytest.raises(InputError, match="resnet18 is not one; choose a ViT"):
         first(CONFIG, Backbone("resnet18", size=32))
     with pytest.raises(InputError, match="choose from 4, 8, 16, 32"):
         first(CONFIG, Backbone("vit", size=28, patch=14))
-    with pytest.raises(InputError, match="ResNet has not; choose a ViT"):
+    with pytest.raises(InputError, match="ResNet is not one; choose a ViT"):
         Objective(build(Backbone("resnet18", size=32)).module, CONFIG, Tokenizer(4, 32, 8))
     with pytest.raises(InputError, match="8 pixels and the backbone of 4"):
         Objective(build(TINY).module, CONFIG, Tokenizer(8, 32, 8))

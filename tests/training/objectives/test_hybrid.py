@@ -176,12 +176,12 @@ def test_only_a_part_that_needs_something_first_asks_for_it() -> None:
     [
         ({"mim": "sinmim"}, "no reconstructive objective; did you mean 'simmim'"),
         ({"cl": "mae"}, "no joint-embedding objective"),
-        ({"weight": 1.5}, r"must lie in \[0, 1\]"),
+        ({"weight": 1.5}, r"must be in \[0, 1\]"),
         ({"settings": {"moco": {}}}, "cannot be a part of a hybrid; did you mean 'moco_v3'"),
         ({"settings": {"supervised": {}}}, "cannot be a part of a hybrid; choose from beit, mae"),
         ({"settings": {"mae": {"mask_ration": 0.5}}}, "no setting mae.mask_ration; did you mean 'mask_ratio'"),
         ({"settings": {"moco_v3": {"temprature": 1}}}, "no setting moco_v3.temprature; did you mean 'temperature'"),
-        ({"settings": {"simmim": {"mask_ratio": 2.0}}}, "mask_ratio must lie between"),
+        ({"settings": {"simmim": {"mask_ratio": 2.0}}}, "mask_ratio must be between"),
     ],
 )
 def test_what_cannot_be_is_said(settings: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from support.joint_embedding import RESNET, VIT, batch, make, random, unit
 from torch import nn
 
 from sightline.encoders.modules.vit import features
-from sightline.training.momentum import spread
+from sightline.training.momentum import embedding_std
 from sightline.training.objectives import simclr
 
 
@@ -38,4 +38,4 @@ def test_simclr_projects_both_views_as_one_batch() -> None:
         h = features(objective.backbone, torch.cat(seen.pixels))
         z = objective.projector(h)
         assert loss.item() == pytest.approx(simclr.nt_xent(z, 0.1)[0].item(), rel=1e-5)
-        assert scalars["std"].item() == pytest.approx(spread(h).item(), rel=1e-5)
+        assert scalars["std"].item() == pytest.approx(embedding_std(h).item(), rel=1e-5)

@@ -30,11 +30,11 @@ __all__ = ["CLASSES", "TEXTURE_NAMES", "Shapes", "load"]
 
 CLASSES = tuple(SILHOUETTES)
 TEXTURE_NAMES = tuple(TEXTURES)  # TEXTURE_NAMES[i] is the texture of CLASSES[i]
-KINDS = ("plain", "conflict", "scenes")
+DRAWINGS = ("plain", "conflict", "scenes")
 SPLITS = ("train", "val", "test")
 COUNTS = {"plain": (16384, 2048, 2048), "conflict": (7680, 960, 1920), "scenes": (4096, 512, 512)}
 DRAWING = 2  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
-MOST = 10_000_000
+MOST_IMAGES = 10_000_000
 DRAWS = 512  # random numbers at hand for an image; a scene of eight objects takes some 300
 SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth an annotation
 
@@ -45,15 +45,15 @@ Window: TypeAlias = tuple[slice, slice]  # rows, columns
 def load(where: str, options: Mapping[str, str]) -> Images:
     """`shapes`, `shapes:conflict` or `shapes:scenes`."""
     kind = where or "plain"
-    if kind not in KINDS:
-        raise InputError(f"There are no shapes:{where}{nearest(where, KINDS[1:])}")
+    if kind not in DRAWINGS:
+        raise InputError(f"There are no shapes:{where}{nearest(where, DRAWINGS[1:])}")
     defaults = dict(zip(SPLITS, COUNTS[kind], strict=True))
     chosen = read_options("shapes", options, {"size": 128 if kind == "scenes" else 64, "seed": 0} | defaults)
     if not 8 <= chosen["size"] <= 2048:
         raise InputError(f"shapes can be drawn with 8 to 2048 pixels, not {chosen['size']}")
     counts = tuple(chosen[split] for split in SPLITS)
-    if max(counts) > MOST:
-        raise InputError(f"A split of shapes can have {MOST} images at most, not {max(counts)}")
+    if max(counts) > MOST_IMAGES:
+        raise InputError(f"A split of shapes can have {MOST_IMAGES} images at most, not {max(counts)}")
     source = Shapes(kind, chosen["size"], chosen["seed"], counts)
     numbers = np.concatenate([np.arange(count) for count in counts])
     labels, textures = cues(kind, numbers)
@@ -111,7 +111,7 @@ class Shapes:
         ends = np.cumsum(self.counts)
         split = np.searchsorted(ends, np.asarray(indices), side="right")
         numbers = np.asarray(indices) - (ends - self.counts)[split]
-        keys = mix(numbers + (split << 32), KINDS.index(self.kind), self.seed)
+        keys = mix(numbers + (split << 32), DRAWINGS.index(self.kind), self.seed)
         labels, textures = cues(self.kind, numbers)
         for key, label, texture in zip(keys, labels.tolist(), textures.tolist(), strict=True):
             dice, canvas = Dice(mix(key + np.arange(DRAWS, dtype=np.uint64))), Canvas(self.size)

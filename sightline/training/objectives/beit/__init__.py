@@ -60,11 +60,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
-            raise InputError(f"mask_ratio must lie between 0 and 1, not at {self.mask_ratio}")
+            raise InputError(f"mask_ratio must be between 0 and 1, not {self.mask_ratio}")
         if self.min_block < 1:
             raise InputError(f"min_block is {self.min_block}, but a block has at least one patch")
         if not 0 < self.min_aspect <= 1:
-            raise InputError(f"min_aspect must lie in (0, 1], not at {self.min_aspect}; wide blocks are drawn as well")
+            raise InputError(f"min_aspect must be in (0, 1], not {self.min_aspect}; wide blocks are drawn as well")
         if not (self.tokenizer_epochs > 0 and self.tokenizer_lr > 0):
             raise InputError(
                 "BEiT's tokenizer must be trained: tokenizer_epochs and tokenizer_lr are above 0, "
@@ -80,7 +80,7 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
 def first(config: Config, backbone: Backbone) -> First:
     """The tokenizer, whose grid is that of the patches."""
     if backbone.patch_side == 1:
-        raise InputError(f"BEiT hides patches of a ViT, which {backbone.backbone} has not; choose a ViT")
+        raise InputError(f"BEiT hides patches of a ViT, but {backbone.backbone} is not one; choose a ViT")
     tokenizer = Tokenizer(backbone.patch_side, config.codes, config.tokenizer_width)
     return First("tokenizer", tokenizer, views(config, backbone), config.tokenizer_epochs, config.tokenizer_lr)
 
@@ -91,7 +91,7 @@ class Objective(objective.Objective):
     def __init__(self, backbone: nn.Module, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__()
         if not is_vit(backbone):
-            raise InputError(f"BEiT hides patches of a ViT, which {type(backbone).__name__} has not; choose a ViT")
+            raise InputError(f"BEiT hides patches of a ViT, but {type(backbone).__name__} is not one; choose a ViT")
         if patch_of(backbone) != tokenizer.patch:
             raise InputError(
                 f"The tokenizer has patches of {tokenizer.patch} pixels and the backbone of {patch_of(backbone)}; "

@@ -60,9 +60,7 @@ class Tokenizer(Learner):
                 f"The tokenizer has no patches of {patch} pixels; choose from {', '.join(map(str, PATCHES))}"
             )
         if codes < 2 or width < 1:
-            raise InputError(
-                f"A tokenizer of {codes} codes and width {width} cannot be; 2 codes and width 1 are the least"
-            )
+            raise InputError(f"A tokenizer needs at least 2 codes and a width of at least 1, not {codes} and {width}")
         self.patch, self.codes = patch, codes
         halvings = int(math.log2(patch)) - 2
         down = [nn.Sequential(_Residual(width), nn.Conv2d(width, width, 4, 2, 1)) for _ in range(halvings)]

@@ -50,7 +50,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_ratio < 1:
-            raise InputError(f"mask_ratio must lie between 0 and 1, not at {self.mask_ratio}")
+            raise InputError(f"mask_ratio must be between 0 and 1, not {self.mask_ratio}")
         if self.decoder_depth < 1:
             raise InputError(f"decoder_depth is {self.decoder_depth}, but the decoder needs at least one block")
         if self.decoder_width < 1:
@@ -79,7 +79,7 @@ class Objective(objective.Objective):
             self.decoder = Decoder(backbone, config.decoder_width, config.decoder_depth, config.decoder_heads)
         elif is_convnext(backbone):
             self.patch = stride_of(backbone)
-            self.decoder = fcmae.Decoder(backbone, config.decoder_width)
+            self.decoder = fcmae.FcmaeDecoder(backbone, config.decoder_width)
         else:
             raise InputError(
                 f"MAE leaves out parts of images, which {type(backbone).__name__} cannot; "

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sightline.encoders.modules.masking import restore
 
-__all__ = ["Decoder", "encode_visible", "is_convnext", "place", "stack", "stride_of"]
+__all__ = ["FcmaeDecoder", "encode_visible", "is_convnext", "place", "stack", "stride_of"]
 
 
 def is_convnext(module: nn.Module) -> TypeGuard[ConvNeXt]:
@@ -94,7 +94,7 @@ def _block(block: Any, x: Tensor, ids_keep: Tensor, grid: tuple[int, int]) -> Te
     return result
 
 
-class Decoder(nn.Module):
+class FcmaeDecoder(nn.Module):
     """One ConvNeXt-V2 block over all units, that ends in the pixels of each unit."""
 
     def __init__(self, convnext: ConvNeXt, width: int) -> None:

@@ -253,7 +253,7 @@ def test_maps_have_silhouettes_and_no_clouds() -> None:
     assert result.silhouette_image.sel(site="block.0") == pytest.approx(expected, abs=1e-9)
     assert result.silhouette_image_reason.sel(site="block.1") == "there is a single token of each image"
     assert np.isfinite(result.silhouette_class.sel(site="block.1"))
-    assert (result.cloud_reason == "this block has no attention that can be seen").all()
+    assert (result.cloud_reason == "the attention of this block cannot be observed").all()
     assert result.cloud.isnull().all()
 
 

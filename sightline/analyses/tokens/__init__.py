@@ -1,4 +1,4 @@
-"""Token clouds: what does attention do to the tokens of an image, and do tokens keep together by image or by class?
+"""Token clouds: what does attention do to the tokens of an image, and do tokens cluster by image or by class?
 
 Clouds: the patch tokens of an image before and after the attention of a block (both of the residual stream) on the
 first right singular vectors of the two together, centred:
@@ -20,31 +20,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import altair as alt
 import numpy as np
-import pandas as pd
 import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.core.arrays import Array, as_tensor, like
+from sightline.analyses.tokens.charts import figures as figures
+from sightline.analyses.tokens.charts import headlines as headlines
+from sightline.analyses.tokens.clouds import AXES, ITERATIONS, PERPLEXITY, distances_of, embed, silhouettes
+from sightline.analyses.tokens.clouds import silhouette as silhouette
+from sightline.analyses.tokens.clouds import token_clouds as token_clouds
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import id_keys, mix
-from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, depth_figure
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from sightline.images.pipeline import Batch
 
 
 TITLE = "Token clouds"
-QUESTION = "What does attention do to the tokens of an image, and do tokens keep together by image or by class?"
+QUESTION = "What does attention do to the tokens of an image, and do tokens cluster by image or by class?"
 FORMULA = """\
 cloud: the first columns of U Σ, where [tokens before; tokens after attention] − mean = U Σ Vᵀ
 silhouette of a token = (b − a) / max(a, b), a: mean distance to its own group, b: to the nearest other group"""
@@ -67,11 +70,7 @@ ANY_SITE = False
 BY_DEFAULT = True
 INVARIANT_TO: frozenset[str] = frozenset()  # silhouettes and clouds are; t-SNE makes much of the last bit of its input
 
-AXES = 3
 MOMENTS = ("before", "after")
-PERPLEXITY, ITERATIONS = 20, 500
-
-Numbers: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -90,79 +89,6 @@ class Config:
                 f"Token clouds need 1 to {self.images} images with clouds and classes, and a token of each, "
                 f"not {self.clouds}, {self.classes} and {self.tokens}"
             )
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The pure functions
-
-
-def token_clouds(before: Array, after: Array) -> Array:
-    """Coordinates of tokens before and after attention in the SVD basis of both: two (N, D) → float64 (2, N, 3).
-
-    The origin is the mean of all tokens; the first token lies on the positive side of every axis. Axes beyond the
-    width or the number of tokens are zero; tokens that are not finite give NaN.
-
-    >>> before = np.array([[0.0, 1.0], [0.0, -1.0]])
-    >>> token_clouds(before, before + np.array([6.0, 0.0])).round(6)[..., :2].tolist()
-    [[[3.0, 1.0], [3.0, -1.0]], [[-3.0, 1.0], [-3.0, -1.0]]]
-    """
-    x, y = as_tensor(before), as_tensor(after)
-    if x.ndim != 2 or x.shape != y.shape:
-        raise InputError(f"A cloud is tokens (N, D) twice; got {tuple(x.shape)} and {tuple(y.shape)}")
-    return like(before, _clouds(torch.cat([x, y]).double()))
-
-
-def _clouds(x: Tensor) -> Tensor:
-    """Coordinates of the two halves of float64 tokens (2 N, D) → (2, N, 3)."""
-    x = x - x.mean(0)
-    if not x.isfinite().all():
-        return torch.full((2, len(x) // 2, AXES), math.nan, dtype=x.dtype, device=x.device)
-    if len(x) <= x.shape[1]:  # the smaller Gram matrix: X Xᵀ = U Σ² Uᵀ, or Xᵀ X = V Σ² Vᵀ
-        squares, vectors = torch.linalg.eigh(x @ x.T)
-        points = vectors * squares.clamp(min=0).sqrt()
-    else:
-        points = x @ torch.linalg.eigh(x.T @ x).eigenvectors
-    points = torch.nn.functional.pad(points.flip(1), (0, AXES))[:, :AXES]
-    return (points * torch.where(points[0] < 0, -1.0, 1.0)).reshape(2, -1, AXES)
-
-
-def silhouette(tokens: Array, groups: Array) -> float:
-    """Mean silhouette of tokens (n, D) in groups (n,), by Euclidean distance; a token alone in its group counts as 0.
-
-    >>> tokens = np.array([[0.0], [1.0], [10.0], [11.0]])
-    >>> round(silhouette(tokens, np.array([0, 0, 1, 1])), 4), round(silhouette(tokens, np.array([0, 1, 0, 1])), 4)
-    (0.8997, -0.45)
-    """
-    x = as_tensor(tokens).detach()
-    of = groups if isinstance(groups, Tensor) else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
-    if x.ndim != 2 or of.shape != x.shape[:1] or len(torch.unique(of)) < 2:
-        raise InputError(
-            f"A silhouette needs tokens (n, D) and the group of each, at least two groups; got {tuple(x.shape)} and "
-            f"{tuple(of.shape)}"
-        )
-    return float(_silhouettes(_distances(x), of).mean())
-
-
-def _distances(x: Tensor) -> Tensor:
-    """Euclidean distances of all pairs, (n, D) → float64 (n, n); zero where nothing but rounding is left."""
-    x = x.double()
-    x = x - x.mean(0)
-    squares = x.square().sum(1)
-    both = squares[:, None] + squares
-    distances = both - 2 * (x @ x.T)
-    return distances.masked_fill_(distances < 1e-14 * both, 0.0).fill_diagonal_(0.0).sqrt_()
-
-
-def _silhouettes(distances: Tensor, groups: Tensor) -> Numbers:
-    """Silhouette of each token (n,) from distances (n, n)."""
-    from sklearn.metrics import silhouette_samples
-
-    if len(torch.unique(groups)) == len(groups):  # each is alone in its group, which scikit-learn refuses
-        return np.zeros(len(groups))
-    if not distances.isfinite().all():
-        return np.full(len(groups), np.nan)
-    found: Numbers = silhouette_samples(distances.numpy(force=True), groups.numpy(force=True), metric="precomputed")
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -257,14 +183,14 @@ class Analysis(contract.Analysis):
             found[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
         return found
 
-    def _clouds(self, stream: Layers, seen: Numbers) -> dict[str, Any]:
+    def _clouds(self, stream: Layers, seen: npt.NDArray[Any]) -> dict[str, Any]:
         """Clouds in the basis of each image, and in one basis of all that are shown."""
         most = max(1, *(patches for _, patches, _ in self.kept))
         found = np.full((2, len(stream), len(self.shown), 2, most, AXES), np.nan)
         reasons = []
         for i, (encoder, site) in enumerate(stream):
             if site not in self.pairs[encoder]:
-                unseen = "this block has no attention that can be seen"
+                unseen = "the attention of this block cannot be observed"
                 reasons.append(unseen if "block" in site else "this enters the first block")
                 continue
             pair = torch.stack([self._state("clouds", encoder, s).cpu()[seen] for s in self.pairs[encoder][site]])
@@ -282,7 +208,7 @@ class Analysis(contract.Analysis):
             "cloud_reason": (dims[:2], stream.spread(reasons, ABSENT)),
         }
 
-    def _tsne(self, stream: Layers, tokens: Sequence[Tensor], seen: Numbers) -> dict[str, Any]:
+    def _tsne(self, stream: Layers, tokens: Sequence[Tensor], seen: npt.NDArray[Any]) -> dict[str, Any]:
         """t-SNE of the last block of each encoder; a decoder's blocks are not the encoder's."""
         points = np.full((len(stream.encoders), len(seen), max(x.shape[1] for x in tokens), 2), np.nan)
         reasons, sites = [], []
@@ -297,7 +223,7 @@ class Analysis(contract.Analysis):
             else:
                 reasons.append(_flaw(x))
             if not reasons[-1]:
-                points[e, seen, : x.shape[1]] = _embed(x.flatten(0, 1), self.plan.seed).reshape(*x.shape[:2], 2)
+                points[e, seen, : x.shape[1]] = embed(x.flatten(0, 1), self.plan.seed).reshape(*x.shape[:2], 2)
         return {
             "tsne": (("encoder", "image", "token", "tsne_axis"), points),
             "tsne_site": ("encoder", sites),
@@ -305,7 +231,7 @@ class Analysis(contract.Analysis):
         }
 
 
-def _choose(plan: Plan, config: Config) -> tuple[Numbers, Numbers]:
+def _choose(plan: Plan, config: Config) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Rows of the sample in order of class, and which of them are shown as clouds, spread over the classes.
 
     Few classes with several images each, as far as there are; those with enough images come first, in an order drawn
@@ -374,7 +300,7 @@ def _flaw(x: Tensor) -> str:
     return "all tokens are the same" if (x == x.flatten(0, -2)[0]).all() else ""
 
 
-def _scores(x: Tensor, labels: Tensor) -> tuple[Numbers, tuple[str, str]]:
+def _scores(x: Tensor, labels: Tensor) -> tuple[npt.NDArray[Any], tuple[str, str]]:
     """Silhouettes by image and by class of tokens (I, T, D), (2, 3) with their interval over images, and reasons."""
     classes, flaw = len(torch.unique(labels[labels >= 0])), _flaw(x)
     by_image = by_class = flaw
@@ -384,26 +310,14 @@ def _scores(x: Tensor, labels: Tensor) -> tuple[Numbers, tuple[str, str]]:
         by_class = "the sample has no two classes" if classes < 2 else "no two images of the sample share a class"
     reasons = (by_image, by_class)
     scores = np.full((2, 3), np.nan)
-    distances = None if all(reasons) else _distances(x.flatten(0, 1))
+    distances = None if all(reasons) else distances_of(x.flatten(0, 1))
     for row, groups in enumerate((torch.arange(len(x)), labels)):
         if not reasons[row] and distances is not None:
             groups = groups.repeat_interleave(x.shape[1])
-            of_images = torch.from_numpy(_silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
+            of_images = torch.from_numpy(silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
             add_images(sums := torch.zeros(1, 3, 1, dtype=torch.float64), 0, of_images[:, None])
             scores[row] = np.ravel(mean_of_images(sums))
     return scores, reasons
-
-
-def _embed(x: Tensor, seed: int) -> Numbers:
-    """t-SNE of tokens, (n, D) → (n, 2), on one thread: several add up in any order, and no picture would come twice."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
-        perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-        maker = TSNE(perplexity=perplexity, init="pca", max_iter=ITERATIONS, random_state=seed)
-        points: Numbers = maker.fit_transform(x.numpy())
-    return points
 
 
 def cost(config: Config, plan: Plan) -> Cost:
@@ -413,103 +327,3 @@ def cost(config: Config, plan: Plan) -> Cost:
     numbers = sum((images * len(places) + clouds * patches) * width for places, patches, width in kept)
     pairs = max(images * len(places) for places, _, _ in kept) ** 2
     return Cost(memory=4 * numbers + 40 * pairs, disk=0)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Figures
-
-
-def figures(result: xr.Dataset) -> list[Figure]:
-    """Silhouettes over depth, t-SNE, clouds before and after attention: of one image, and of all in one basis."""
-    how = (
-        "Each point is a patch token before or after attention, each cross the centre of a cloud; first, middle and "
-        "last block, on the first two singular vectors of what a panel shows. "
-    )
-    readable = result.cloud.dropna("cloud_image", how="all")
-    panels = [(f"grouped by {name}", result, f"silhouette_{name}") for name in ("image", "class")]
-    silhouettes = (
-        "Near 1, the tokens of a group are close to each other and far from other groups; at 0 they are intermingled. "
-        f"{result.attrs['images']} images; bands are 95 % intervals over them."
-    )
-    found = [
-        depth_figure(panels, "silhouette", "Silhouette of tokens over depth", "silhouette", silhouettes,
-                     reference=(0.0, "intermingled")),
-        _tsne_figure(result),
-        _cloud_figure(readable.isel(cloud_image=slice(1)), "clouds", "Tokens of an image before and after attention",
-                      how + "A cloud that moves and keeps its shape: attention adds the same to all tokens; one that "
-                      "changes its shape: tokens are treated one by one."),
-        _cloud_figure(result.cloud_joint, "centres", "Tokens of several images before and after attention",
-                      how + "Crosses that move apart: attention tells the images from each other."),
-    ]  # fmt: skip
-    return [figure for figure in found if figure is not None]
-
-
-def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Silhouette by image at the last block of each encoder: (label, number, detail)."""
-    lines = []
-    for encoder, site in zip(result.encoder.values, result.tsne_site.values, strict=True):
-        at = result.sel(encoder=encoder, site=str(site)) if site else None
-        if at is not None and np.isfinite(at.silhouette_image):
-            by_class = f"{float(at.silhouette_class):.2f}" if np.isfinite(at.silhouette_class) else "no number"
-            detail = f"silhouette of tokens grouped by image at {site}; grouped by class: {by_class}"
-            lines.append((str(encoder), f"{float(at.silhouette_image):.2f}", detail))
-    return lines
-
-
-def _tsne_figure(result: xr.Dataset) -> Figure | None:
-    table = _points(result.tsne, "tsne_axis", (0, 1))
-    if table.empty:
-        return None
-    # Colours tell classes, shapes the images of a class: as many colours as images could not be told apart. In a
-    # single class, or without labels, neither alone could tell all images; both together do.
-    classes = result.image_class.to_series()
-    table["number"] = table.image.map(classes.groupby(classes).cumcount() + 1)
-    field, title, names = "image_class", "class", list(dict.fromkeys(classes))
-    if len(names) == 1:
-        field, title, names = "image", "image", [str(name) for name in result.image.values]
-    colour = alt.Color(f"{field}:N", title=title).scale(domain=names, range="category")
-    tip = ["encoder:N", "image:N", alt.Tooltip("image_class:N", title="class")]
-    chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
-    caption = (
-        f"Each point is a patch token at the last block, from {result.attrs['images']} images. Islands of one image "
-        "each: images are told apart, their tokens are not; a mixture: the other way round. Distances between islands "
-        f"mean nothing ({result.attrs['tsne']})."
-    )
-    return Figure("tsne", "t-SNE of the tokens of several images", caption, chart, table)
-
-
-def _cloud_figure(values: xr.DataArray, name: str, title: str, caption: str) -> Figure | None:
-    """Clouds at the first, middle and last block with attention of each encoder, on the first two axes."""
-    points = _points(values.sel(site=outside_decoder(values.site.values)), "axis", (0, 1))
-    if points.empty:
-        return None
-    sites = {encoder: list(dict.fromkeys(rows.site)) for encoder, rows in points.groupby("encoder")}
-    drawn = {(encoder, of[i]) for encoder, of in sites.items() for i in (0, len(of) // 2, -1)}
-    table = points[[place in drawn for place in zip(points.encoder, points.site, strict=True)]]
-    table = table.assign(panel_name=table.encoder.astype(str) + " · " + table.site)
-    colour = alt.Color("moment:N", title="attention").scale(domain=["after", "before"], range="ordinal")
-    shape = alt.Shape("cloud_image:N", title="image").scale(domain=[str(image) for image in values.cloud_image.values])
-    tip = ["moment:N", alt.Tooltip("cloud_image:N", title="image")]
-    chart = _scatter(table, "panel_name", colour, shape, tip, "moment", "cloud_image")
-    return Figure(name, title, caption, chart, table)
-
-
-def _points(values: xr.DataArray, axis: str, pair: tuple[int, int]) -> pd.DataFrame:
-    """One row for each point, its places on two axes as x and y."""
-    x, y = (values.isel({axis: n}, drop=True) for n in pair)
-    return xr.Dataset({"x": x, "y": y}).to_dataframe().dropna().reset_index()
-
-
-def _scatter(table: pd.DataFrame, facet: str, colour: alt.Color, shape: alt.Shape, tip: list[Any], *groups: str) -> Any:
-    """Points in square panels, each with axes of its own; with `groups`, the centre of each group as a cross."""
-    base = alt.Chart(table.assign(panel=pd.factorize(table[facet])[0]))
-    x, y = (kind(f"{name}:Q", title=None) for kind, name in ((alt.X, "x"), (alt.Y, "y")))
-    x, y = (axis.axis(grid=False, tickCount=4).scale(zero=False) for axis in (x, y))
-    points = base.mark_point(filled=True, size=14, opacity=0.7)
-    layers = [points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tip)]
-    if groups:
-        centres = base.transform_aggregate(x="mean(x)", y="mean(y)", groupby=list(groups))
-        layers.append(centres.mark_point(size=180, shape="cross", strokeWidth=2).encode(x=x, y=y, color=colour))
-    panels = alt.Facet(f"{facet}:N", title=None, sort=alt.EncodingSortField("panel", op="min"))
-    chart = alt.layer(*layers).properties(width=200, height=200).facet(panels, columns=3)
-    return chart.resolve_scale(x="independent", y="independent")

@@ -1,0 +1,226 @@
+"""Which numbers of a result are meant: encoders, layers, layer types, depths, token views, by name.
+
+    {"encoder": "mae", "depth": "last half", "layer_type": "block", "feature": "cls"}
+
+Layers and heads that are not named are all meant; whatever else there are several of has to be named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.core.errors import InputError, nearest
+from sightline.core.results import ABSENT, of_decoder, relative_depths
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import xarray as xr
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["Where", "cells_of", "depth_range", "described", "site_pattern"]
+
+
+Where = Mapping[str, Any]
+
+PARTS = {"quarter": 4, "third": 3, "half": 2}
+ALL_MEANT = re.compile(r"(other_)?site(_[ab])?|head")  # dimensions that need not be named
+OF_A_LAYER = ("site", "layer_type", "block", "depth")  # in a result of pairs these words mean both layers of a pair
+
+
+def cells_of(table: xr.Dataset, variable: str, where: Where) -> dict[str, npt.NDArray[np.int64]]:
+    """Positions (n,) in each dimension of the variable, of the numbers that are meant and known, in order."""
+    values = table[variable]
+    dims = [str(dim) for dim in values.dims]
+    mask, named = np.ones(values.shape, bool), set()
+    for word, wanted in where.items():
+        for key in _keys(table, dims, word):
+            found = _matches(table, dims, key, wanted, word)
+            mask &= _spread(found, dims)
+            named |= set(found)
+    for dim in dims:
+        if dim.startswith("site") or dim == "other_site":
+            mask &= _spread({dim: _not_of_a_decoder(table, dim, where)}, dims)
+    _check_named(table, variable, mask, dims, named)
+    known = mask & np.isfinite(values.values)
+    if not known.any():
+        raise InputError(f"{variable} has no number for {described(where)}: {_why_not(table, values, mask)}")
+    return dict(zip(dims, np.nonzero(known), strict=True))
+
+
+def described(where: Where) -> str:
+    """A selection in words.
+
+    >>> described({"encoder": "mae", "site": ["block.0", "block.1"], "depth": (0, 0.75)})
+    'encoder=mae, site=block.0|block.1, depth=0..0.75'
+    """
+    return ", ".join(f"{word}={_words(word, wanted)}" for word, wanted in where.items()) or "everything"
+
+
+def _words(word: str, wanted: Any) -> str:
+    if isinstance(wanted, slice):
+        return f"{'' if wanted.start is None else wanted.start}..{'' if wanted.stop is None else wanted.stop}"
+    if word.startswith("depth") and isinstance(wanted, tuple | list):
+        return "..".join(map(str, wanted))
+    return "|".join(map(str, wanted)) if isinstance(wanted, list | tuple | set) else str(wanted)
+
+
+# Words
+
+
+def _keys(table: xr.Dataset, dims: list[str], word: str) -> list[str]:
+    """What a word means in this variable: itself, or, where layers come in pairs, the layers of A, of B, or both."""
+    sides = [end for end in "ab" if f"encoder_{end}" in dims]
+    if word == "other" and "other" not in dims and "b" in sides:
+        return ["encoder_b"]
+    if word == "encoder" and "encoder" not in dims and "a" in sides:
+        return ["encoder_a"]
+    if word in OF_A_LAYER and "site" not in dims:
+        found = [f"{word}_{end}" for end in sides if f"site_{end}" in dims]
+        if found:
+            return found
+    known = _known(table, dims)
+    if word not in known:
+        raise InputError(f"There is nothing called {word!r} to choose by{nearest(word, known)}")
+    return [word]
+
+
+def _known(table: xr.Dataset, dims: list[str]) -> list[str]:
+    """All words that choose among the numbers of a variable."""
+    coords = [str(name) for name, values in table.coords.items() if values.dims and set(values.dims) <= set(dims)]
+    depths = [f"depth{end}" for end in ("", "_a", "_b") if {f"site{end}", f"encoder{end}"} <= set(dims)]
+    return [*coords, *depths, *(dim for dim in dims if dim not in coords)]
+
+
+def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: str) -> dict[tuple[str, ...], Mask]:
+    """The dimensions that a word is about, and which positions it means there."""
+    if re.fullmatch(r"depth(_[ab])?", key):
+        end = key.removeprefix("depth")
+        low, high = depth_range(wanted)
+        depths = relative_depths(table)
+        with np.errstate(invalid="ignore"):
+            return {(f"encoder{end}", f"site{end}"): (depths >= low) & (depths < high)}
+    coord = table[key] if key in table.coords else None
+    values = np.arange(table.sizes[key]) if coord is None else coord.values
+    found = _equal(values, wanted)
+    if not found.any():
+        names = [str(value) for value in dict.fromkeys(np.ravel(values).tolist())]
+        raise InputError(f"No {word} is {_words(word, wanted)}{nearest(_words(word, wanted), names)}")
+    return {tuple(str(d) for d in coord.dims) if coord is not None else (key,): found}
+
+
+def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
+    """Which values are meant: by name, by a pattern of sites, as one of several, or as numbers of a range."""
+    if isinstance(wanted, slice):
+        low = -np.inf if wanted.start is None else wanted.start
+        high = np.inf if wanted.stop is None else wanted.stop
+        inside: Mask = (values >= low) & (values <= high)
+        return inside
+    if isinstance(wanted, list | tuple | set | np.ndarray):
+        each = [_equal(values, one) for one in wanted]
+        return np.logical_or.reduce(each) if each else np.zeros(values.shape, bool)
+    if values.dtype.kind in "fiu":
+        return np.isclose(values, _number(wanted))
+    if isinstance(wanted, str) and "*" in wanted:
+        pattern = site_pattern(wanted)
+        return np.array([bool(pattern.fullmatch(str(value))) for value in values.ravel()]).reshape(values.shape)
+    same: Mask = values.astype(str) == str(wanted)
+    return same
+
+
+def _number(wanted: Any) -> float:
+    try:
+        return float(wanted)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{wanted!r} is no number, but only numbers can be chosen there") from error
+
+
+def site_pattern(pattern: str) -> re.Pattern[str]:
+    """A pattern of names as an expression; `*` does not cross a dot, `**` does.
+
+    >>> [bool(site_pattern("block.*").fullmatch(site)) for site in ("block.0", "block.0.qkv")]
+    [True, False]
+    """
+    words = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
+    return re.compile("".join(words.get(part, re.escape(part)) for part in re.split(r"(\*\*|\*|\?)", pattern)))
+
+
+def depth_range(wanted: Any) -> tuple[float, float]:
+    """The range of relative depths, from (included) and to (not included), that a name or a pair means.
+
+    >>> depth_range("first quarter"), depth_range("last half"), depth_range((0.25, 0.5))
+    ((0.0, 0.25), (0.5, 1.0), (0.25, 0.5))
+    """
+    if isinstance(wanted, str):
+        end, _, part = wanted.partition(" ")
+        if end in ("first", "last") and part in PARTS:
+            share = 1 / PARTS[part]
+            return (0.0, share) if end == "first" else ((PARTS[part] - 1) / PARTS[part], 1.0)
+    elif isinstance(wanted, tuple | list | slice):
+        pair = (wanted.start, wanted.stop) if isinstance(wanted, slice) else tuple(wanted)
+        if len(pair) == 2:
+            low, high = (default if end is None else float(end) for end, default in zip(pair, (0.0, 1.0), strict=True))
+            if low < high:
+                return low, high
+    raise InputError(
+        f"{wanted!r} is no range of depths; write first or last and quarter, third or half, or a pair from 0 to 1"
+    )
+
+
+# What was not said
+
+
+def _not_of_a_decoder(table: xr.Dataset, dim: str, where: Where) -> Mask:
+    """Layers of a decoder are meant only if they are named."""
+    wanted = [where[word] for word in (dim, "site") if word in where]
+    asked = [
+        str(one)
+        for some in wanted
+        for one in (some if isinstance(some, Iterable) and not isinstance(some, str) else [some])
+    ]
+    sites = [str(site) for site in table[dim].values]
+    if any(of_decoder(one) or one == "**" for one in asked):
+        return np.ones(len(sites), bool)
+    return np.array([not of_decoder(site) for site in sites], bool)
+
+
+def _check_named(table: xr.Dataset, variable: str, mask: Mask, dims: list[str], named: set[tuple[str, ...]]) -> None:
+    """Refuse a mean over things that nobody asked to be mixed, such as encoders or token views."""
+    said = {dim for group in named for dim in group}
+    for axis, dim in enumerate(dims):
+        left = mask.any(tuple(other for other in range(mask.ndim) if other != axis))
+        if left.sum() > 1 and dim not in said and not ALL_MEANT.fullmatch(dim):
+            names = [str(name) for name in (table[dim].values if dim in table.coords else range(len(left)))]
+            raise InputError(
+                f"{variable} has several values of {dim} ({', '.join(names[:6])}{', …' if len(names) > 6 else ''}); "
+                f"name one, or a list of those to take the mean of"
+            )
+
+
+def _why_not(table: xr.Dataset, values: xr.DataArray, mask: Mask) -> str:
+    """The first reason that the result gives for one of these numbers."""
+    if not mask.any():
+        return "no layer is all of that"
+    cell = dict(zip(values.dims, (axis[0] for axis in np.nonzero(mask)), strict=True))
+    for name, reason in table.data_vars.items():
+        own = {dim.removesuffix("_a"): at for dim, at in ((str(d), p) for d, p in cell.items())}
+        if str(name).endswith("reason") and set(map(str, reason.dims)) <= {*map(str, cell), *own}:
+            at = {d: cell.get(d, own.get(str(d))) for d in reason.dims}
+            if (why := str(reason.isel(at).values)) not in ("", ABSENT):
+                return why
+    return "there is none"
+
+
+def _spread(found: Mapping[Any, Mask], dims: list[str]) -> Mask:
+    """Masks over some dimensions as one over all, by broadcasting."""
+    whole: Mask = np.ones([1] * len(dims), bool)
+    for key, mask in found.items():
+        own = (key,) if isinstance(key, str) else key
+        order = sorted(range(len(own)), key=lambda i, own=own: dims.index(own[i]))  # type: ignore[misc]
+        shape = [mask.shape[own.index(dim)] if dim in own else 1 for dim in dims]
+        whole = whole & mask.transpose(order).reshape(shape)
+    return whole

@@ -1,0 +1,38 @@
+"""What analyses and studies draw with: the look of every figure, the chart shapes that they share, numbers over depth.
+
+theme     fonts and colours, light and dark
+charts    heat maps, curves, and the linked view of the report
+depth     from a result to a table and a figure over depth
+"""
+
+from __future__ import annotations
+
+from sightline.report.figures.charts import Figure, curve_over_depth, heatmap, linked_charts
+from sightline.report.figures.depth import (
+    accuracy_over_depth,
+    accuracy_table,
+    depth_table,
+    interval_of,
+    over_depth,
+    present,
+    with_depth,
+)
+from sightline.report.figures.theme import DARK, LIGHT, same_colours, theme
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "Figure",
+    "accuracy_over_depth",
+    "accuracy_table",
+    "curve_over_depth",
+    "depth_table",
+    "heatmap",
+    "interval_of",
+    "linked_charts",
+    "over_depth",
+    "present",
+    "same_colours",
+    "theme",
+    "with_depth",
+]

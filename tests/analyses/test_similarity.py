@@ -1,0 +1,167 @@
+"""The pass gives what the functions on arrays give, for all pairs of layers, with null, interval and reasons."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from support.plans import LAYERS, TEST, activations, computed, make_plan
+
+from sightline.analyses import similarity
+from sightline.analyses.similarity import Analysis, Config
+from sightline.core.errors import InputError
+from sightline.measure.estimators.similarity import angular_distance, mutual_knn, procrustes, pwcca, rsa, svcca
+from sightline.measure.plan import Key, Plan
+from sightline.report.explorer import pack_explorer
+
+MEASURES = ("procrustes", "shape", "svcca", "pwcca", "rsa", "mutual_knn")
+ALL = Config(measures=MEASURES, tokens=("mean", "cls", "all", "patches"), k=3, variance=0.8)
+SPLITS = {"test": ("plain",)}
+PLAIN = {
+    "procrustes": procrustes,
+    "shape": angular_distance,
+    "svcca": lambda x, y: svcca(x, y, 0.8),
+    "pwcca": lambda x, y: pwcca(x, y, 0.8),
+    "rsa": rsa,
+    "mutual_knn": lambda x, y: mutual_knn(x, y, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return make_plan(tmp_path_factory.mktemp("cache"), views=SPLITS)
+
+
+@pytest.fixture(scope="module")
+def result(plan: Plan) -> xr.Dataset:
+    found: xr.Dataset = computed(Analysis(ALL, plan), plan, activations(plan))
+    return found
+
+
+def features(plan: Plan, encoder: str, site: str, view: str) -> torch.Tensor | None:
+    x = activations(plan)[Key(encoder, site, "plain")]
+    if encoder == "cnn":
+        return {"mean": x.mean((2, 3)), "all": x.flatten(1), "patches": x.flatten(1)}.get(view)
+    return {"mean": x[:, 2:].mean(1), "cls": x[:, 0], "all": x.flatten(1), "patches": x[:, 2:].flatten(1)}[view]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_all_pairs_are_those_of_the_functions(name: str, plan: Plan, result: xr.Dataset) -> None:
+    layers = [(encoder, site) for encoder, sites in LAYERS.items() for site in sites]
+    count = 0
+    for view in ALL.tokens:
+        for a in layers:
+            for b in layers:
+                x, y = features(plan, *a, view), features(plan, *b, view)
+                pair = {"encoder_a": a[0], "site_a": a[1], "encoder_b": b[0], "site_b": b[1]}
+                value = float(result.similarity.sel(pair).sel(measure=name, tokens=view))
+                if x is None or y is None:
+                    assert math.isnan(value)
+                else:
+                    assert value == pytest.approx(PLAIN[name](x, y), abs=3e-7)
+                    count += 1
+    assert count == 3 * 25 + 9
+
+
+def test_interval_and_null(result: xr.Dataset) -> None:
+    value, low, high, null = (result[f"similarity{end}"] for end in ("", "_low", "_high", "_null"))
+    known = value.notnull()
+    for part in (low, high, null.where(null.measure != "pwcca", value)):  # whose null may be undefined
+        assert known.equals(part.notnull())
+    assert bool(((low <= value) & (value <= high)).where(known, True).all())
+    same = {"encoder_a": "vit", "encoder_b": "vit", "site_a": "norm", "site_b": "norm", "tokens": "mean"}
+    for name in MEASURES:
+        ends = [float(part.sel(same, drop=True).sel(measure=name)) for part in (low, value, high)]
+        assert ends == pytest.approx([0, 0, 0] if name == "shape" else [1, 1, 1], abs=1e-6)
+    other = {"encoder_a": "vit", "encoder_b": "cnn", "site_a": "norm", "site_b": "block.1", "tokens": "mean"}
+    of_pair = {part: float(result[part].sel(other).sel(measure="rsa")) for part in ("similarity", "similarity_null")}
+    assert abs(of_pair["similarity_null"]) < 0.2 < of_pair["similarity"]  # both know the class
+    shuffled = float(null.sel(other).sel(measure="mutual_knn"))
+    assert shuffled == pytest.approx(3 / (TEST - 1), abs=0.1)  # chance
+
+
+def test_pairs_are_symmetric(result: xr.Dataset) -> None:
+    turned = {"encoder_a": "encoder_b", "encoder_b": "encoder_a", "site_a": "site_b", "site_b": "site_a"}
+    for end in ("", "_low", "_high", "_null"):
+        values = result[f"similarity{end}"].reset_coords(drop=True)
+        np.testing.assert_array_equal(values, values.rename(turned).transpose(*values.dims))
+
+
+def test_in_short_the_closest_has_the_smallest_distance(result: xr.Dataset) -> None:
+    vit = result.sel(encoder_a="vit", encoder_b="vit", tokens="mean", site_a="block.1")
+    assert vit.row_argmax.sel(measure=["procrustes", "shape"]).values.tolist() == ["block.1", "block.1"]
+    assert vit.row_max.sel(measure=["procrustes", "shape"]).values.tolist() == pytest.approx([1, 0], abs=1e-6)
+    across = result.sel(encoder_a="vit", encoder_b="cnn", tokens="mean", site_a="block.1")
+    both = across.row_max.sel(measure=["procrustes", "shape"]).values
+    assert math.cos(both[1]) == pytest.approx(both[0], abs=1e-9)
+
+
+def test_reasons(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, views=SPLITS)
+    data = activations(plan)
+    data[Key("vit", "block.0", "plain")][:] = 0.1
+    data[Key("cnn", "block.1", "plain")][5] = torch.nan
+    found = computed(Analysis(Config(tokens=("mean", "cls")), plan), plan, data)
+    reason = found.reason.sel(tokens="mean")
+    assert reason.sel(encoder="vit", site="block.0") == "the activations are the same for all images"
+    assert "not finite" in str(reason.sel(encoder="cnn", site="block.1").item())
+    assert reason.sel(encoder="cnn", site="norm") == "this encoder has no such site"
+    assert found.reason.sel(tokens="cls", encoder="cnn", site="block.0") == "this site has no such token view"
+    whole = found.similarity.sel(tokens="mean", encoder_a="vit", site_a="norm", encoder_b="vit", site_b="block.1")
+    assert whole.notnull().all()
+    bad = found.similarity.sel(tokens="mean", encoder_a="vit", site_a="norm", encoder_b="vit", site_b="block.0")
+    assert bad.isnull().all()
+
+
+def test_a_sample_is_bounded_and_the_same_for_all(plan: Plan) -> None:
+    small = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), sample=10, k=20)
+    found = computed(Analysis(small, plan), plan, activations(plan))
+    assert (found.attrs["sample"], found.attrs["k"]) == (10, 9)
+    own = found.similarity.sel(encoder_a="vit", encoder_b="vit", site_a="block.0", site_b="block.0", tokens="mean")
+    assert own.values.tolist() == pytest.approx([1, 1])
+    random = np.random.Generator(np.random.Philox(plan.seed)).permutation(TEST)[:10]
+    x, y = (features(plan, encoder, "block.1", "mean") for encoder in ("vit", "cnn"))
+    assert x is not None
+    assert y is not None
+    pair = found.similarity.sel(encoder_a="vit", encoder_b="cnn", site_a="block.1", site_b="block.1", tokens="mean")
+    assert float(pair.sel(measure="rsa")) == pytest.approx(rsa(x[random], y[random]), abs=1e-6)
+
+
+def test_the_linked_view_offers_every_similarity(result: xr.Dataset) -> None:
+    packed = pack_explorer(result, similarity.TITLE)
+    assert packed is not None
+    assert packed["tokens"][:4] == ["procrustes, mean", "procrustes, cls", "procrustes, all", "procrustes, patches"]
+    assert len(packed["tokens"]) == 5 * 4  # not the distance
+    assert packed["values"]["value"]["symmetric"]
+    assert packed["label"] == "similarity"
+
+
+def test_figures_of_a_distance_rise(result: xr.Dataset) -> None:
+    figures = {figure.name: figure for figure in similarity.figures(result)}
+    assert {"procrustes-pairs", "shape-pairs", "rsa-depth", "mutual_knn-distance"} <= set(figures)
+    assert "slow rise" in figures["shape-distance"].caption
+    assert "slow fall" in figures["rsa-distance"].caption
+    closest = figures["shape-closest"].table
+    assert closest.value.max() < math.pi / 2
+    assert [line[2].split(",")[0] for line in similarity.headlines(result)] == [
+        similarity.MEASURES[name].title for name in MEASURES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"measures": ("cca",)}, "no measure 'cca'"),
+        ({"tokens": ("gap",)}, "no token view 'gap'"),
+        ({"measures": ()}, "needs one measure"),
+        ({"sample": 2}, "at least 4 images"),
+        ({"variance": 1.5}, "above 0 and up to 1"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Config(**settings)  # type: ignore[arg-type]
