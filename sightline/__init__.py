@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from sightline.encoders.saved import save_encoder
     from sightline.encoders.sites import Tokens
     from sightline.encoders.watching import capture
+    from sightline.generation.imagine import imagine
     from sightline.images.loading import load_images
     from sightline.images.preprocess import Preprocess
     from sightline.images.sets import Images
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
+    from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
@@ -51,10 +53,12 @@ _HOME = {
     "contrast": "core.contrast",
     "estimate": "core.contrast",
     "finetune": "transfer.finetune",
+    "imagine": "generation.imagine",
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
     "pretrain": "training.pretrain",
+    "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
     "save_encoder": "encoders.saved",
     "write_report": "report.page",
@@ -75,10 +79,12 @@ __all__ = [
     "contrast",
     "estimate",
     "finetune",
+    "imagine",
     "load_encoder",
     "load_images",
     "open_run",
     "pretrain",
+    "rcdm",
     "reinit",
     "save_encoder",
     "write_report",

@@ -31,6 +31,7 @@ LIST = ".sightline.json"
 FORMAT = 1  # of the list
 FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
+    "rcdm": "pictures from representations",
     "reinit": "a study of re-initialised blocks",
     "tables": "exported tables",
     "training": "a training",

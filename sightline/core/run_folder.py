@@ -185,7 +185,8 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
 
 def _kind(request: Mapping[str, Any]) -> str:
     """As the list of the folder has it."""
-    return "reinit" if request.get("kind") == "reinit" else "comparison"
+    kind = request.get("kind")
+    return str(kind) if kind in ("rcdm", "reinit") else "comparison"
 
 
 def _plain(value: Any) -> Any:

@@ -43,6 +43,7 @@ __all__ = ["write_report"]
 SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
+    "rcdm": "One diffusion model draws pictures from the representations of all, for the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 CARDS = 12  # of an analysis on the overview; the others are folded

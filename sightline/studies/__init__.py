@@ -1,4 +1,5 @@
 """Experiments made of trainings and passes.
 
+rcdm     what does a representation keep, seen in pictures that are drawn from it?
 reinit   which blocks does fine-tuning build on?
 """

@@ -39,7 +39,7 @@ from sightline.images.contract import ImageSource
 from sightline.images.sources import arrays, folder, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
-from sightline.studies import reinit
+from sightline.studies import rcdm, reinit
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 from sightline.training.objectives import beit as beit_objective
@@ -155,7 +155,7 @@ DATASETS: Mapping[str, ImageSource] = {
     "parquet": parquet,
     "shapes": shapes,
 }
-STUDIES: Mapping[str, Study] = {"reinit": reinit}
+STUDIES: Mapping[str, Study] = {"rcdm": rcdm, "reinit": reinit}
 
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,

@@ -15,6 +15,7 @@ import pytest
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.settings import parse_settings, to_toml
+from sightline.generation.training import make_recipe as make_rcdm
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
@@ -146,7 +147,7 @@ def test_all_values_can_be_a_layer_again(objective: str) -> None:
     assert make_recipe(objective, recipe.values()) == recipe
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith("finetune")])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith(("finetune", "rcdm"))])
 def test_our_recipes_resolve(name: str) -> None:
     values = read_recipe(name)
     recipe = make_recipe(values["objective"], values)
@@ -159,6 +160,12 @@ def test_our_recipes_resolve(name: str) -> None:
 def test_our_recipes_of_fine_tuning_resolve(name: str) -> None:
     recipe = make_finetuning(read_recipe(name))
     assert make_finetuning(tomllib.loads(to_toml(recipe.values()))) == recipe
+
+
+@pytest.mark.parametrize("name", ["rcdm", "rcdm_adm128"])
+def test_our_recipes_of_pictures_resolve(name: str) -> None:
+    recipe = make_rcdm(read_recipe(name))
+    assert make_rcdm(tomllib.loads(to_toml(recipe.values()))) == recipe
 
 
 @pytest.mark.parametrize(
