@@ -35,6 +35,7 @@ TIERS = {
     "contract/test_plugins.py": "unit",
     "contract/test_public_api.py": "unit",
     "contract/test_rooms.py": "unit",
+    "contract/test_words.py": "unit",
     "core/test_bfloat16.py": "pass",
     "core/test_files.py": "processes",
     "core/test_ownership.py": "pass",

@@ -4,6 +4,7 @@
     heads     mean over pairs of heads, of what both give at the same token
     depths    mean over tokens, of the token before and after the attention layer (residual stream)
     tokens    mean over pairs of tokens of an image, at the output of a block
+    mid       the same inside the block, after its attention layer and before its MLP
 
 A mean over all pairs needs no pairs: with unit vectors u₁ … u_N,
 
@@ -47,11 +48,13 @@ FORMULA = """\
 cos(x, y) = x·y / (‖x‖ ‖y‖)
 heads: mean over pairs of heads and over tokens of cos(head h at token n, head h′ at token n)
 depths: mean over tokens of cos(token before the attention layer, token after it), both in the residual stream
-tokens: mean over pairs of patches of cos(token i, token j) = (N² ‖ū‖² − N) / (N (N − 1)), ū the mean unit vector"""
+tokens: mean over pairs of patches of cos(token i, token j) = (N² ‖ū‖² − N) / (N (N − 1)), ū the mean unit vector
+mid: the same of the tokens between the attention layer and the MLP"""
 HOW_TO_READ = """\
 1 means that they are all the same, 0 that they have nothing in common. Heads close to 1: more heads add little. Depths
 close to 1: the attention layer changes the tokens little. Tokens close to 1: all places of the image have one and the
-same representation, which is enough to name what is in the image but not where it is. Contrastive encoders tend to rise
+same representation, which is enough to name what is in the image but not where it is; where they are more alike after
+attention than before it, attention is what mixes them. Contrastive encoders tend to rise
 towards the end in all three, masked image models to stay low. The cosine sees a common offset of all tokens, so compare
 over depth and between encoders rather than with 0. Bands are 95 % intervals over images."""
 SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Section 2, Figure 5'
@@ -67,6 +70,7 @@ KINDS = {
     "heads": "between heads",
     "depths": "before and after attention",
     "tokens": "between tokens",
+    "mid": "between tokens after attention",
 }
 
 
@@ -108,7 +112,7 @@ def depth_cosine(before: Array, after: Array) -> Array:
     x, y = (_floating(tokens, "images, tokens, width") for tokens in (before, after))
     if x.shape != y.shape:
         raise InputError(f"The tokens before are {tuple(x.shape)} and after {tuple(y.shape)}; give the same tokens")
-    return like(after, _depth_cosine(x, _norms(x), y))
+    return like(after, _depth_cosine(x, _norms(x), y, _norms(y)))
 
 
 def _token_cosine(x: Tensor, norms: Tensor) -> Tensor:
@@ -116,8 +120,7 @@ def _token_cosine(x: Tensor, norms: Tensor) -> Tensor:
     return _mean_of_pairs(total.double().square().sum(-1), norms, x.shape[1])
 
 
-def _depth_cosine(x: Tensor, x_norms: Tensor, y: Tensor) -> Tensor:
-    y_norms = _norms(y)
+def _depth_cosine(x: Tensor, x_norms: Tensor, y: Tensor, y_norms: Tensor) -> Tensor:
     cosines = _dot(x, y) * _inverse(x_norms) * _inverse(y_norms)  # (B, N)
     known = ((x_norms != 0) & (y_norms != 0)).any(1)
     return torch.where(known, cosines.mean(1, dtype=torch.float64), torch.nan)
@@ -160,7 +163,7 @@ def _floating(values: Tensor | np.ndarray[Any, Any], axes: str) -> Tensor:
 
 
 class Analysis(contract.Analysis):
-    """Sums the three cosines of every block over images; keeps the stream until its attention layer has seen it.
+    """Sums the cosines of every block over images; keeps the stream until its attention layer has seen it.
 
     `sums` and `flawed` have a row for each kind of each layer.
     """
@@ -175,35 +178,38 @@ class Analysis(contract.Analysis):
         self.reasons = [_why_not(plan, *layer, kind) for layer in self.layers for kind in KINDS]
         rows = [(encoder, block, kind) for encoder, block in self.layers for kind in KINDS]
         measured = [(row, number) for number, row in enumerate(rows) if not self.reasons[number]]
-        self.rows = {(encoder, _site_of(block, kind)): (kind, number) for (encoder, block, kind), number in measured}
+        self.rows: dict[tuple[str, str], dict[str, int]] = {}  # encoder and site → the kinds there, and their rows
+        for (encoder, block, kind), number in measured:
+            self.rows.setdefault((encoder, _site_of(block, kind)), {})[kind] = number
         self.entries = {(encoder, entry_of(block)) for (encoder, block, kind), _ in measured if kind == "depths"}
         # encoder → the patches that enter its next attention layer, and their norms
         self.before: dict[str, tuple[Tensor, Tensor]] = {}
         self.add_state("sums", torch.zeros(len(rows), 3, 1, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("flawed", torch.zeros(len(rows), dtype=torch.float64), dist_reduce_fx="sum")
 
-    def reduce(self, key: Key, activation: Tensor) -> Tensor | None:
-        """The cosine (B,) that is taken at this site, if there is one."""
+    def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
+        """The cosines (B,) that are taken at this site, by their kind."""
         at, tokens = key[:2], self.plan.encoders[key.encoder].tokens
-        kind, _ = self.rows.get(at, ("", 0))
-        if kind == "heads":
-            return head_cosine(activation[:, :, tokens.prefix if tokens is not None else 0 :])
-        patches = token_view(activation, "patches", tokens) if kind or at in self.entries else None
+        kinds = self.rows.get(at, {})
+        if "heads" in kinds:
+            return {"heads": head_cosine(activation[:, :, tokens.prefix if tokens is not None else 0 :])}
+        patches = token_view(activation, "patches", tokens) if kinds or at in self.entries else None
         if patches is None:
-            return None
+            return {}
         patches = _floating(patches, "images, tokens, width")
-        if kind == "depths":
-            return _depth_cosine(*self.before.pop(key.encoder), patches)
         norms = _norms(patches)
+        found = {kind: _token_cosine(patches, norms) for kind in ("tokens", "mid") if kind in kinds}
+        if "depths" in kinds:
+            found["depths"] = _depth_cosine(*self.before.pop(key.encoder), patches, norms)
         if at in self.entries:  # a copy, since a block may add to the stream in place
             self.before[key.encoder] = patches.clone(), norms
-        return _token_cosine(patches, norms) if kind else None
+        return found
 
-    def update(self, batch: Batch, reductions: Mapping[Key, Tensor | None]) -> None:
+    def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the cosines of the images of this batch."""
-        for key, values in reductions.items():
-            if values is not None:
-                _, row = self.rows[key[:2]]
+        for key, found in reductions.items():
+            for kind, values in found.items():
+                row = self.rows[key[:2]][kind]
                 add_images(self.sums, row, values.unsqueeze(1))
                 self.flawed[row] += values.isnan().sum()
 
@@ -233,7 +239,7 @@ def _flaw(bad: float, images: float) -> str:
 
 def _site_of(block: str, kind: str) -> str:
     """Where a cosine of a block is taken."""
-    return {"heads": f"{block}.heads", "depths": f"{block}.mid", "tokens": block}[kind]
+    return {"heads": f"{block}.heads", "tokens": block}.get(kind, f"{block}.mid")
 
 
 def _why_not(plan: Plan, encoder: str, block: str, kind: str) -> str:
@@ -265,12 +271,12 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """The three cosines over depth: a panel for each, a colour for each encoder."""
+    """The cosines over depth: a panel for each, a colour for each encoder."""
     panels = result.transpose("kind", ...).assign_coords(panel_title=("kind", [KINDS[k] for k in result.kind.values]))
     caption = (
         "Cosine between two heads at the same token, between a token before and after the attention layer, and between "
-        "two patch tokens of an image. High in the last blocks: heads, layers or places repeat each other. Bands are "
-        "95 % intervals over images."
+        "two patch tokens of an image, at the output of a block and inside it, after attention. High in the last "
+        "blocks: heads, layers or places repeat each other. Bands are 95 % intervals over images."
     )
     return over_depth(
         panels, "cosine", title="Cosine over depth", caption=caption, value_title="cosine", facet="panel_title"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.images import noise
@@ -36,7 +36,8 @@ TITLE = "Noise by frequency"
 QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"
 FORMULA = """\
 drop(f) = accuracy on the test images − accuracy on the same images with noise of frequency f added
-noise: white Gaussian, cut to the ring |ω| ∈ [f − 0.05π, f + 0.05π] of its Fourier transform, scaled to one strength"""
+noise: white Gaussian, cut to the ring |ω| ∈ [f − 0.05π, f + 0.05π] of its Fourier transform, scaled to one strength
+kind=sign: ±ε at every pixel, cut to the square ring max(|ω_row|, |ω_column|) ∈ [f − 0.05π, f + 0.05π), not scaled"""
 HOW_TO_READ = """\
 The strength of the noise is the same in every band; only its grain differs, from waves as large as objects (left) to
 single pixels (right, π). A high curve at the left says that decisions rest on coarse structure such as shape, a high
@@ -56,10 +57,16 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 @dataclass(frozen=True)
 class Config(ClassifierChoice):
-    """`frequencies`: centres of the bands in π; `strength`: root mean square of the noise, for pixels in [0, 1]."""
+    """Which noise.
+
+    frequencies   centres of the bands in π
+    strength      for pixels in [0, 1], the root mean square of the noise; of kind sign the ε before the band is cut out
+    kind          gaussian: round bands, each as strong; sign: ±ε, square bands, as strong as they are large
+    """
 
     frequencies: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     strength: float = noise.STRENGTH
+    kind: str = "gaussian"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,12 +74,18 @@ class Config(ClassifierChoice):
             raise InputError(f"Frequencies must be above 0 and at most √2 (in units of π), not {self.frequencies}")
         if not 0 < self.strength <= 1:
             raise InputError(f"The strength of the noise must be above 0 and at most 1, not {self.strength}")
+        if self.kind not in noise.KINDS:
+            raise InputError(f"There is no noise of kind {self.kind!r}{nearest(self.kind, noise.KINDS)}")
+
+    @property
+    def bands(self) -> dict[float, str]:
+        """The view of each frequency."""
+        return {f: noise.name_of(f, self.strength, self.kind) for f in self.frequencies}
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
     """The images as they are, for testing also with noise of each band."""
-    noisy = (noise.name_of(f, config.strength) for f in config.frequencies)
-    return ("plain", *noisy) if split == "test" else ("plain",)
+    return ("plain", *config.bands.values()) if split == "test" else ("plain",)
 
 
 def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLike) -> tuple[float, float, float]:
@@ -91,7 +104,7 @@ class Analysis(DecisionAnalysis):
         super().__init__(config, plan, SPLITS, "The accuracy under noise", "noise")
         self.config = config
         for encoder, f in itertools.product(plan.encoders.values(), config.frequencies):
-            if not len(noise.band(encoder.preprocess.size, f)):
+            if not noise.has_frequencies(encoder.preprocess.size, f, config.kind):
                 height, width = encoder.preprocess.size
                 raise InputError(
                     f"Encoder {encoder.name!r} sees {height} × {width} pixels, which have no frequency near {f:g}π; "
@@ -101,7 +114,7 @@ class Analysis(DecisionAnalysis):
     def compute(self) -> xr.Dataset:
         """Accuracy without noise, with noise of each band, and the drop, each with its interval."""
         found, truth = self.fitted(), self.labels("test")
-        bands = {f: noise.name_of(f, self.config.strength) for f in self.config.frequencies}
+        bands = self.config.bands
         jobs = list(itertools.product(found, ["plain", *bands.values()]))
         answers = shared(jobs, lambda job: self.decisions(found[job[0]], job[0], "test", job[1]))
         decided = dict(zip(jobs, answers, strict=True))
@@ -135,6 +148,7 @@ class Analysis(DecisionAnalysis):
             coords={"encoder": list(found), "frequency": list(bands)},
             attrs={
                 "strength": self.config.strength,
+                "kind": self.config.kind,
                 "width": 2 * noise.HALF,
                 "n_train": len(self.labels("train")),
                 "n_test": len(truth),
@@ -168,8 +182,11 @@ def figures(result: xr.Dataset) -> list[Figure]:
     )
     plain = ", ".join(f"{a.encoder.item()}: {float(a):.1%}" for a in result.test_accuracy.dropna("encoder"))
     about = result.attrs
+    how = f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands"
+    if about.get("kind") == "sign":
+        how = f"Noise of ±{about['strength']:g} at every pixel (in [0, 1]), cut to square bands"
     caption = (
-        f"Noise of root mean square {about['strength']:g} (of pixels in [0, 1]) in bands {about['width']:g}π wide; "
+        f"{how} {about['width']:g}π wide; "
         f"{about['n_test']} test images. Accuracy without noise: {plain or 'unknown'}. Shaded: 95 % intervals."
     )
     return [Figure("drop", "Drop in accuracy over the frequency of noise", caption, chart, table)]

@@ -8,6 +8,10 @@ volume. The effective rank (RankMe) is exp of the entropy of σ / Σσ.
 
 Singular values are roots of the eigenvalues of the smaller of XXᵀ and XᵀX: several times as fast as decomposing X.
 
+The mean of the rows is taken off first, or it would be most of σ_1. The second largest value is also given of X as it
+is: with the mean for σ_1, log σ_2 is the length of the cloud as Figure E.3 reads it. With `centred=False` everything is
+measured on X as it is.
+
 Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 7 and E.3, after Jing et al.
 2022; Garrido et al. 2023 (RankMe).
 
@@ -54,8 +58,9 @@ flat spectrum (Δ log near 0) says that the cloud fills many directions, a steep
 tokens of an image: where the curve falls with depth, the tokens become alike, and the layer hardly tells the places of
 an image apart; where it rises, they become distinct. For images: where the curve rises, images move apart from each
 other. Contrastive encoders tend to spread images and to clump tokens, masked ones the other way round. The second
-largest singular value, not relative to the first, tells the absolute size of the cloud: a layer that clumps tokens
-lowers it. The effective rank is the whole spectrum as one number, the count of directions that matter."""
+largest singular value, not relative to the first and with the mean left in, tells the absolute size of the cloud: a
+layer that clumps tokens lowers it. The effective rank is the whole spectrum as one number, the count of directions that
+matter."""
 SOURCE = (
     'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 7 and E.3; '
     'Jing et al. 2022, "Understanding Dimensional Collapse in Contrastive Self-supervised Learning"; '
@@ -65,12 +70,13 @@ SITES = ("embed", "block.*", "decoder.block.*")
 SPLITS = ("test",)
 ANY_SITE = True
 BY_DEFAULT = True
-INVARIANT_TO = frozenset({"rotation", "translation", "batching", "order"})
+INVARIANT_TO = frozenset({"rotation", "batching", "order"})  # and to a translation, but for the uncentred value
 
 RANKS = (64, 128)  # the ranks that are drawn over depth, about a third and two thirds of the 196 patches of a ViT/16
 LEVELS = ("a third", "two thirds")
 CLOUDS = {"token": "tokens of an image", "image": "images"}
-NUMBERS = 3  # what comes before the ranks in the sums: log σ_1, log σ_2, effective rank
+NAMES = ("largest", "second", "effective_rank", "uncentred_second")  # what comes before the ranks in the sums
+NUMBERS = len(NAMES)
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
@@ -78,10 +84,16 @@ Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
 
 @dataclass(frozen=True)
 class Config:
-    """`images`: how many images have their tokens looked at; `means`: how many make the image spectrum."""
+    """Which matrices.
+
+    images    how many images have their tokens looked at
+    means     how many images make the image spectrum
+    centred   whether the mean of the rows is taken off
+    """
 
     images: int = 32
     means: int = 1024
+    centred: bool = True
 
     def __post_init__(self) -> None:
         if self.images < 1 or self.means < 2:
@@ -95,10 +107,11 @@ class Config:
 # The pure functions
 
 
-def log_singular_values(tokens: Array) -> Array:
-    """Natural logarithm of the singular values of centred tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
+def log_singular_values(tokens: Array, centred: bool = True) -> Array:
+    """Natural logarithm of the singular values of tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
 
-    Each image's tokens have their mean taken off; values descend, and are absolute: subtract the first one for Δ log.
+    Each image's tokens have their mean taken off, or with `centred=False` left in. Values descend, and are absolute:
+    subtract the first one for Δ log.
     A value that is lost in rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
     about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
     throughout, those that are not finite NaN.
@@ -108,7 +121,7 @@ def log_singular_values(tokens: Array) -> Array:
     >>> float(np.log(np.sqrt(3**2 + 3**2)).round(4))
     1.4452
     """
-    return like(tokens, _logs(_checked(as_tensor(tokens))))
+    return like(tokens, _logs(_checked(as_tensor(tokens)), (centred,))[0])
 
 
 def _checked(tokens: Tensor) -> Tensor:
@@ -117,29 +130,47 @@ def _checked(tokens: Tensor) -> Tensor:
     return tokens if tokens.is_floating_point() else tokens.double()
 
 
-def _logs(x: Tensor) -> Tensor:
+def _logs(x: Tensor, centred: Sequence[bool]) -> list[Tensor]:
+    """Log singular values with the mean of the rows taken off (True), or left in, as they are asked for."""
     n, d = x.shape[-2:]
     # Rounding is a random matrix, whose largest singular value is about (√n + √d) times the size of its numbers: eps of
     # what was rounded, and several eps where sums were computed in the same precision, which they are not in 16 bits.
     info = torch.finfo(x.dtype)
     noise = info.eps * (8 if info.bits > 16 else 1) * (math.sqrt(n) + math.sqrt(d))
     x = x.double()
-    squares = x.square().mean((-2, -1))
-    x = x - x.mean(-2, keepdim=True)
+    mean = x.mean(-2, keepdim=True)
+    x = x - mean
     gram = x @ x.mT if n <= d else x.mT @ x
+    offset = mean.square().sum(-1, keepdim=True)  # (…, 1, 1)
+    squares = (gram.diagonal(dim1=-2, dim2=-1).sum(-1) + n * offset[..., 0, 0]) / (n * d)
     bad = ~gram.isfinite().all(-1).all(-1)
-    values = torch.linalg.eigvalsh(gram.masked_fill_(bad[..., None, None], 0.0)).flip(-1)
-    resolved = (n + d) * torch.finfo(torch.float64).eps * values[..., 0]  # by the product and its eigenvalues
-    floor = torch.maximum(noise**2 * squares, resolved)[..., None]
-    logs = torch.where(values > floor, values.log() / 2, -math.inf)
-    return logs.masked_fill_(bad[..., None], math.nan)
+    gram.masked_fill_(bad[..., None, None], 0.0)
+    found = []
+    for without in centred:
+        values = torch.linalg.eigvalsh(gram if without else _with_mean(gram, x, mean)).flip(-1)
+        resolved = (n + d) * torch.finfo(torch.float64).eps * values[..., 0]  # by the product and its eigenvalues
+        floor = torch.maximum(noise**2 * squares, resolved)[..., None]
+        logs = torch.where(values > floor, values.log() / 2, -math.inf)
+        found.append(logs.masked_fill_(bad[..., None], math.nan))
+    return found
 
 
-def _numbers(logs: Tensor) -> Tensor:
-    """log σ_1, log σ_2, effective rank, then Δ log σ of all ranks: (…, R) → (…, 3 + R)."""
-    second = logs[..., 1:2] if logs.shape[-1] > 1 else torch.full_like(logs, -math.inf)
+def _with_mean(gram: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    """The smaller product of X + 1 mᵀ with itself from that of the centred X: no second large product."""
+    mean = mean.nan_to_num(0.0, 0.0, 0.0)
+    if x.shape[-2] <= x.shape[-1]:  # (X + 1 mᵀ)(X + 1 mᵀ)ᵀ
+        across = (x @ mean.mT).nan_to_num(0.0, 0.0, 0.0)  # (…, n, 1)
+        return gram + across + across.mT + mean @ mean.mT
+    return gram + x.shape[-2] * mean.mT @ mean
+
+
+def _numbers(logs: Tensor, raw: Tensor) -> Tensor:
+    """`NAMES`, then Δ log σ of all ranks: (…, R), and the values with the mean left in → (…, 4 + R)."""
+    second, raw_second = (
+        each[..., 1:2] if each.shape[-1] > 1 else torch.full_like(each, -math.inf) for each in (logs, raw)
+    )
     delta = logs - logs[..., :1]
-    return torch.cat([logs[..., :1], second, effective_rank(delta.exp())[..., None], delta], -1)
+    return torch.cat([logs[..., :1], second, effective_rank(delta.exp())[..., None], raw_second, delta], -1)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -149,19 +180,19 @@ def _numbers(logs: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
-    sums: Tensor  # (S, 3, 3 + R)
+    sums: Tensor  # (S, 3, 4 + R)
     flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
     seen: Tensor  # (M,)
     # and means_0, means_1, … float32 (M, D), one for each layer
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.layers = plan, Layers(plan.sites)
+        self.plan, self.layers, self.centred = plan, Layers(plan.sites), config.centred
         self.slots, self.means = _slots(plan, config.means)
         self.chosen, self.images = _slots(plan, config.images)
         self.shapes = [_shape(plan, *layer) for layer in self.layers]
         s = len(self.layers)
-        states = {"sums": (s, 3, NUMBERS + max(map(_ranks, self.shapes))), "flaws": (s, 3), "seen": (self.means,)}
+        states = {"sums": (s, 3, NUMBERS + max(map(self._ranks, self.shapes))), "flaws": (s, 3), "seen": (self.means,)}
         for name, shape in states.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         for i, (_, d) in enumerate(self.shapes):
@@ -174,38 +205,50 @@ class Analysis(contract.Analysis):
         self.at = slots[self.kept]
         self.looked = (self.chosen[batch.split][batch.rows] >= 0).nonzero()[:, 0]
 
-    def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _ranks(self, shape: Shape) -> int:
+        return _ranks(shape, self.centred)
+
+    def _logs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log singular values as they are asked for, and with the mean of the rows left in."""
+        found = _logs(x, (True, False) if self.centred else (False,))
+        return found[0], found[-1]
+
+    def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
         """Mean tokens (B, D) and, of the images that are in the sample, log singular values."""
         encoder = self.plan.encoders[key.encoder]
         patches, mean = (token_view(activation, view, encoder.tokens) for view in ("patches", "mean"))
         if patches is None or mean is None or not encoder.has_places(activation.shape[1:]):
             return None, None
-        return mean, _logs(patches[self.looked]) if len(self.looked) and patches.shape[1] > 1 else None
+        return mean, self._logs(patches[self.looked]) if len(self.looked) and patches.shape[1] > 1 else None
 
-    def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor | None, Tensor | None]]) -> None:
+    def update(
+        self, batch: Batch, reductions: Mapping[Key, tuple[Tensor | None, tuple[Tensor, Tensor] | None]]
+    ) -> None:
         """Add the spectra, and put mean tokens into their places."""
         self.seen[self.at] += 1
-        for (encoder, site, _), (mean, logs) in reductions.items():
+        for (encoder, site, _), (mean, both) in reductions.items():
             layer = self.layers.index(encoder, site)
             if mean is not None:
                 getattr(self, f"means_{layer}")[self.at] = mean[self.kept].float()
-            if logs is None:
+            if both is None:
                 continue
+            logs, raw = both
             constant, infinite = logs[:, 0] == -math.inf, logs[:, 0].isnan()
             self.flaws[layer] += torch.stack([torch.ones_like(constant), constant, infinite], 1).sum(0)
             if not constant.all():  # an image without any spread has no spectrum
-                add_images(self.sums, layer, _numbers(logs[~constant][:, : _ranks(self.shapes[layer])]))
+                ranks = self._ranks(self.shapes[layer])
+                add_images(self.sums, layer, _numbers(logs[~constant][:, :ranks], raw[~constant]))
 
     def compute(self) -> xr.Dataset:
         """Spectra of tokens and of images at every layer, the numbers read off them, and reasons."""
         kept = self.seen > 0
         shapes = [(int(kept.sum()) if d else 0, d) for _, d in self.shapes]
-        width = NUMBERS + max(1, *map(_ranks, (*self.shapes, *shapes)))
+        width = NUMBERS + max(1, *map(self._ranks, (*self.shapes, *shapes)))
         images, flaws = np.full((len(shapes), width), np.nan), np.zeros((len(shapes), 3))
         for i, shape in enumerate(shapes):
-            if r := _ranks(shape):
-                logs = _logs(getattr(self, f"means_{i}")[kept])[:r]
-                images[i, : NUMBERS + r] = _numbers(logs).numpy(force=True)
+            if r := self._ranks(shape):
+                logs, raw = self._logs(getattr(self, f"means_{i}")[kept])
+                images[i, : NUMBERS + r] = _numbers(logs[:r], raw).numpy(force=True)
                 flaws[i] = shape[0], shape[0] * bool(logs[0] == -math.inf), bool(logs[0].isnan())
         tokens = [
             np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=np.nan)
@@ -220,25 +263,27 @@ class Analysis(contract.Analysis):
                 "image_sample": self.means,
                 "interval": "95 % over images",
                 "logarithm": "natural",
+                "centred": int(self.centred),
             },
         )
 
     def _variables(
         self, cloud: str, shapes: Sequence[Shape], flaws: Numbers, parts: Sequence[Numbers]
     ) -> dict[str, tuple[tuple[str, ...], Any]]:
-        """The variables of one kind of cloud, from its numbers (S, 3 + R) and, if there is an interval, its bounds."""
+        """The variables of one kind of cloud, from its numbers (S, 4 + R) and, if there is an interval, its bounds."""
         layer, spread = ("encoder", "site"), self.layers.spread
         data: dict[str, tuple[tuple[str, ...], Any]] = {}
-        levels = np.array([_levels(shape) for shape in shapes])  # (S, 2)
+        levels = np.array([_levels(self._ranks(shape)) for shape in shapes])  # (S, 2)
         for end, part in zip(ENDS, parts, strict=False):
             values = np.where(np.isfinite(part), part, np.nan)  # −inf: lost in rounding
-            for column, name in enumerate(("largest", "second", "effective_rank")):
+            for column, name in enumerate(NAMES):
                 data[f"{cloud}_{name}{end}"] = (layer, spread(values[:, column]))
             at_levels = np.take_along_axis(values, NUMBERS + np.maximum(levels, 1) - 1, 1)
             data[f"{cloud}_delta{end}"] = ((*layer, "level"), spread(at_levels))
             data[f"{cloud}_spectrum{end}"] = ((*layer, "rank"), spread(values[:, NUMBERS:]))
         found = np.isfinite(parts[0][:, NUMBERS:]).sum(1)
-        reasons = [_why(cloud, *layer) for layer in zip(shapes, flaws, found, strict=True)]
+        possible = [self._ranks(shape) for shape in shapes]
+        reasons = [_why(cloud, *layer) for layer in zip(shapes, flaws, found, possible, strict=True)]
         return data | {
             f"{cloud}_rank": ((*layer, "level"), spread(np.where(levels > 0, levels, np.nan))),
             f"{cloud}_images": (layer, spread(flaws[:, 0] - flaws[:, 1])),
@@ -265,22 +310,21 @@ def _shape(plan: Plan, encoder: str, site: str) -> Shape:
     return (0, 0) if patches is None else (patches.shape[1], patches.shape[2])
 
 
-def _ranks(shape: Shape) -> int:
-    """How many singular values of a centred matrix can differ from zero."""
-    return max(min(shape[0] - 1, shape[1]), 0)
+def _ranks(shape: Shape, centred: bool) -> int:
+    """How many singular values of a matrix can differ from zero."""
+    return max(min(shape[0] - 1, shape[1]), 0) if centred or shape[0] < 2 else min(shape)
 
 
-def _levels(shape: Shape) -> tuple[int, int]:
+def _levels(ranks: int) -> tuple[int, int]:
     """The two ranks that are followed over depth: a third and two thirds where there are too few; 0 where none are.
 
-    >>> _levels((196, 384)), _levels((49, 2048))
+    >>> _levels(195), _levels(48)
     ((64, 128), (16, 32))
     """
-    ranks = _ranks(shape)
     return RANKS if ranks >= RANKS[1] else (min(ranks, max(ranks // 3, 1)), min(ranks, max(2 * ranks // 3, 1)))
 
 
-def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
+def _why(cloud: str, shape: Shape, flaws: Numbers, found: int, ranks: int) -> str:
     """Why numbers of a layer are missing, or nothing."""
     seen, constant, infinite = flaws
     if not shape[1]:
@@ -293,15 +337,15 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int) -> str:
         return NOT_FINITE
     if constant == seen:
         return "the tokens of an image are all the same" if cloud == "token" else "all images have the same mean token"
-    lost = _ranks(shape) - found
-    return f"{lost} of {_ranks(shape)} singular values cannot be distinguished from rounding" if lost else ""
+    lost = ranks - found
+    return f"{lost} of {ranks} singular values cannot be distinguished from rounding" if lost else ""
 
 
 def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the mean tokens and for the sums; nothing on disk."""
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
-    return Cost(memory=sum(4 * means * d + 24 * (NUMBERS + _ranks((n, d))) for n, d in shapes), disk=0)
+    return Cost(memory=sum(4 * means * d + 24 * (NUMBERS + _ranks((n, d), config.centred)) for n, d in shapes), disk=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -334,10 +378,14 @@ def figures(result: xr.Dataset) -> list[Figure]:
             domain=None,
         )
         found += _spectrum(result, cloud, relative)
-    absolute = "Not relative to the largest: the size of the cloud itself. A layer that clumps tokens lowers it. "
+    absolute = (
+        "Not relative to the largest, and with the mean left in, which is most of the largest: the size of the cloud "
+        "itself. A layer that clumps tokens lowers it. "
+    )
+    second = "uncentred_second" if "token_uncentred_second" in result else "second"  # of an earlier run
     counts = "How many directions matter: the exponential of the entropy of the spectrum. "
     for measure, name, title, value_title, caption in (
-        ("second", "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
+        (second, "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
         ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
     ):
         both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}

@@ -3,7 +3,7 @@
 application   the Typer application, exit codes, errors as one sentence
 options       what several commands share
 ending        the report and its headlines
-compare       compare, dynamics, demo
+compare       compare, dynamics, minibatch, demo
 train         pretrain, finetune, reinit
 generate      rcdm, imagine
 files         list, inspect, convert, report, export

@@ -71,7 +71,7 @@ def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tup
         config, values = analysis(name).Config, settings.get(name, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
-        known = [field.name for field in fields(config)]
+        known = [field.name for field in fields(config) if field.init]
         for key in values:
             if key not in known:
                 raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")

@@ -1,4 +1,4 @@
-"""`sightline compare`, `dynamics` and `demo`: passes that end in a report."""
+"""`sightline compare`, `dynamics`, `minibatch` and `demo`: passes that end in a report."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def compare(
     Example: `sightline compare dino=timm:vit_small_patch16_224.dino mae=timm:vit_base_patch16_224.mae
     --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
 
-    Any number of encoders can be compared, also a single one with itself. An interrupted run goes on when the same
-    command is given again. Under `torchrun` the processes share the images.
+    Any number of encoders can be compared, even one with itself. An interrupted run continues when the same
+    command is run again. Under `torchrun` the processes share the images.
     """
     from sightline.images.loading import load_images
     from sightline.measure.analyze import analyze
@@ -121,6 +121,32 @@ def dynamics(
     epochs = [f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}" for name, equals, folder in named]
     compare(
         [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def minibatch(
+    encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
+    images: Annotated[str | None, typer.Option(help=f"Images; without it, {EMBEDDED}.")] = None,
+    out: Out = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="`minibatch.key=value`, such as `layers=20`.")] = None,
+    sites: Annotated[list[str] | None, typer.Option(help="Patterns of the sites that layers are drawn from.")] = None,
+    limit: Annotated[int, typer.Option(help="At most this many images of each split; 0: all.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images per forward pass, and the largest minibatch.")] = 1024,
+    device: Device = "auto",
+    seed: Seed = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+) -> None:
+    """Does CKA depend on batch size and number of images? Ten layers, batches of 32 … 1024, up to all images, one pass.
+
+    Example: `sightline minibatch timm:vit_base_patch16_224.mae --images folder:/data/val -o runs/minibatch`
+
+    Short for `sightline compare ENCODERS --only minibatch --batch 1024 --limit 0`. All images of a batch go through the
+    encoder at once: where memory does not suffice for 1024, a smaller `--batch` leaves out the largest minibatches.
+    """
+    compare(
+        encoders, images, out, "minibatch", set_=set_, sites=sites, limit=limit, batch=batch, device=device, seed=seed,
         overwrite=overwrite,
     )  # fmt: skip
 

@@ -130,8 +130,8 @@ def reinit(
 
     Example: `sightline reinit zoo:moco_v3 zoo:supervised --images 'shapes?size=48' --counts 1,2,4 -o runs/reinit`
 
-    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command goes on where
-    it was stopped; of more `--counts` only the new ones are trained.
+    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command continues where
+    it was stopped; with more `--counts` only the new ones are trained.
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.reinit import reinit as study

@@ -109,7 +109,7 @@ class Estimate:
     def contrast(self, level: float = 0.95, method: str = "jackknife") -> Contrast:
         """This number with its interval; most useful of a difference."""
         if not 0 < level < 1:
-            raise InputError(f"The level of an interval lies between 0 and 1, such as 0.95, not at {level}")
+            raise InputError(f"The level of an interval must be between 0 and 1, such as 0.95, not {level}")
         if method not in METHODS:
             raise InputError(f"There is no method {method!r}{nearest(method, METHODS)}")
         if method == "bootstrap" and self.draws is None and self.left_out:

@@ -121,7 +121,7 @@ class Measured:
         if self.kept is None:
             raise InputError(
                 f"The result {self.name} keeps nothing that an interval of a difference could be computed from: it was "
-                "measured by an earlier version; give the same command again to have it measured anew"
+                "measured by an earlier version; run the same command again to measure it again"
             )
         about: dict[str, Any] = json.loads(self.kept.attrs["kept"])
         return about

@@ -40,7 +40,7 @@ GROUPS = {
     "objectives": "sightline.objectives",
     "sources": "sightline.sources",
 }
-SINGULAR = {"analyses": "analysis", "families": "family", "studies": "study"}
+SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
 REPORTED: Mapping[str, Any] = {"summary": lambda result: []}
 
@@ -83,7 +83,7 @@ def names(kind: str) -> list[str]:
     """Names of the plugins of a kind, whether they can be used or not.
 
     >>> [name for name in names("datasets") if name in built_in("datasets")]
-    ['arrays', 'folder', 'huggingface', 'parquet', 'shapes']
+    ['arrays', 'coco', 'folder', 'huggingface', 'parquet', 'shapes']
     """
     return sorted(_places(kind))
 

@@ -244,7 +244,7 @@ def latest(run: Path) -> Path | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start anew") from error
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start over") from error
     if not (folder / "state.json").is_file():
         raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")
     return folder

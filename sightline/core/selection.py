@@ -136,7 +136,7 @@ def _number(wanted: Any) -> float:
     try:
         return float(wanted)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{wanted!r} is no number, but only numbers can be chosen there") from error
+        raise InputError(f"{wanted!r} is not a number, but only numbers can be chosen there") from error
 
 
 def site_pattern(pattern: str) -> re.Pattern[str]:
@@ -167,7 +167,7 @@ def depth_range(wanted: Any) -> tuple[float, float]:
             if low < high:
                 return low, high
     raise InputError(
-        f"{wanted!r} is no range of depths; write first or last and quarter, third or half, or a pair from 0 to 1"
+        f"{wanted!r} is not a range of depths; write first or last and quarter, third or half, or a pair from 0 to 1"
     )
 
 
@@ -204,7 +204,7 @@ def _check_named(table: xr.Dataset, variable: str, mask: Mask, dims: list[str], 
 def _why_not(table: xr.Dataset, values: xr.DataArray, mask: Mask) -> str:
     """The first reason that the result gives for one of these numbers."""
     if not mask.any():
-        return "no layer is all of that"
+        return "no layer matches all of it"
     cell = dict(zip(values.dims, (axis[0] for axis in np.nonzero(mask)), strict=True))
     for name, reason in table.data_vars.items():
         own = {dim.removesuffix("_a"): at for dim, at in ((str(d), p) for d, p in cell.items())}

@@ -34,7 +34,7 @@ def load_images(
 ) -> Images:
     """Load `source:where?option=value`, or arrays of pixels with their labels, and draw a balanced sample of it.
 
-    `labels`, `classes`, `ids` and `splits` go with arrays only; see `sightline.datasets.arrays`.
+    `labels`, `classes`, `ids` and `splits` go with arrays only; see `images/sources/arrays.py`.
 
     >>> load_images("shapes:conflict?size=32", limit=240).name
     'shapes:conflict?size=32'
@@ -62,7 +62,7 @@ def _load(reference: str) -> Images:
         raise InputError(f"{reference!r} does not name images in the form source:where?option=value{hint}")
     source, where, options = parts
     if source not in plugins.names("datasets") and Path(reference).exists():
-        raise InputError(f"There is no dataset {source!r}; did you mean 'folder:{reference}'?")
+        raise InputError(f"There is no image source {source!r}; did you mean 'folder:{reference}'?")
     images = image_source(source).load(where, options)
     return replace(images, name=reference)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.core.errors import InputError
-from sightline.images.sets import FEWEST, Images, Source
+from sightline.images.sets import FEWEST, Images, Source, TargetSource
+from sightline.images.targets import Targets, tensors
 from sightline.images.workers import parallel
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Batch:
     extras: Mapping[str, Tensor]
     pixels: Mapping[Preprocess, Tensor]  # uint8 (B, 3, h, w); encoders of the same geometry share the memory
     skipped: tuple[tuple[str, str], ...]  # id and reason of each image that could not be decoded
+    targets: Mapping[Preprocess, tuple[Targets[Tensor], ...]] = field(default_factory=dict)  # of B images, if wanted
 
 
 def batch_count(n: int, batch: int) -> int:
@@ -56,11 +59,13 @@ def batches(
     rank: int = 0,
     world: int = 1,
     start: int = 0,
+    targets: Collection[str] = (),
 ) -> Generator[Batch, None, None]:
     """Batches of the splits, one split after the other; rank r sees the batches r, r + world, … from `start` on.
 
     The sizes of the batches of a split differ by one at most, so that the last one is not short. Decoding, resizing and
-    cropping happen in worker processes, which end with the iterator, also when it is left early.
+    cropping happen in worker processes, which end with the iterator, also when it is left early. The images of the
+    splits in `targets` come with their boxes, masks and maps, which move with the pixels.
     """
     if batch < 1:
         raise InputError(f"The batch size is {batch}, but at least 1 is needed")
@@ -74,14 +79,16 @@ def batches(
     bare = {p: replace(p, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)) for p in preprocesses}
     geometries = list(dict.fromkeys(bare.values()))
     jobs = [cuts[number][1] for number in mine]
+    known = images.target_source() if targets else None
     largest = max((len(job) for job in jobs), default=0) * sum(3 * g.size[0] * g.size[1] for g in geometries)
-    reader = _Reader(images.source, jobs, geometries)
+    reader = _Reader(images.source, jobs, geometries, [known if cuts[n][0] in targets else None for n in mine])
     for number, read in zip(mine, parallel(reader, range(len(jobs)), images, workers, largest), strict=True):
         split, where = cuts[number]
         skipped = tuple((str(images.ids[where[i]]), reason) for i, reason in read.errors)
         if skipped and images.strict:
             raise InputError(f"{images.name}: {skipped[0][0]} cannot be read: {skipped[0][1]}")
         pixels = dict(zip(geometries, map(torch.as_tensor, read.pixels), strict=True))
+        moved = dict(zip(geometries, (tuple(map(tensors, of)) for of in read.targets), strict=False))
         kept = where[read.kept]
         yield Batch(
             split=split,
@@ -92,6 +99,7 @@ def batches(
             extras={name: torch.from_numpy(values[kept]) for name, values in images.extras.items()},
             pixels={preprocess: pixels[geometry] for preprocess, geometry in bare.items()},
             skipped=skipped,
+            targets={preprocess: moved[geometry] for preprocess, geometry in bare.items() if geometry in moved},
         )
 
 
@@ -99,13 +107,21 @@ class _Read(NamedTuple):
     kept: list[int]
     errors: list[tuple[int, str]]
     pixels: list[Any]  # one (B, 3, h, w) per geometry
+    targets: list[list[Targets[NDArray[Any]]]]  # of B images per geometry, if they are wanted
 
 
 class _Reader:
     """Decodes whole batches; what a worker process runs."""
 
-    def __init__(self, source: Source, jobs: list[np.ndarray], geometries: list[Preprocess]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        jobs: list[np.ndarray],
+        geometries: list[Preprocess],
+        targets: Sequence[TargetSource | None],
+    ) -> None:
         self.source, self.jobs, self.geometries = source, jobs, geometries
+        self.targets = targets  # of each job the source once more, if the targets of its images are wanted
         self.shared_memory = False
 
     def __getitem__(self, number: int) -> _Read:
@@ -115,7 +131,13 @@ class _Reader:
         found = {i: image for i in range(len(job)) if (image := items[i].image) is not None}
         errors = [(i, items[i].error or "unknown reason") for i in range(len(job)) if i not in found]
         pixels = [self._crop(geometry, found.values()) for geometry in self.geometries]
-        return _Read(list(found), errors, [torch.from_numpy(p) for p in pixels] if self.shared_memory else pixels)
+        source = self.targets[number]
+        known = [] if source is None else zip(source.targets(job[list(found)].tolist()), found.values(), strict=True)
+        whole = [(one, *image.shape[:2]) for one, image in known]
+        targets = [] if source is None else [[geometry.move(*one) for one in whole] for geometry in self.geometries]
+        return _Read(
+            list(found), errors, list(map(torch.from_numpy, pixels)) if self.shared_memory else pixels, targets
+        )
 
     def _crop(self, geometry: Preprocess, found: Collection[np.ndarray]) -> np.ndarray:
         result = np.empty((len(found), 3, *geometry.size), np.uint8)

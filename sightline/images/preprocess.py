@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.images.targets import Targets, move
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess", "Window"]
 
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")  # as PIL has them
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Window(NamedTuple):
+    """What is seen along one axis of an image: `size` pixels from `first` on, once it is resized to `resized`."""
+
+    length: int  # of the image
+    resized: int
+    first: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -51,13 +62,31 @@ class Preprocess:
         """uint8 (H, W, 3) → uint8 (3, h, w), with PIL's antialiased resize as the official evaluations do."""
         from PIL import Image
 
-        height, width = image.shape[:2]
-        wanted = self._resized(height, width)
-        if wanted != (height, width):
+        rows, columns = self.windows(*image.shape[:2])
+        if (rows.resized, columns.resized) != image.shape[:2]:
             how = Image.Resampling[self.interpolation.upper()]
-            image = np.asarray(Image.fromarray(image).resize(wanted[::-1], how))
-        top, left = (round((have - want) / 2) for have, want in zip(image.shape[:2], self.size, strict=True))
+            image = np.asarray(Image.fromarray(image).resize((columns.resized, rows.resized), how))
+        top, left = rows.first, columns.first
         return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))
+
+    def move(self, targets: Targets[NDArray[Any]], height: int, width: int) -> Targets[NDArray[Any]]:
+        """The targets of an image of this height and width in what `crop` makes of it.
+
+        >>> one = Targets(np.array([7]), np.array([[10, 5, 30, 20]], np.float32))
+        >>> Preprocess((20, 20), 20).move(one, 40, 60).boxes  # halved, then 5 off the left
+        array([[ 0. ,  2.5, 10. , 10. ]], dtype=float32)
+        """
+        rows, columns = self.windows(height, width)
+        resized = move(targets, np.array([0, 0, height, width]), False, (rows.resized, columns.resized))
+        return move(resized, np.array([rows.first, columns.first, *self.size]), False, self.size)
+
+    def windows(self, height: int, width: int) -> tuple[Window, Window]:
+        """What `crop` takes of an image of this size, along its rows and along its columns."""
+        rows, columns = (
+            Window(have, resized, round((resized - want) / 2), want)
+            for have, resized, want in zip((height, width), self._resized(height, width), self.size, strict=True)
+        )
+        return rows, columns
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.resize, tuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
-from sightline.images.targets import Targets
+from sightline.images.targets import VOID, Targets
 
 __all__ = [
     "FEWEST",
@@ -90,6 +90,7 @@ class Images:
     relatives: Mapping[str, str] = field(default_factory=dict)  # purpose -> reference of images of the same making
     in_memory: bool = False  # reading costs nothing, worker processes would only copy
     strict: bool = False  # a corrupt image is an error instead of being skipped
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def common_splits(self) -> tuple[str, ...]:
@@ -185,7 +186,8 @@ class Images:
 def join(images: Images, split: str, others: Images) -> Images:
     """The same images with one more split: the test images of another set, whose classes must be among theirs.
 
-    Their labels, further ones too, are translated; further labels are −1 where there are none.
+    Their labels, further ones and those of their targets too, are translated; further labels are −1 where there are
+    none.
 
     >>> from sightline.images import load_images
     >>> both = join(load_images("shapes?train=4&val=0&test=4"), "conflict", load_images("shapes:conflict?test=32"))
@@ -205,10 +207,11 @@ def join(images: Images, split: str, others: Images) -> Images:
         name: np.concatenate([images.extras.get(name, np.full(n, -1, values.dtype)), values])
         for name, values in theirs.items()
     }
+    kind = JoinedTargets if any(isinstance(s.source, TargetSource) for s in (images, others)) else JoinedPixels
     kept = {name: np.concatenate([v, np.full(m, -1, v.dtype)]) for name, v in images.extras.items()}
     return replace(
         images,
-        source=JoinedPixels((images.source, others.source), n, where),
+        source=kind((images.source, others.source), n, where, translate),
         ids=np.concatenate([images.ids, np.char.add(f"{split}/", others.ids[where])]),
         labels=np.concatenate([images.labels, translate[others.labels[where]]]),
         splits={**images.splits, split: np.arange(n, n + m)},
@@ -226,23 +229,47 @@ class JoinedPixels:
     sources: tuple[Source, Source]
     first: int  # images of the first source
     where: np.ndarray  # positions in the second one
+    translate: np.ndarray  # from classes of the second one to those of the first
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Each source reads its own images; the order is that of the indices."""
-        own = [i for i in indices if i < self.first]
-        others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
-        parts = [iter(s.read(p)) if p else iter(()) for s, p in zip(self.sources, (own, others), strict=True)]
+        parts = [iter(source.read(chosen)) if chosen else iter(()) for source, chosen in self.shares(indices)]
         return [next(parts[i >= self.first]) for i in indices]
 
     def contents(self, indices: Sequence[int]) -> bytes:
         """Of both, where they have files."""
+        return b"".join(
+            source.contents(chosen) for source, chosen in self.shares(indices) if isinstance(source, FileSource)
+        )
+
+    def shares(self, indices: Sequence[int]) -> list[tuple[Source, list[int]]]:
+        """Each source with the positions in it."""
         own = [i for i in indices if i < self.first]
         others = [int(self.where[i - self.first]) for i in indices if i >= self.first]
-        return b"".join(
-            source.contents(chosen)
-            for source, chosen in zip(self.sources, (own, others), strict=True)
-            if isinstance(source, FileSource)
-        )
+        return list(zip(self.sources, (own, others), strict=True))
+
+
+class JoinedTargets(JoinedPixels):
+    """The same where one of them at least has targets; the others can be read, but not asked for theirs."""
+
+    def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
+        """Each source tells those of its own images, in classes of the first one."""
+        own, others = (iter(_targets(source, chosen)) for source, chosen in self.shares(indices))
+        return [self._translated(next(others)) if i >= self.first else next(own) for i in indices]
+
+    def _translated(self, targets: Targets[NDArray[Any]]) -> Targets[NDArray[Any]]:
+        maps = targets.segmentation
+        if maps is not None:
+            maps = np.where(maps == VOID, VOID, self.translate[maps.clip(min=-1)])
+        return targets._replace(labels=self.translate[targets.labels], segmentation=maps)
+
+
+def _targets(source: Source, chosen: list[int]) -> list[Targets[NDArray[Any]]]:
+    if not chosen:
+        return []
+    if not isinstance(source, TargetSource):
+        raise InputError("Some of the joined images have no boxes, masks or segmentation maps; give others")
+    return source.targets(chosen)
 
 
 def halves(ids: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 | view | what it shows |
 |---|---|
 | `plain` | the images as they are |
-| `mirror` | left and right exchanged |
+| `mirror`, `rotation:90`, `grey`, … | a transformation by its name, see transformations.py |
 | `augment:simclr:0` | copy 0 of the images, augmented by a policy of augment/policies.py, at the size of the pixels |
 | `augment:simclr?blur=0&jitter=[0.4, 0.4, 0.4, 0.1]:1` | copy 1, with settings of `augment.Policy` of one's own |
 | `noise:…` | noise of a frequency band added, see noise.py |
@@ -12,28 +12,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.core.errors import InputError, nearest
-from sightline.core.keyed_random import fold, id_keys
+from sightline.core.keyed_random import Keys, fold, id_keys
 from sightline.core.references import take_apart
 from sightline.core.settings import make_settings, parse_settings
 from sightline.images.augment.colours import augment
+from sightline.images.augment.crops import boxes, flips
 from sightline.images.augment.erasure import finish
 from sightline.images.augment.policies import policies
 from sightline.images.augment.policy import Policy
+from sightline.images.targets import Targets, arrays, move, tensors
+from sightline.images.transformations import TRANSFORMATIONS, transform
 
-__all__ = ["make_view", "policies_of"]
+__all__ = ["make_view", "move_targets", "policies_of"]
 
 
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "plain": lambda pixels: pixels,
-    "mirror": lambda pixels: pixels.flip(-1),
-}
+IN_PLACE = ("grey", "blur")  # transformations that leave everything where it is
 _AUGMENT = 0xA06  # so that the numbers are not those of a training with the same seed
 
 
@@ -46,19 +46,52 @@ def make_view(name: str, pixels: Tensor, ids: Sequence[str] = (), seed: int = 0)
     >>> make_view("augment:simclr:0", torch.zeros(2, 3, 8, 8, dtype=torch.uint8), ["a", "b"]).shape
     torch.Size([2, 3, 8, 8])
     """
-    kind, _, settings = name.partition(":")
+    kind = name.partition(":")[0]
     if kind == "augment":
-        policy, _, copy = settings.rpartition(":")
-        if not policy or not copy.isdecimal():
-            raise InputError(f"The view {name!r} is written augment:POLICY:COPY, such as augment:simclr:0")
-        return _augmented(pixels, policy, int(copy), ids, seed)
+        return _augmented(pixels, *_drawn(name, pixels.shape[-2:], ids, seed))
     if kind == "noise":
         from sightline.images import noise
 
         return noise.view(name, pixels, ids, seed)
-    if name not in VIEWS:
-        raise InputError(f"There is no view {name!r}{nearest(name, [*VIEWS, 'augment:simclr:0'])}")
-    return VIEWS[name](pixels)
+    if kind in TRANSFORMATIONS:
+        return transform(name, pixels)
+    _check(name)
+    return pixels
+
+
+def move_targets(
+    name: str, targets: Sequence[Targets[Tensor]], size: tuple[int, int], ids: Sequence[str] = (), seed: int = 0
+) -> list[Targets[Tensor]]:
+    """The targets of the images of a batch, of h × w pixels, where the view `name` shows them; see `Batch.targets`.
+
+    >>> import torch
+    >>> one = Targets(torch.tensor([7]), torch.tensor([[0.0, 1.0, 2.0, 4.0]]))
+    >>> move_targets("mirror", [one], (8, 8))[0].boxes
+    tensor([[6., 1., 8., 4.]])
+    """
+    kind = name.partition(":")[0]
+    if kind in ("plain", "noise", *IN_PLACE):
+        return list(targets)
+    where, mirrored = np.tile([0, 0, *size], (len(targets), 1)), np.ones(len(targets), bool)
+    if kind == "augment":
+        policy, keys = _drawn(name, size, ids, seed)
+        if policy.randaugment[0]:
+            raise InputError(
+                f"The view {name!r} turns and shears images, but not their boxes and masks; choose another"
+            )
+        heights, widths = (np.full(len(targets), length) for length in size)
+        where, mirrored = boxes(heights, widths, policy, keys), flips(policy, keys)
+    elif kind != "mirror":
+        _check(name)
+        raise InputError(f"The view {name!r} moves images, but not their boxes and masks; choose another")
+    moves = zip(targets, where, mirrored.tolist(), strict=True)
+    return [tensors(move(arrays(one), box, flip, size, size)) for one, box, flip in moves]
+
+
+def _check(name: str) -> None:
+    if name != "plain" and name.partition(":")[0] not in TRANSFORMATIONS:
+        names = ["plain", *TRANSFORMATIONS, "augment:simclr:0", "noise:0.3"]
+        raise InputError(f"There is no view {name!r}{nearest(name, names)}")
 
 
 def policies_of(text: str, size: int) -> tuple[Policy, ...]:
@@ -79,11 +112,17 @@ def policies_of(text: str, size: int) -> tuple[Policy, ...]:
     return tuple(make_settings(Policy, dataclasses.asdict(view) | own) for view in policies(name, size))
 
 
-def _augmented(pixels: Tensor, policy: str, copy: int, ids: Sequence[str], seed: int) -> Tensor:
-    """One augmented copy; copies take the views of a policy in turn, and all policies the same random numbers."""
+def _drawn(name: str, size: Sequence[int], ids: Sequence[str], seed: int) -> tuple[Policy, Keys]:
+    """What a copy is made by; copies take the views of a policy in turn, and all policies the same random numbers."""
+    policy, _, copy = name.partition(":")[2].rpartition(":")
+    if not policy or not copy.isdecimal():
+        raise InputError(f"The view {name!r} is written augment:POLICY:COPY, such as augment:simclr:0")
+    views = policies_of(policy, max(size))
+    return views[int(copy) % len(views)], fold(id_keys(np.array(ids, dtype=object)), seed, _AUGMENT, int(copy))
+
+
+def _augmented(pixels: Tensor, view: Policy, keys: Keys) -> Tensor:
     height, width = pixels.shape[-2:]
-    views = policies_of(policy, max(height, width))
-    view, keys = views[copy % len(views)], fold(id_keys(np.array(ids, dtype=object)), seed, _AUGMENT, copy)
     made = finish(augment(pixels, view, keys), view, keys)
     # A policy makes squares; elsewhere, too, a crop takes the shape of the view, whatever its own.
     return made if height == width else F.interpolate(made, (height, width), mode="bilinear", antialias=True)

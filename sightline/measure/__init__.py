@@ -11,5 +11,7 @@ gram_sums       what the analyses by CKA share
 pooled          pooled features of a pass
 feature_cache   features on disk
 classifiers     who decides: the encoder's head or a probe
+class_mappings  fine classes of a head that make up coarse classes of images
+mappings/       classes of classifiers by the categories of other images
 estimators/     measures on arrays alone
 """

@@ -229,6 +229,7 @@ def _stream(
         rank=rank(),
         world=world(),
         start=reached.batch,
+        targets={split for name in metrics if analysis(name).TARGETS for split in plans[name].splits},
     )
     total = sum(len(plan.images.indices(split)) for split in reached.splits)
     count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
+from sightline.measure.class_mappings import AUTO, load_mapping, mean_probabilities
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
@@ -47,11 +48,15 @@ class ClassifierChoice:
     pooling      auto: the CLS token if there is one, else the mean of all tokens or positions; cls, gap or cls_gap
                  (both side by side): that one
     preset       of linear: the sweep of settings, default, table4 or a1, see `sweep.Sweep`
+    mapping      lets own heads decide that know other, finer classes: a CSV file `fine,coarse`, or imagenet16, see
+                 `class_mappings`; auto: imagenet16 where all classes of the images are among its 16; none
     """
 
     classifier: str = "auto"
     pooling: str = "auto"
     preset: str = "default"
+    mapping: str = "none"
+    mapping_digest: str = field(default="", init=False)  # so that another content of a file is another question
 
     def __post_init__(self) -> None:
         known = {"classifier": ("auto", "head", "probe", "linear"), "pooling": ("auto", *SEEN), "preset": PRESETS}
@@ -63,6 +68,12 @@ class ClassifierChoice:
                 f"The preset {self.preset} is a sweep of linear probes, but the classifier is {self.classifier}; "
                 "choose the classifier linear, or leave preset out"
             )
+        if self.mapping not in ("auto", "none"):
+            object.__setattr__(self, "mapping_digest", load_mapping(self.mapping).digest)
+            if self.classifier not in ("auto", "head"):
+                raise InputError(
+                    f"A mapping of classes is for heads, but the classifier is {self.classifier}; choose auto or head"
+                )
 
     @property
     def sweep(self) -> Sweep:
@@ -71,11 +82,12 @@ class ClassifierChoice:
 
 
 class Where(NamedTuple):
-    """Who decides for an encoder, and the site and feature that it sees."""
+    """Who decides for an encoder, the site and feature that it sees, and the mapping by which its head decides."""
 
     kind: str
     site: str
     feature: str
+    mapping: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Classifier:
     where: Where
     ridge: Ridge | None = None
     linear: Chosen | None = None
-    order: tuple[int, ...] | None = None  # outputs of the own head in the order of the images' classes
+    members: tuple[tuple[int, ...], ...] | None = None  # outputs of the own head that make up each class
     reason: str = ""
 
     def scores(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -95,7 +107,9 @@ class Classifier:
         if self.linear is not None:
             return self.linear.scores({"x": features}).astype(np.float64)
         outputs = np.asarray(features, np.float64)
-        return outputs if self.order is None else outputs[:, self.order]
+        if self.where.mapping and self.members is not None:
+            return mean_probabilities(outputs, self.members)
+        return outputs if self.members is None else outputs[:, [only for (only,) in self.members]]
 
     @property
     def left_out_accuracy(self) -> float:
@@ -120,7 +134,7 @@ class DecisionAnalysis(Pooled):
 
     def input_of(self, encoder: str, split: str, view: str = "plain") -> Matrix:
         """What the classifier of an encoder sees of the labelled images of a split."""
-        _, site, feature = self.where[encoder]
+        _, site, feature, _ = self.where[encoder]
         return self.features(encoder, site, feature, view, split)
 
     def fitted(self) -> dict[str, Classifier]:
@@ -134,7 +148,10 @@ class DecisionAnalysis(Pooled):
             return Classifier(where, reason=why)
         if where.kind == HEAD:
             named, names = self.plan.encoders[encoder].classes, self.plan.images.classes
-            return Classifier(where, order=None if named is None else tuple(named.index(name) for name in names))
+            if where.mapping:
+                (outputs,) = self.plan.shapes[encoder][where.site]
+                return Classifier(where, members=load_mapping(where.mapping).members_of(names, named, outputs))
+            return Classifier(where, members=None if named is None else tuple((named.index(n),) for n in names))
         labels, classes = self.labels("train"), len(self.plan.images.classes)
         if where.kind == PROBE:
             return Classifier(where, fit_ridge(train, labels, classes))
@@ -163,6 +180,7 @@ class DecisionAnalysis(Pooled):
         accuracy = np.array(shared(list(classifiers), train)).T
         return {
             "classifier": ("encoder", [c.where.kind for c in found]),
+            "mapping": ("encoder", [c.where.mapping for c in found]),
             "classifier_site": ("encoder", [c.where.site for c in found]),
             "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in found]),
             "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in found]),
@@ -195,11 +213,14 @@ def _decider(choice: ClassifierChoice, plan: Plan, encoder: str) -> Where:
     same = outputs == (classes,) and (named is None or set(named) == set(plan.images.classes))
     if choice.classifier in ("auto", "head") and same:
         return Where(HEAD, heads[0], "gap")
+    mapping, problem = _mapping(choice, plan, encoder, outputs)
+    if mapping:
+        return Where(HEAD, heads[0], "gap", mapping)
     if choice.classifier == "head":
         has = f"a head with {counted(outputs[0], 'output')}" if len(outputs) == 1 else "no head that classifies"
         has += " of other names" if outputs == (classes,) else ""
         raise InputError(
-            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}; "
+            f"Encoder {encoder!r} has {has}, but {plan.images.name} has {counted(classes, 'class')}{problem}; "
             "choose the classifier auto, probe or linear"
         )
     for site in sorted((site for site in sites if site not in heads), key=_last):
@@ -213,13 +234,29 @@ def _decider(choice: ClassifierChoice, plan: Plan, encoder: str) -> Where:
     )
 
 
+def _mapping(choice: ClassifierChoice, plan: Plan, encoder: str, outputs: tuple[int, ...]) -> tuple[str, str]:
+    """The mapping by which the head of an encoder can decide, or "" and how an error goes on to say why not."""
+    if choice.mapping == "none" or choice.classifier not in ("auto", "head") or len(outputs) != 1:
+        return "", ""
+    chosen = AUTO if choice.mapping == "auto" else choice.mapping
+    try:
+        load_mapping(chosen).members_of(plan.images.classes, plan.encoders[encoder].classes, outputs[0])
+    except InputError as problem:
+        if choice.mapping != "auto":
+            raise InputError(
+                f"Encoder {encoder!r} cannot decide by its head: {problem}; give another mapping"
+            ) from None
+        return "", f", and {problem}"
+    return chosen, ""
+
+
 def _last(site: str) -> tuple[bool, int]:
     """Key that sorts the final norm first, then blocks from the last one."""
     return site != "norm", -int(site.split(".")[1]) if "." in site else 0
 
 
 def _wanted(where: Mapping[str, Where]) -> dict[tuple[str, str], tuple[str]]:
-    return {(encoder, site): (feature,) for encoder, (_, site, feature) in where.items()}
+    return {(encoder, site): (feature,) for encoder, (_, site, feature, _) in where.items()}
 
 
 def cost_of(choice: ClassifierChoice, plan: Plan, splits: Sequence[str]) -> Cost:

@@ -95,6 +95,8 @@ class AnalysisFile(Reported, Protocol):
 class AnalysisPlugin(AnalysisFile, Protocol):
     """What the engine sees: also what a file may leave out, with the defaults of `OPTIONAL`."""
 
+    TARGETS: bool  # whether it looks at boxes, masks or maps, which are then in `batch.targets`
+
     @property
     def PROJECTION(self) -> tuple[str, ...]:  # noqa: N802
         """Sites of a projection head, if an encoder comes with one."""
@@ -124,6 +126,7 @@ OPTIONAL: Mapping[str, Any] = {
     **plugins.REPORTED,
     "PROJECTION": (),
     "IMAGES": {},
+    "TARGETS": False,
     "Config": NoSettings,
     "views": lambda config, split: ("plain",),
     "precision": lambda config: "float32",

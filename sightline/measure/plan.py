@@ -86,6 +86,8 @@ def make_plans(
     for name, config in configs.items():
         module = analysis(name)
         splits = _splits(images, module.SPLITS)
+        if module.TARGETS:
+            images.target_source()  # or an error that says that there are none
         for split in splits:
             if not len(images.indices(split)):
                 raise InputError(f"The {split} split of {images.name} has no images; leave {name} out, or give some")

@@ -48,6 +48,7 @@ __all__ = [
     "Which",
     "disk",
     "every_site",
+    "finish_files",
     "flaw",
     "matrices",
     "poolings",
@@ -188,26 +189,11 @@ class Pooled(Analysis):
 
     def finish(self) -> None:
         """All processes have written their rows: one of them closes the files."""
-        barrier()
+        found: dict[str, list[Features]] = {split: [] for split in self.splits}
         for which, entry in self.files.items():
-            expected = int(self.seen[self.splits.index(which.split)])
-            if expected == 0:
-                raise InputError(
-                    f"None of the {which.split} images of {self.plan.images.name} could be read; give some"
-                )
-            if not entry.complete and (not entry.exists or int(entry.written().sum()) != expected):
-                raise InputError(
-                    f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
-                    "delete the folder 'cache' of the run and run the same command again"
-                )
-        barrier()
-        if rank() == 0:
-            for entry in self.files.values():
-                entry.finish()
-        barrier()
-        for split in self.splits:  # the same images for all, or rows of two encoders would not be one image
-            valid = [entry.written() for which, entry in self.files.items() if which.split == split]
-            self.rows[split] = np.flatnonzero(np.logical_and.reduce(valid))
+            found[which.split].append(entry)
+        seen = dict(zip(self.splits, self.seen.tolist(), strict=True))
+        self.rows.update(finish_files(found, seen, self.plan.images.name))
 
     def labels(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of the images of a split that could be read and have one."""
@@ -244,6 +230,32 @@ class Pooled(Analysis):
         dims = ("encoder", "site", "feature")
         data = {name: (dims, part) for name, part in zip(names, values, strict=True)}
         return xr.Dataset({**data, "reason": (dims, reason.astype(str))}, {**layers.coords(), "feature": features})
+
+
+def finish_files(
+    files: Mapping[str, Sequence[Features]], seen: Mapping[str, int], images: str
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Close the files of each split, of which so many rows were written; which rows could be read, by split."""
+    barrier()
+    for split, entries in files.items():
+        if entries and not seen[split]:
+            raise InputError(f"None of the {split} images of {images} could be read; give some")
+        for entry in entries:
+            if not entry.complete and (not entry.exists or int(entry.written().sum()) != seen[split]):
+                raise InputError(
+                    f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
+                    "delete the folder 'cache' of the run and run the same command again"
+                )
+    barrier()
+    if rank() == 0:
+        for entry in (entry for entries in files.values() for entry in entries):
+            entry.finish()
+    barrier()
+    # The same images for all, or rows of two encoders would not be one image.
+    return {
+        split: np.flatnonzero(np.logical_and.reduce([entry.written() for entry in entries]))
+        for split, entries in files.items()
+    }
 
 
 def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tuple(POOLINGS)) -> dict[str, Tensor]:

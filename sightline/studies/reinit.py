@@ -40,7 +40,8 @@ from sightline.training.folder import start
 from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
 from sightline.transfer.evaluate import decisions, right
-from sightline.transfer.finetune import NAME, Recipe, finetune, make_recipe
+from sightline.transfer.finetune import NAME, Config, finetune, make_recipe
+from sightline.transfer.recipe import Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -145,7 +146,7 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
 
 
 def _question(
-    members: Mapping[str, Encoder], data: Images, base: Recipe, variants: Mapping[str, Sequence[str]]
+    members: Mapping[str, Encoder], data: Images, base: Recipe[Config], variants: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Any], str]:
     """What the run folder remembers, and the hash of all that the result depends on."""
     about = {

@@ -17,6 +17,7 @@ from torch import nn
 
 from sightline.core.errors import InputError, nearest
 from sightline.encoders.encoder import Encoder
+from sightline.encoders.layouts.layout import architecture
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.modules.vit import check_window, initialise, is_vit
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
@@ -120,7 +121,7 @@ class Backbone:
         options |= {"drop_path_rate": self.drop_path} if self.drop_path else {}
         options |= {"attention_window": self.attention_window} if self.attention_window else {}
         options |= {"num_classes": classes} | ({"seed": seed} if seed else {})
-        return f"timm:{name}@random?" + "&".join(f"{key}={value}" for key, value in options.items())
+        return architecture(name, options)
 
 
 def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:

@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from sightline.core.files import write_atomically
 from sightline.encoders.encoder import Encoder, build_encoder
+from sightline.encoders.modules.mae_decoder import Decoder
 from sightline.encoders.modules.projection import save_head
 from sightline.encoders.saved import save_encoder
 from sightline.training.checkpoints import tensors_of
@@ -32,11 +33,12 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
         classes=encoder.classes,
     )
     save_encoder(built, folder)
-    if hasattr(objective, "decoder"):
-        decoder = {key: value.cpu().contiguous() for key, value in tensors_of(objective.decoder).items()}
-        write_atomically(folder / "decoder.safetensors", save(decoder))
-        if hasattr(objective.decoder, "describe"):
-            write_atomically(folder / "decoder.json", json.dumps(objective.decoder.describe(), indent=2).encode())
+    decoder = objective.saved_decoder()
+    if decoder is not None:
+        weights = {key: value.cpu().contiguous() for key, value in tensors_of(decoder).items()}
+        write_atomically(folder / "decoder.safetensors", save(weights))
+    if isinstance(decoder, Decoder):  # that of FCMAE has no layers to look at, and is not built again
+        write_atomically(folder / "decoder.json", json.dumps(decoder.describe(), indent=2).encode())
     export_head(objective, folder)
 
 

@@ -82,6 +82,9 @@ def start(wanted: Recipe, images: str | Images | None, launch: Launch) -> tuple[
     if rank() == 0 and launch.show_progress:
         bfloat16.tell_if_slower(fabric.device, wanted.training.precision)
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
+    if rank() == 0 and launch.show_progress:
+        for note in data.notes:
+            console().print(note)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)
     return fabric, data

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict, TypeVar
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "Launched", "launching"]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,27 @@ class Launch:
             local = int(os.environ["LOCAL_WORLD_SIZE"])
             return local, int(os.environ.get("WORLD_SIZE", local)) // local
         return self.devices or 1, self.nodes
+
+
+class Launched(TypedDict, total=False):
+    """The same as arguments of a function: `def train(..., **launch: Unpack[Launched])`."""
+
+    resume: bool
+    overwrite: bool
+    device: str
+    devices: int | None
+    nodes: int
+    workers: int | None
+    show_progress: bool
+
+
+def launching(function: Function) -> Function:
+    """Let a function whose last arguments are `Launched` show them, with their defaults, in `help` and to editors."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Launch)
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    return function

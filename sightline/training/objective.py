@@ -106,6 +106,10 @@ class Objective(Learner):
         """Layers of the projection head that `encoder` feeds, which are saved with it."""
         return ()
 
+    def saved_decoder(self) -> nn.Module | None:
+        """The decoder that is saved with the encoder, if there is one."""
+        return None
+
     def export(self, folder: Path, encoder: Encoder | None) -> None:
         """The encoder, with its decoder or its head; an objective may leave something else."""
         if encoder is not None:

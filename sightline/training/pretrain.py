@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from lightning.fabric import Fabric
@@ -30,7 +30,7 @@ from sightline.training.folder import (
     tell_skipped,
     training_folder,
 )
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective
 from sightline.training.optimization import Optimization
@@ -40,6 +40,7 @@ from sightline.training.watchers import make_watchers
 __all__ = ["pretrain"]
 
 
+@launching
 def pretrain(
     objective: str | None = None,
     images: str | Images | None = None,
@@ -47,20 +48,14 @@ def pretrain(
     *,
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Launched],
 ) -> Encoder:
     """Train an encoder; the result is also `load_encoder(f"run:{out}")`.
 
     `recipe` is the name of one of Sightline's or a file, by default the small one of the objective; `settings` override
     it: `pretrain("moco_v3", "shapes?size=48", "runs/moco", settings={"epochs": 5, "depth": 4})`.
     """
-    launch, out = Launch(resume, overwrite, device, devices, nodes, workers, show_progress), Path(out)
+    launch, out = Launch(**arguments), Path(out)
     layers = [dict(settings or {})]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})

@@ -19,10 +19,25 @@ from sightline.training.backbones import Backbone
 from sightline.training.objective import ObjectivePlugin, objective_named
 from sightline.training.optimization import Optimization
 
-__all__ = ["FOLDER", "Pretraining", "Recipe", "Training", "make_parts", "make_recipe", "read_recipe", "recipe_names"]
+__all__ = [
+    "COMMANDS",
+    "FOLDER",
+    "Pretraining",
+    "Recipe",
+    "Training",
+    "make_parts",
+    "make_recipe",
+    "read_recipe",
+    "recipe_names",
+]
 
 
 FOLDER = Path(__file__).parent.parent / "recipes"
+COMMANDS = {  # of recipes that are no pre-training: in words, and by which command
+    "detect": ("detection", "detect"),
+    "finetune": ("fine-tuning", "finetune"),
+    "segment": ("segmentation", "segment"),
+}
 MEASURES = ("width", "depth", "heads", "patch", "relative_positions", "layer_scale", "stem", "init")
 
 
@@ -113,8 +128,9 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
     >>> make_recipe("supervised", {"lr": 0.1}, {"lr": 0.2, "depth": 3}).optimization.lr
     0.2
     """
-    if objective == "finetune":
-        raise InputError("This recipe is for fine-tuning, not for pre-training; use it with `sightline finetune`")
+    if objective in COMMANDS:
+        what, command = COMMANDS[objective]
+        raise InputError(f"This recipe is for {what}, not for pre-training; use it with `sightline {command}`")
     config = objective_named(objective).Config
     return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 

@@ -1,7 +1,9 @@
 """What an encoder is good for.
 
+recipe            settings of what is trained on top of an encoder
 finetune          encoder + labelled images → a classifier in a run folder
 classifier_head   an encoder with a classifier of its own
 classification    its loss, and the learning rates of its layers
 evaluate          a classifier's decisions on a split
+detection/        Mask R-CNN on any encoder
 """

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from lightning.fabric import Fabric
@@ -20,29 +20,20 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
 from sightline.core.schedules import Progress
-from sightline.core.settings import flatten
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
 from sightline.training.feed import Feed
-from sightline.training.folder import (
-    check_unchanged,
-    compile_blocks,
-    kept_recipe,
-    start,
-    tell_skipped,
-    training_folder,
-)
-from sightline.training.launch import Launch
+from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
+from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.monitor import read_metrics
-from sightline.training.optimization import Optimization
-from sightline.training.recipe import Training, make_parts, read_recipe
 from sightline.training.soft_labels import Mixing
 from sightline.transfer.classification import Objective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
 from sightline.transfer.evaluate import accuracy
+from sightline.transfer.recipe import Recipe, assemble, resolve
 
 __all__ = ["NAME", "Config", "Recipe", "finetune", "make_recipe"]
 
@@ -83,33 +74,16 @@ class Config:
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides a fine-tuning."""
-
-    optimization: Optimization
-    training: Training
-    config: Config
-    objective: str = NAME
-
-    def values(self) -> dict[str, Any]:
-        """All settings in one flat table."""
-        return flatten(NAME, self.config, self.training, self.optimization)
-
-
-def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
+def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"layer_decay": 0.75}, {"layer_decay": 0.65, "lr": 1e-3}).config.layer_decay
     0.65
     """
-    if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
-        raise InputError(
-            f"This recipe is for pre-training with {other.pop()}, not for fine-tuning; use it with `sightline pretrain`"
-        )
-    return Recipe(*make_parts(NAME, (Optimization, Training, Config), layers))
+    return assemble(NAME, Config, layers)
 
 
+@launching
 def finetune(
     what: str | Encoder | None = None,
     images: str | Images | None = None,
@@ -117,13 +91,7 @@ def finetune(
     *,
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Launched],
 ) -> Encoder:
     """Fine-tune an encoder, or a reference to one, to the classes of images; gives the classifier, `run:{out}`.
 
@@ -131,7 +99,7 @@ def finetune(
     `finetune("zoo:moco_v3", "shapes?size=48", "runs/tuned", settings={"epochs": 2, "reinit": "last:2"})`.
     Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
     """
-    launch, out = Launch(resume, overwrite, device, devices, nodes, workers, show_progress), Path(out)
+    launch, out = Launch(**arguments), Path(out)
     layers = [dict(settings or {})]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})
@@ -152,15 +120,9 @@ def finetune(
     return replace(tuned, notes=[*tuned.notes, *told])
 
 
-def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch) -> Recipe:
+def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch) -> Recipe[Config]:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
-    kept = kept_recipe(out, launch)
-    if kept is None:
-        wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), *layers)
-    else:
-        wanted = make_recipe(kept)
-        given = [] if recipe is None else [read_recipe(recipe)]
-        check_unchanged(out, wanted, make_recipe(wanted.values(), *given, *layers))
+    wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
     if not wanted.config.encoder:
         raise InputError("Name an encoder to fine-tune, such as `sightline finetune zoo:moco_v3`")
     return wanted
@@ -172,7 +134,7 @@ class _Parts(NamedTuple):
     feed: Feed
 
 
-def _prepare(wanted: Recipe, begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch) -> _Parts:
+def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
     if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
@@ -207,7 +169,12 @@ def _prepare(wanted: Recipe, begins_with: Encoder, data: Images, fabric: Fabric,
 
 
 def _feed(
-    wanted: Recipe, encoder: Encoder, objective: Objective, data: Images, device: torch.device, workers: int | None
+    wanted: Recipe[Config],
+    encoder: Encoder,
+    objective: Objective,
+    data: Images,
+    device: torch.device,
+    workers: int | None,
 ) -> Feed:
     return Feed(
         data,
@@ -224,7 +191,9 @@ def _feed(
     )
 
 
-def _train(wanted: Recipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch) -> dict[str, float]:
+def _train(
+    wanted: Recipe[Config], data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch
+) -> dict[str, float]:
     """Gives the last row of the metrics, nothing if the training was finished already."""
     torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
     return Loop(

@@ -190,7 +190,8 @@ def test_the_pass_equals_the_whole_array(
     out = acts[block].flatten(2).mT if acts[block].ndim == 4 else acts[block][:, prefix:]
     values = {"tokens": token_cosine(out.double())}
     if entry is not None:
-        values["depths"] = depth_cosine(acts[entry][:, prefix:].double(), acts[f"{block}.mid"][:, prefix:].double())
+        mid = acts[f"{block}.mid"][:, prefix:].double()
+        values |= {"depths": depth_cosine(acts[entry][:, prefix:].double(), mid), "mid": token_cosine(mid)}
         if name != "one head":
             values["heads"] = head_cosine(acts[f"{block}.heads"][:, :, prefix:].double())
     own = result.sel(encoder=name, site=block)
@@ -207,8 +208,12 @@ def test_what_cannot_be_measured_says_why(result: Any) -> None:
     reason = result.reason
     assert reason.sel(kind="heads", encoder="one head", site="block.1") == "a single head has no pair"
     assert reason.sel(kind="tokens", encoder="cnn", site="block.7") == "a single token has no pair"  # a map of 1 × 1
-    assert "no attention heads" in str(reason.sel(kind="heads", encoder="cnn", site="block.0").item())
-    assert "no stream between" in str(reason.sel(kind="depths", encoder="cnn", site="block.0").item())
+    assert "attention heads of this block cannot be observed" in str(
+        reason.sel(kind="heads", encoder="cnn", site="block.0").item()
+    )
+    assert "stream between attention and MLP of this block cannot be observed" in str(
+        reason.sel(kind="depths", encoder="cnn", site="block.0").item()
+    )
     assert (reason.sel(encoder="vit", site="block.7") == "this encoder has no such site").all()
     assert (np.isfinite(result.cosine) == (reason == "")).all()
     assert set(result.layer_type.values) == {"block"}
@@ -243,8 +248,8 @@ def test_flaws_have_a_reason(images: Any) -> None:
 
     result = fed(encoder, images, flawed)
     says = "images all vectors are zero, or some are not finite"
-    assert result.reason.sel(site="block.0").values.tolist() == ["", "", f"in 1 of 4 {says}"]
-    assert result.reason.sel(site="block.1").values.tolist() == [f"in 4 of 4 {says}", f"in 1 of 4 {says}", ""]
+    assert result.reason.sel(site="block.0").values.tolist() == ["", "", f"in 1 of 4 {says}", ""]
+    assert result.reason.sel(site="block.1").values.tolist() == [f"in 4 of 4 {says}", f"in 1 of 4 {says}", "", ""]
     assert (np.isnan(result.cosine) == (result.reason != "")).all()
 
 
@@ -277,7 +282,7 @@ def test_bf16_activations(images: Any) -> None:
 
 def test_figure_has_the_numbers(result: Any) -> None:
     (figure,) = diversity.figures(result)
-    panels = ["between heads", "before and after attention", "between tokens"]
+    panels = ["between heads", "before and after attention", "between tokens", "between tokens after attention"]
     assert list(figure.table.panel_title.unique()) == panels
     row = figure.table.query("series == 'mae' and kind == 'depths' and site == 'decoder.block.1'").iloc[0]
     assert row.depth > figure.table.query("series == 'mae' and site == 'block.1'").depth.max()  # behind the encoder

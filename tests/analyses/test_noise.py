@@ -30,6 +30,13 @@ def test_views_name_what_they_show() -> None:
     assert views(Config(frequencies=(0.5,), strength=0.2), "test") == ("plain", "noise:0.5,0.2")
 
 
+def test_kinds_of_noise() -> None:
+    config = Config(frequencies=(0.2,), kind="sign")
+    assert views(config, "test") == ("plain", "noise:0.2,0.1,sign")
+    with pytest.raises(InputError, match="no noise of kind 'signs'; did you mean 'sign'"):
+        Config(kind="signs")
+
+
 def test_drop_is_paired() -> None:
     random = np.random.default_rng(0)
     truth = random.integers(0, 3, 400)
@@ -102,7 +109,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     [
         ({"frequencies": ()}, "Frequencies must be above 0"),
         ({"frequencies": (0.0, 0.5)}, "Frequencies must be above 0"),
-        ({"frequencies": (2.0,)}, "up to √2"),
+        ({"frequencies": (2.0,)}, "at most √2"),
         ({"strength": 0.0}, "strength of the noise must be above 0"),
         ({"classifier": "svm"}, "no classifier 'svm'"),
     ],

@@ -35,6 +35,11 @@ def plain(tokens: Array) -> Array:
     return np.stack([np.log(np.linalg.svd(x - x.mean(0), compute_uv=False)) for x in tokens])
 
 
+def with_mean(tokens: Array) -> Array:
+    """The same, nothing taken off."""
+    return np.stack([np.log(np.linalg.svd(x, compute_uv=False)) for x in np.asarray(tokens, np.float64)])
+
+
 def spread(n: int, d: int, rank: int, seed: int = 0) -> Array:
     """Tokens in a subspace of this rank, after centring."""
     return normal(n, rank, seed=seed) @ normal(rank, d, seed=seed + 1)
@@ -207,6 +212,7 @@ def check(result: xr.Dataset, patches: Array, atol: float = 1e-6) -> None:
     assert np.isnan(result.token_spectrum[ranks:]).all()
     np.testing.assert_allclose(result.token_largest, logs[:, 0].mean(), atol=atol)
     np.testing.assert_allclose(result.token_second, logs[:, 1].mean(), atol=atol)
+    np.testing.assert_allclose(result.token_uncentred_second, with_mean(patches)[:, 1].mean(), atol=10 * atol)
     sigma = np.exp(logs[:, :ranks])
     np.testing.assert_allclose(result.token_effective_rank, effective_rank(sigma).mean(), rtol=1e-4)
     half = 1.96 * logs[:, 0].std(ddof=1) / np.sqrt(len(logs))
@@ -216,6 +222,8 @@ def check(result: xr.Dataset, patches: Array, atol: float = 1e-6) -> None:
     np.testing.assert_allclose(result.image_spectrum[:count], (means - means[0])[:count], atol=100 * atol)
     np.testing.assert_allclose(result.image_largest, means[0], atol=10 * atol)
     np.testing.assert_allclose(result.image_second, means[1], atol=10 * atol)
+    raw = with_mean(patches.mean(1)[None])[0]
+    np.testing.assert_allclose(result.image_uncentred_second, raw[1], atol=100 * atol)
     np.testing.assert_allclose(result.image_effective_rank, effective_rank(np.exp(means[:count])), rtol=1e-4)
     assert (result.token_reason, result.image_reason) == ("", "")
     for cloud, most in (("token", ranks), ("image", count)):
@@ -346,6 +354,47 @@ def test_a_pass_gives_what_the_pure_function_gives() -> None:
             np.testing.assert_allclose(at.image_spectrum[:10], (means - means[0])[:10], atol=1e-3)
             np.testing.assert_allclose(at.image_effective_rank, effective_rank(np.exp(means)), rtol=1e-4)
     assert {"embed", "block.0", "block.1"} <= set(result.site.values)
+
+
+@pytest.mark.parametrize(("n", "d"), [(12, 30), (30, 12), (16, 16)])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1000.0])
+def test_the_mean_may_be_left_in(n: int, d: int, offset: float) -> None:
+    x = np.stack([normal(n, d, seed=seed) + offset * normal(1, d, seed=9) for seed in range(3)])
+    np.testing.assert_allclose(log_singular_values(x, centred=False), with_mean(x), atol=1e-9 if offset < 10 else 1e-6)
+    np.testing.assert_allclose(log_singular_values(x)[:, :11], plain(x)[:, :11], atol=1e-6)
+    assert np.isneginf(log_singular_values(np.ones((4, 5)), centred=False)[1:]).all()
+    bad = x.copy()
+    bad[1, 2, 3] = np.nan
+    found = log_singular_values(bad, centred=False)
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2]]).all()
+
+
+def test_spectra_of_the_matrix_as_it_is() -> None:
+    x = torch.from_numpy(np.stack([normal(15, 20, seed=seed) + 2 for seed in range(8)])).float()
+    result = streamed({"block.0": x}, Tokens(0, None, (3, 5)), config=Config(centred=False)).isel(site=0)
+    logs = with_mean(x.numpy())
+    np.testing.assert_allclose(result.token_spectrum[:15], (logs - logs[:, :1]).mean(0), atol=1e-5)
+    np.testing.assert_allclose(result.token_second, result.token_uncentred_second)
+    np.testing.assert_allclose(result.token_effective_rank, effective_rank(np.exp(logs)).mean(), rtol=1e-4)
+    assert result.token_rank.values.tolist() == [5, 10]
+    assert result.attrs["centred"] == 0
+
+
+def test_only_the_uncentred_value_sees_an_offset() -> None:
+    x = torch.from_numpy(np.stack([normal(15, 20, seed=seed) for seed in range(8)])).float()
+    one, other = (streamed({"block.0": x + offset}, Tokens(0, None, (3, 5))) for offset in (0.0, 2.5))
+    for name, values in one.data_vars.items():
+        if values.dtype.kind == "f" and "uncentred" not in str(name):
+            np.testing.assert_allclose(other[name], values, atol=2e-4)
+    assert float(abs(other.token_uncentred_second - one.token_uncentred_second).max()) > 0.01
+
+
+def test_results_of_earlier_runs_have_their_figure() -> None:
+    x = torch.from_numpy(normal(8, 15, 8)).float()
+    result = streamed({"block.0": x}, Tokens(0, None, (3, 5))).expand_dims("encoder")
+    older = result.drop_vars([name for name in result.data_vars if "uncentred" in str(name)])
+    assert {figure.name for figure in spectra.figures(older)} == {figure.name for figure in spectra.figures(result)}
 
 
 def test_figures_begin_with_the_embedding_and_end_with_the_decoder() -> None:

@@ -45,6 +45,7 @@ def test_mypy_sees_every_plugin() -> None:
             {
                 "PROJECTION": plugin_types.PROJECTION,
                 "IMAGES": plugin_types.IMAGES,
+                "TARGETS": plugin_types.ANALYSIS_TARGETS,
                 "Config": plugin_types.CONFIG,
                 "views": plugin_types.VIEWS,
                 "precision": plugin_types.PRECISION,

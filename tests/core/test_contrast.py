@@ -214,7 +214,7 @@ def test_groups_without_images_do_not_count() -> None:
 def test_an_older_run_says_that_it_must_be_measured_again() -> None:
     run = Run(None)
     run.save("made", xr.Dataset({"x": ("encoder", [1.0, 2.0])}, coords={"encoder": ["e0", "e1"]}))
-    with pytest.raises(sl.InputError, match="measured by an earlier version; give the same command again"):
+    with pytest.raises(sl.InputError, match="measured by an earlier version; run the same command again"):
         between(run)
 
 

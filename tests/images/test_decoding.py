@@ -3,28 +3,14 @@
 import struct
 import warnings
 import zlib
-from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.image_files import RAMP, png, write
 
 from sightline.images.decoding import decode
 from sightline.images.loading import load_images
-
-RAMP = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
-
-
-def write(path, array=RAMP, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path, **options)
-
-
-def png(image, **options):
-    stream = BytesIO()
-    image.save(stream, "png", **options)
-    return stream.getvalue()
-
 
 # ---- pixel formats
 

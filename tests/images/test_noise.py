@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sightline.core.errors import InputError
-from sightline.images.noise import STRENGTH, band, band_noise, name_of, view
+from sightline.core.keyed_random import fold, uniform
+from sightline.images.noise import SIGNS, STRENGTH, band, band_noise, name_of, sign_noise, view
 from sightline.images.views import make_view
 
 KEYS = np.arange(64, dtype=np.uint64)
@@ -70,7 +71,48 @@ def test_the_mean_is_never_in_a_band() -> None:
     assert 0 not in band((64, 64), 0.05)
 
 
-@pytest.mark.parametrize("name", ["noise:", "noise:x", "noise:0.3,", "noise:-0.1", "noise:0.1,0.2,0.3"])
+def centre_square(side: int, size: int) -> np.ndarray:
+    """Ones in the middle, where the frequency zero is after a shift by half the size."""
+    side = min(max(side, 0), size)
+    return np.pad(np.ones((side, side)), (size - side) // 2)
+
+
+@pytest.mark.parametrize("size", [32, 224])
+@pytest.mark.parametrize("frequency", [0.1, 0.3, 0.98])
+def test_sign_noise_is_that_of_the_authors(size: int, frequency: float) -> None:
+    """±ε masked in the shifted Fourier plane by the difference of two squares of even side, the real part of it."""
+    keys = KEYS[:2]
+    white = np.where(uniform(fold(keys, SIGNS), 3 * size**2) < 0.5, -0.05, 0.05).reshape(2, 3, size, size)
+    outer, inner = (2 * int((frequency + half) * size / 2 + 1e-9) for half in (0.05, -0.05))
+    mask = centre_square(outer, size) - centre_square(inner, size)
+    shifted = np.roll(np.fft.fft2(white), (size // 2, size // 2), (2, 3))
+    expected = np.fft.ifft2(np.roll(shifted * mask, (size // 2, size // 2), (2, 3))).real
+    np.testing.assert_allclose(sign_noise(keys, (size, size), frequency, 0.05), expected, atol=1e-6)
+
+
+def test_sign_noise_is_as_strong_as_its_ring_is_large() -> None:
+    for size in ((200, 200), (80, 160)):
+        power = [float(sign_noise(KEYS[:4], size, f, 1.0).square().mean()) for f in (0.2, 0.4, 0.8)]
+        # A ring from a to b has 4 (b² − a²) of the h · w coefficients, but for its edges.
+        expected = [(f + 0.05) ** 2 - (f - 0.05) ** 2 for f in (0.2, 0.4, 0.8)]
+        np.testing.assert_allclose(power, expected, rtol=0.12)
+        assert power[0] < power[1] < power[2]
+
+
+def test_sign_noise_in_a_view() -> None:
+    pixels = torch.full((4, 3, 32, 32), 100, dtype=torch.uint8)
+    name = name_of(0.3, kind="sign")
+    noisy = make_view(name, pixels, ["a", "b", "c", "d"], seed=1)
+    torch.testing.assert_close(noisy[2:3], make_view(name, pixels[:1], ["c"], seed=1))
+    assert not torch.allclose(noisy[0], noisy[1], atol=1e-3)
+    with pytest.raises(InputError, match=r"Images of 8 × 8 pixels have no frequency within 0.05π of 0.1π"):
+        view(name_of(0.1, kind="sign"), torch.zeros(1, 3, 8, 8), ["a"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["noise:0.3,sign", "noise:0.3,0.1,sine", "noise:", "noise:x", "noise:0.3,", "noise:-0.1", "noise:0.1,0.2,0.3"],
+)
 def test_bad_names(name: str) -> None:
     with pytest.raises(InputError, match="not of the form noise:FREQUENCY,STRENGTH"):
         view(name, torch.zeros(1, 3, 8, 8), ["a"])

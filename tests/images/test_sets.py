@@ -108,7 +108,7 @@ def test_digest_sees_ids_labels_splits_and_fingerprint():
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("shaeps", "no dataset 'shaeps'; did you mean 'shapes'"),
+        ("shaeps", "no image source 'shaeps'; did you mean 'shapes'"),
         ("folder:/nowhere/at/all", "no folder '/nowhere/at/all'"),
         ("shapes?sise=32", "no option 'sise'; did you mean 'size'"),
         ("shapes?size=big", "'big', but a whole number is expected"),

@@ -49,7 +49,7 @@ def test_an_encoder_without_the_sites_is_left_out_with_the_reason(images: Images
     why = run.request["left_out"]["attention"]["cnn"]
     assert why == "it has none of the sites block.*.attn_map, decoder.block.*.attn_map"
     page = sl.write_report(run).read_text()
-    assert f"cnn is not here: {why}." in page
+    assert f"cnn is left out: {why}." in page
 
 
 def test_what_was_named_must_be_possible(images: Images) -> None:

@@ -21,13 +21,16 @@ from sightline.analyses import (
     invariance,
     inversion,
     knn,
+    minibatch,
     noise,
     orientation,
     probes,
+    segmentation,
     shape_bias,
     similarity,
     spectra,
     tokens,
+    transformations,
 )
 from sightline.core.contract import Study
 from sightline.encoders.contract import Family, Format, ModelSource
@@ -36,7 +39,7 @@ from sightline.encoders.families import huggingface as huggingface_family
 from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
 from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, folder, parquet, shapes
+from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
 from sightline.images.sources import huggingface as huggingface_images
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.studies import rcdm, reinit
@@ -60,21 +63,26 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "invariance": invariance,
     "inversion": inversion,
     "knn": knn,
+    "minibatch": minibatch,
     "noise": noise,
     "orientation": orientation,
     "probes": probes,
+    "segmentation": segmentation,
     "shape_bias": shape_bias,
     "similarity": similarity,
     "spectra": spectra,
     "tokens": tokens,
+    "transformations": transformations,
 }
 PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": cka.PROJECTION,
     "invariance": invariance.PROJECTION,
     "knn": knn.PROJECTION,
     "similarity": similarity.PROJECTION,
+    "transformations": transformations.PROJECTION,
 }
 IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
+ANALYSIS_TARGETS: Mapping[str, bool] = {}
 CONFIG: Mapping[str, type[Any]] = {
     "agreement": agreement.Config,
     "attention": attention.Config,
@@ -83,13 +91,16 @@ CONFIG: Mapping[str, type[Any]] = {
     "invariance": invariance.Config,
     "inversion": inversion.Config,
     "knn": knn.Config,
+    "minibatch": minibatch.Config,
     "noise": noise.Config,
     "orientation": orientation.Config,
     "probes": probes.Config,
+    "segmentation": segmentation.Config,
     "shape_bias": shape_bias.Config,
     "similarity": similarity.Config,
     "spectra": spectra.Config,
     "tokens": tokens.Config,
+    "transformations": transformations.Config,
 }
 VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": invariance.views,
@@ -97,11 +108,14 @@ VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "noise": noise.views,
     "orientation": orientation.views,
     "shape_bias": shape_bias.views,
+    "transformations": transformations.views,
 }
 PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
 SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
     "inversion": inversion.summary,
     "probes": probes.summary,
+    "segmentation": segmentation.summary,
+    "transformations": transformations.summary,
 }
 
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
@@ -150,8 +164,10 @@ FAMILIES: Mapping[str, Family] = {
 }
 DATASETS: Mapping[str, ImageSource] = {
     "arrays": arrays,
+    "coco": coco,
     "folder": folder,
     "huggingface": huggingface_images,
+    "masks": masks,
     "parquet": parquet,
     "shapes": shapes,
 }

@@ -170,7 +170,7 @@ def test_a_resumed_training_must_be_the_same(whole: Path, tmp_path: Path) -> Non
     encoder = train(whole, resume=True)
     assert "already finished" in encoder.notes[-1]
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="not a run folder"):
         train(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -58,6 +58,13 @@ def figures(result: xr.Dataset) -> list[Figure]:
         name = f"{measure.removesuffix('_relative')}-heads"
         title_of = "Distances of heads" if measure != "nmi" else "NMI of heads"
         found.append(Figure(name, title_of, caption, _density_chart(curves, heads, measure, what, names), curves))
+        curves = densities(heads, measure, by="site")
+        caption = (
+            f"Distribution over the heads of each layer by itself: {what}. Gaussian kernel density; a point is a head. "
+            "One far from the others moves the mean of its layer."
+        )
+        chart = _density_chart(curves, heads, measure, what, names, by="site")
+        found.append(Figure(f"{name}-of-layers", f"{title_of}, layer by layer", caption, chart, curves))
     return found
 
 
@@ -136,27 +143,33 @@ def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> 
     return Figure("spread", "Spread over heads", caption, chart, table)
 
 
-def densities(heads: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Gaussian kernel density of the heads of each encoder and third of its blocks, with Silverman's bandwidth."""
+def densities(heads: pd.DataFrame, measure: str, by: str = "third") -> pd.DataFrame:
+    """Gaussian kernel density of the heads of each encoder and third of its blocks, with Silverman's bandwidth.
+
+    `by="site"`: of each layer by itself.
+    """
     low, high = heads[measure].min(), heads[measure].max()
     room = max(high - low, 0.02)
     grid = np.linspace(low - 0.15 * room, high + 0.15 * room, 120)
     found = []
-    for (encoder, third), rows in heads.groupby(["encoder", "third"], sort=False):
+    for (encoder, place), rows in heads.groupby(["encoder", by], sort=False):
         values = rows[measure].to_numpy()
         # A floor, or heads that are all the same would have a density without width.
         width = max(0.9 * values.std() * len(values) ** -0.2, 0.02 * room)
         kernel = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
-        about = {"encoder": encoder, "third": third, "heads": len(values), "bandwidth": width}
+        about = {"encoder": encoder, by: place, "heads": len(values), "bandwidth": width}
         found.append(pd.DataFrame({"value": grid, "density": kernel.mean(1)}).assign(**about))
     return pd.concat(found, ignore_index=True)
 
 
-def _density_chart(curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, names: list[str]) -> Any:
-    """A panel for each third of the depth; small points under the curves are the heads."""
+def _density_chart(
+    curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what: str, names: list[str], by: str = "third"
+) -> Any:
+    """A panel for each third of the depth, or each layer; small points under the curves are the heads."""
     dots = heads.rename(columns={measure: "value"})[["encoder", "third", "site", "head", "value"]]
     table = pd.concat([curves, dots.assign(density=math.nan, zero=0.0)], ignore_index=True)
-    order = [third for third in (*THIRDS, "decoder") if third in set(table.third)]
+    places = (*THIRDS, "decoder") if by == "third" else heads.sort_values("block", kind="stable").site.unique()
+    order = [place for place in places if place in set(table[by])]
     base = alt.Chart(table)
     x = alt.X("value:Q", title=what).scale(zero=False, nice=False)
     colour = alt.Color("encoder:N", title="encoder").scale(domain=names, range="category")
@@ -170,5 +183,7 @@ def _density_chart(curves: pd.DataFrame, heads: pd.DataFrame, measure: str, what
             shape=alt.Shape("encoder:N", title="encoder").scale(domain=names),
         ),
     )  # fmt: skip
-    panels = alt.Facet("third:N", title=None, sort=order)
-    return chart.properties(width=260, height=160).facet(panels, columns=3).properties(usermeta={"shape": "density"})
+    panels = alt.Facet(f"{by}:N", title=None, sort=order)
+    size = {"width": 260, "height": 160} if by == "third" else {"width": 180, "height": 100}
+    columns = 3 if by == "third" else 4
+    return chart.properties(**size).facet(panels, columns=columns).properties(usermeta={"shape": "density"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product as pairs
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from torch.nn import functional as F
 
+from sightline.images.thumbnails import thumbnail_size, thumbnails
 from sightline.measure.layers import sample_rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ __all__ = ["Viewer", "ViewerMaps", "patch_size", "problem"]
 
 QUERIES = 7  # a viewer shows at most 7 × 7 queries
 VIEWER_BYTES = 4_000_000  # of an encoder
-THUMBNAIL = 112  # pixels of the longer side
 
 
 # Maps to look at
@@ -96,7 +95,7 @@ class Viewer:
         found: dict[str, tuple[int, ...]] = {}
         for name, look in self.looks.items():
             found[f"viewer_map_{look.number}"] = (len(self.rows), *look.shape)
-            size = _small(self.plan.encoders[name].preprocess.size)
+            size = thumbnail_size(self.plan.encoders[name].preprocess.size)
             found[f"viewer_pixels_{look.number}"] = (len(self.rows), *size, 3)
         return found
 
@@ -123,8 +122,7 @@ class Viewer:
     def pictures(self, encoder: str, batch: Batch) -> Tensor:
         """The noted images as the encoder saw them, uint8 (images, y, x, 3), averaged over areas."""
         pixels = batch.pixels[self.plan.encoders[encoder].preprocess][self.places]
-        small = F.adaptive_avg_pool2d(pixels.float(), _small(pixels.shape[2:]))
-        return small.round().to(torch.uint8).permute(0, 2, 3, 1)
+        return thumbnails(pixels)
 
     def variables(self, states: Mapping[str, Any], seen: npt.NDArray[np.bool_]) -> dict[str, xr.DataArray]:
         """The states as labelled arrays, of the images that could be read."""
@@ -156,16 +154,6 @@ class Viewer:
                 coords=about,
             )
         return found
-
-
-def _small(size: Sequence[int]) -> tuple[int, int]:
-    """Height and width whose longer side is at most 112.
-
-    >>> _small((224, 448)), _small((32, 32))
-    ((56, 112), (32, 32))
-    """
-    shrink = min(THUMBNAIL / max(size), 1)
-    return max(round(size[0] * shrink), 1), max(round(size[1] * shrink), 1)
 
 
 def problem(encoder: Encoder, shape: tuple[int, ...]) -> str:

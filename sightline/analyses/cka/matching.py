@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["layers_of_same_depth", "summaries"]
 
 
+AXES = ("tokens", "encoder_a", "encoder_b", "site_a")
+
+
 def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> xr.Dataset:
     """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result[name]`.
 
@@ -29,20 +32,40 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
     Of a measure that is itself a `distance` the closest layer has the smallest one. With another name than "cka" the
     last one is distance_NAME.
     """
-    axes = ("tokens", "encoder_a", "encoder_b", "site_a")
-    values = result[name].transpose(*axes, "site_b").values
-    sites = result.site.values.astype(str)
+    values = result[name].transpose(*AXES, "site_b")
     has = (result.reason != ABSENT).any("tokens").transpose("encoder", "site").values
+    parts = [_closest(values, distance), _at_the_same_depth(values, has), _over_distance(values, has, name)]
+    return xr.merge(parts, join="exact", compat="equals")
+
+
+def _closest(values: xr.DataArray, distance: bool) -> xr.Dataset:
+    sites = values.site_b.values.astype(str)
     kinds = np.array([layer_type(site) for site in sites])
-    alike = np.where(kinds[:, None] == kinds, values, np.nan)
+    alike = np.where(kinds[:, None] == kinds, values.values, np.nan)
     best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
+    names = np.where(np.isfinite(maximum), sites[best], "")
+    return xr.Dataset({"row_max": (AXES, maximum), "row_argmax": (AXES, names)}, _coords(values))
 
-    counterpart = layers_of_same_depth(sites, has)  # (A, B, site of A)
-    there = np.broadcast_to(counterpart >= 0, maximum.shape)
-    diagonal = np.take_along_axis(values, np.broadcast_to(counterpart.clip(0), maximum.shape)[..., None], -1)[..., 0]
 
-    blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
+def _at_the_same_depth(values: xr.DataArray, has: npt.NDArray[np.bool_]) -> xr.Dataset:
+    sites = values.site_b.values.astype(str)
+    counterpart = np.broadcast_to(layers_of_same_depth(sites, has), values.shape[:4])  # of A, B and a site of A
+    there = counterpart >= 0
+    diagonal = np.take_along_axis(values.values, counterpart.clip(0)[..., None], -1)[..., 0]
+    return xr.Dataset(
+        {
+            "diagonal": (AXES, np.where(there, diagonal, np.nan)),
+            "diagonal_site": (AXES, np.where(there, sites[counterpart], "")),
+        },
+        _coords(values),
+    )
+
+
+def _over_distance(values: xr.DataArray, has: npt.NDArray[np.bool_], name: str) -> xr.Dataset:
+    sites = values.site_b.values.astype(str)
+    kinds = np.array([layer_type(site) for site in sites])
+    blocks = [np.flatnonzero(row & np.char.startswith(sites, "block.") & (kinds == "block")) for row in has]
     steps = max([1, *map(len, blocks)])
     mean = np.full((*values.shape[:3], steps), np.nan)
     pairs = np.zeros(mean.shape, np.int64)
@@ -51,7 +74,7 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
         n, m = len(blocks[a]), len(blocks[b])
         last = min(n, m) - 1
         steps_apart = np.rint(_apart(n, m) * last / (max(n - 1, 1) * max(m - 1, 1)))
-        part = values[:, a, b][:, blocks[a][:, None], blocks[b]]  # (T, blocks of A, blocks of B)
+        part = values.values[:, a, b][:, blocks[a][:, None], blocks[b]]  # (T, blocks of A, blocks of B)
         known = np.isfinite(part) & ((a != b) | (blocks[a][:, None] <= blocks[b]))
         relative[a, b, : last + 1] = np.arange(last + 1) / max(last, 1)
         for step in range(last + 1):
@@ -59,22 +82,15 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
             pairs[:, a, b, step] = here.sum((1, 2))
             with np.errstate(invalid="ignore"):
                 mean[:, a, b, step] = np.where(here, part, 0).sum((1, 2)) / pairs[:, a, b, step]
-    apart = (*axes[:3], "distance")
+    apart = (*AXES[:3], "distance")
     return xr.Dataset(
-        {
-            "row_max": (axes, maximum),
-            "row_argmax": (axes, np.where(np.isfinite(maximum), sites[best], "")),
-            "diagonal": (axes, np.where(there, diagonal, np.nan)),
-            "diagonal_site": (axes, np.where(there, sites[np.broadcast_to(counterpart, maximum.shape)], "")),
-            f"distance_{name}": (apart, mean),
-            "distance_pairs": (apart, pairs),
-        },
-        coords={
-            **{axis: result[axis] for axis in axes},
-            "distance": np.arange(steps),
-            "relative_distance": (apart[1:], relative),
-        },
+        {f"distance_{name}": (apart, mean), "distance_pairs": (apart, pairs)},
+        {**_coords(values), "distance": np.arange(steps), "relative_distance": (apart[1:], relative)},
     )
+
+
+def _coords(values: xr.DataArray) -> dict[str, xr.DataArray]:
+    return {axis: values[axis] for axis in AXES}
 
 
 def _apart(a: int, b: int) -> npt.NDArray[np.int64]:

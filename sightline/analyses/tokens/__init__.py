@@ -56,7 +56,7 @@ Each point is a patch token. In the clouds, compare the tokens before attention 
 as a whole and keeps its shape, attention adds the same to every token, as in the late blocks of contrastive encoders;
 if it changes its shape or grows, tokens are treated one by one, as in masked ones. Where clouds of two images share
 their axes, look whether attention moves their centres apart. In t-SNE, islands of one image each say that the tokens of
-an image are alike and images distinct; a mixture says that tokens are told apart by what is at their place. The
+an image are alike and images distinct; a mixture says that tokens differ by what is at their place. The
 silhouette is the number behind that picture, from −1 to 1: near 1, groups are compact and far apart; near 0, they are
 intermingled; below 0, tokens are nearer to another group. Distances between islands, and their sizes, mean nothing in
 t-SNE, and the axes of a cloud differ from panel to panel."""

@@ -76,7 +76,7 @@ def _tsne_figure(result: xr.Dataset) -> Figure | None:
     chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
     caption = (
         f"Each point is a patch token at the last block, from {result.attrs['images']} images. Islands of one image "
-        "each: images are told apart, their tokens are not; a mixture: the other way round. Distances between islands "
+        "each: images differ, their tokens do not; a mixture: the other way round. Distances between islands "
         f"mean nothing ({result.attrs['tsne']})."
     )
     return Figure("tsne", "t-SNE of the tokens of several images", caption, chart, table)

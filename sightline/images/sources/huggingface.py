@@ -88,7 +88,7 @@ def _open(datasets: Any, where: str, config: str) -> dict[str, Any]:
     try:
         opened = datasets.load_from_disk(str(path)) if path.is_dir() else datasets.load_dataset(where, config or None)
     except Exception as error:  # whatever the network, the hub or the data set's files lead to
-        raise InputError(f"The data set {where!r} cannot be loaded: {first_line(error)}") from error
+        raise InputError(f"The images {where!r} cannot be loaded: {first_line(error)}") from error
     return dict(opened) if isinstance(opened, dict) else {"all": opened}
 
 

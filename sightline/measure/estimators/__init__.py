@@ -1,6 +1,8 @@
 """Measures on arrays alone.
 
 cka             centred kernel alignment
+full_batch      CKA of all images at once, as a stream
+similarity      other similarities of two representations
 attention       distance and mutual information of attention
 neighbours      exact nearest neighbours and their votes
 rank            effective rank of a spectrum

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
@@ -88,12 +89,12 @@ class FullBatch:
         """Where each layer begins among the W features, and where the last one ends."""
         return [sum(self.widths[:a]) for a in range(len(self.widths) + 1)]
 
-    def add(self, layers: Sequence[Tensor]) -> None:
+    def add(self, layers: Sequence[Tensor | npt.NDArray[np.float64]]) -> None:
         """Add a batch: the features of every layer, (n, …) each."""
-        found = [layer.flatten(1).shape[1] for layer in layers]
-        if found != self.widths:
+        features = [as_tensor(layer).flatten(1) for layer in layers]
+        if (found := [layer.shape[1] for layer in features]) != self.widths:
             raise InputError(f"The layers are {found} features wide, but {self.widths} are expected")
-        x = torch.cat([layer.flatten(1).double() for layer in layers], 1)  # (n, W)
+        x = torch.cat([layer.double() for layer in features], 1)  # (n, W)
         sums = {name: values[0] for name, values in self.sums.items()}
         if not sums["count"]:
             sums["point"].copy_(x.mean(0))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,11 +40,11 @@ QUERIES = 1024  # rows of a block of similarities
 @torch.no_grad()
 def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float) -> Tensor:
     """Code of the winning class of each test row."""
-    k = min(k, len(train.values))
-    codes = codes.to(train.values.device)
+    k = min(k, len(train))
+    codes = codes.to(train.device)
     winners = [codes[:0]]
     for block in test.blocks():
-        keys = nearest(train, test.unit(block).to(codes.device), k)
+        keys = nearest(train, test.unit(block).to(train.device), k)
         winners += [_vote(part, codes, temperature) for part in torch.split(keys, max(1, BLOCK_NUMBERS // (k * k)))]
     return torch.cat(winners)
 
@@ -52,9 +52,9 @@ def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float) 
 def nearest(train: Rows, queries: Tensor, k: int) -> Tensor:
     """Keys (b, k) of the nearest training rows of unit queries (b, D), nearest first."""
     bfloat16.ensure(queries.device)
-    count, width = train.values.shape
+    count, width = train.shape
     # Subtracting one vector from all training rows changes no query's ranking, and shrinks what float32 rounds.
-    centre = train.unit(slice(0, None, max(1, count // 1024))).mean(0)
+    centre = train.unit(slice(0, count, max(1, count // 1024))).mean(0)
     scanned, spread = _sweep(train, queries.float(), min(k + MARGIN, count), centre)
     keys = _rank(train, queries, scanned, k)
     if count > k + MARGIN:
@@ -97,7 +97,7 @@ def _rank(train: Rows, queries: Tensor, candidates: Tensor, k: int) -> Tensor:
     ranked = []
     for part, keys in zip(*(torch.split(x, QUERIES // 2) for x in (queries, candidates)), strict=True):
         rows = row_of(keys)
-        chosen = train.values.index_select(0, rows.flatten()).double().view(*rows.shape, -1)  # (b, k + margin, D)
+        chosen = train.take(rows.flatten()).double().view(*rows.shape, -1)  # (b, k + margin, D)
         cosine = torch.bmm(chosen, part.unsqueeze(2)).squeeze(2) / train.length[rows]
         ranked.append(_keys(cosine, rows).topk(k).values)
     return torch.cat(ranked)
@@ -126,34 +126,78 @@ def row_of(keys: Tensor) -> Tensor:
     return ROW_MASK - (keys & ROW_MASK)
 
 
-class Rows:
-    """Features (n, D) in memory or on disk, read in blocks, and the length of each row."""
+@runtime_checkable
+class OnDisk(Protocol):
+    """Rows that are read when they are needed, such as `pooled.Matrix`."""
 
-    def __init__(self, features: Tensor | np.ndarray[Any, Any], what: str = "training") -> None:
-        self.values = _matrix(features, what)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+
+    def __getitem__(self, part: slice, /) -> np.ndarray[Any, Any]: ...
+
+    def some(self, chosen: np.ndarray[Any, Any], /) -> OnDisk:
+        """These of its rows."""
+
+
+class Rows:
+    """Features (n, D) in memory or on disk, read in blocks to where they are compared, and the length of each row."""
+
+    def __init__(
+        self,
+        features: Tensor | np.ndarray[Any, Any] | OnDisk,
+        what: str = "training",
+        device: torch.device | str | None = None,
+    ) -> None:
+        on_disk = isinstance(features, OnDisk) and not isinstance(features, (np.ndarray, Tensor))
+        self.values: Tensor | OnDisk = features if on_disk else _matrix(features, what)  # type: ignore[assignment,arg-type]
+        own = self.values.device if isinstance(self.values, Tensor) else torch.device("cpu")
+        self.device = own if device is None else torch.device(device)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        count, width = self.values.shape
+        return count, width
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def blocks(self) -> Iterator[slice]:
         """Slices of rows, small enough for the memory whatever the number of rows."""
-        size = max(QUERIES, BLOCK_NUMBERS // max(1, self.values.shape[1]))
-        for start in range(0, len(self.values), size):
-            yield slice(start, min(start + size, len(self.values)))
+        count, width = self.shape
+        size = max(QUERIES, BLOCK_NUMBERS // max(1, width))
+        for start in range(0, count, size):
+            yield slice(start, min(start + size, count))
+
+    def read(self, rows: slice) -> Tensor:
+        """Consecutive rows, or every n-th one."""
+        part = self.values[rows]
+        return (part if isinstance(part, Tensor) else torch.from_numpy(part)).to(self.device)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Rows by their numbers."""
+        if isinstance(self.values, Tensor):
+            return self.values.index_select(0, rows.to(self.values.device)).to(self.device)
+        return torch.from_numpy(self.values.some(rows.numpy(force=True))[:]).to(self.device)
 
     @cached_property
     def length(self) -> Tensor:
         """Euclidean norms, float64, 1 for a row of zeros."""
         norms = [torch.linalg.vector_norm(self._floats(b), dim=1, dtype=torch.float64) for b in self.blocks()]
-        length = torch.cat(norms) if norms else self.values.new_zeros(0, dtype=torch.float64)
+        length = torch.cat(norms) if norms else torch.zeros(0, dtype=torch.float64, device=self.device)
         bad = int((~length.isfinite()).sum())
         if bad:
             raise InputError(f"k-NN needs finite features, but NaN or infinity is in {bad} of {len(length)} rows")
         return length.masked_fill_(length == 0, 1)
 
     def _floats(self, rows: slice) -> Tensor:
-        return self.values[rows] if self.values.is_floating_point() else self.values[rows].double()
+        part = self.read(rows)
+        return part if part.is_floating_point() else part.double()
 
     def unit(self, rows: slice) -> Tensor:
         """Rows of length one, a new float64 tensor."""
-        return self.values[rows] / self.length[rows, None]
+        return self.read(rows) / self.length[rows, None]
 
 
 def _matrix(features: Tensor | np.ndarray[Any, Any], what: str) -> Tensor:
@@ -185,11 +229,12 @@ def check_votes(k: int, temperature: float) -> None:
 
 
 def knn_predict(
-    train: Tensor | np.ndarray[Any, Any],
+    train: Tensor | np.ndarray[Any, Any] | OnDisk,
     labels: Array,
-    test: Tensor | np.ndarray[Any, Any],
+    test: Tensor | np.ndarray[Any, Any] | OnDisk,
     k: int = 20,
     temperature: float = 0.07,
+    device: torch.device | str | None = None,
 ) -> Array:
     """Class of each test feature: votes of its k nearest training features by cosine, weighted exp(cosine / T).
 
@@ -200,17 +245,17 @@ def knn_predict(
     Labels may be any values that can be sorted; the answer has their type. With fewer than k training features all
     of them vote. Ties (similarities within 3e-11, votes within one part in 1e9): the smaller training row is the
     nearer one, the smaller label wins. A feature of zeros has similarity 0 with everything. NaN and infinity are an
-    error. Memory beside the input: some 0.5 GB whatever the number of features.
+    error. Memory beside the input: some 0.5 GB whatever the number of features. They are compared on `device`, or where
+    the training features are.
     """
     check_votes(k, temperature)
-    rows, queries = Rows(train, "training"), Rows(test, "test")
-    width, wanted = rows.values.shape[1], queries.values.shape[1]
+    rows, queries = Rows(train, "training", device), Rows(test, "test", device)
+    width, wanted = rows.shape[1], queries.shape[1]
     if width != wanted:
         raise InputError(f"k-NN got training features of width {width} and test features of width {wanted}")
-    if not 0 < len(rows.values) == len(labels) <= LARGEST:
+    if not 0 < len(rows) == len(labels) <= LARGEST:
         raise InputError(
-            f"k-NN got {counted(len(rows.values), 'training feature')} and {counted(len(labels), 'label')}; "
-            "one label for each"
+            f"k-NN got {counted(len(rows), 'training feature')} and {counted(len(labels), 'label')}; one label for each"
         )
     if isinstance(labels, Tensor):
         classes, codes = torch.unique(labels, return_inverse=True)

@@ -31,7 +31,14 @@ CONSECUTIVE = 32  # consecutive rows of larger features that stay together
 class JoinedFeatures:
     """Matrices of features of the same images, side by side."""
 
-    def __init__(self, inputs: tuple[str, ...], features: Mapping[str, Sliceable], rows: int | None = None) -> None:
+    def __init__(
+        self,
+        inputs: tuple[str, ...],
+        features: Mapping[str, Sliceable],
+        rows: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
         for name in inputs:
             if name not in features:
                 raise InputError(f"There are no features {name!r}{nearest(name, features)}")
@@ -45,7 +52,7 @@ class JoinedFeatures:
                 )
 
     def read(self, starts: Sequence[int], length: int) -> Tensor:
-        """Blocks of `length` rows, one after the other, in float32."""
+        """Blocks of `length` rows, one after the other, in float32 on the device."""
         sizes = [min(length, self.rows - start) for start in starts]
         found, at = np.empty((sum(sizes), self.width), np.float32), 0
         for start, size in zip(starts, sizes, strict=True):
@@ -54,14 +61,14 @@ class JoinedFeatures:
                 found[at : at + size, column : column + part.shape[1]] = part[start : start + size]
                 column += part.shape[1]
             at += size
-        return torch.from_numpy(found)
+        return torch.from_numpy(found).to(self.device)
 
     def batches(self, labels: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Features (B, D) and labels (B,) of one batch after the other, without end."""
         random = torch.Generator().manual_seed(seed)
         batch = min(batch, self.rows)
         for x, y in self._windows(labels, batch, random):
-            order = torch.randperm(len(x), generator=random)
+            order = torch.randperm(len(x), generator=random, device="cpu").to(self.device)  # the same on every device
             for start in range(0, len(x) // batch * batch, batch):
                 rows = order[start : start + batch]
                 yield x.index_select(0, rows), y[rows]
@@ -73,7 +80,7 @@ class JoinedFeatures:
             yield from repeat((self.read(range(0, self.rows, ROWS), ROWS), labels))
         count, together = -(-self.rows // CONSECUTIVE), size // CONSECUTIVE + 1  # one more, since one is shorter
         while True:
-            starts = [CONSECUTIVE * number for number in torch.randperm(count, generator=random).tolist()]
+            starts = [CONSECUTIVE * number for number in torch.randperm(count, generator=random, device="cpu").tolist()]
             for first in range(0, count, together):
                 part = starts[first : first + together]
                 yield self.read(part, CONSECUTIVE), torch.cat([labels[start : start + CONSECUTIVE] for start in part])

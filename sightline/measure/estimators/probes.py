@@ -128,9 +128,13 @@ def train_probes(
     labels: npt.NDArray[np.int64],
     classes: int,
     *,
+    device: torch.device | str = "cpu",
     show: Callable[[int, int], None] | None = None,
 ) -> TrainedProbes:
     """Train all probes on features (n, D) and labels (n,) in 0 … classes − 1; `show(done, total)` tells how far it is.
+
+    They are trained on the device, which holds as many features as `probe_batches` says; beginnings and orders do not
+    depend on it.
 
     A head whose loss is no longer finite, or whose features are not, ends with a loss of NaN and disturbs no other.
 
@@ -149,22 +153,22 @@ def train_probes(
             f"Labels are {labels.min()} … {labels.max()}, but {classes} classes need 0 … {classes - 1}; "
             "leave out images without a label"
         )
-    bfloat16.ensure("cpu", schedule.precision)
+    bfloat16.ensure(torch.device(device), schedule.precision)
     members: dict[tuple[str, ...], list[int]] = {}  # probes on the same features, read together
     for number, probe in enumerate(probes):
         members.setdefault(probe.inputs, []).append(number)
-    joined = {inputs: JoinedFeatures(inputs, train, len(labels)) for inputs in members}
+    joined = {inputs: JoinedFeatures(inputs, train, len(labels), device) for inputs in members}
     done, total = 0, len(members) * schedule.steps(len(labels))
     trained, loss = [], np.full(len(probes), np.nan)
     for inputs, which in members.items():
         with torch.inference_mode(False), torch.enable_grad():  # the caller may have turned gradients off
-            sweep = _Sweep(probes, which, joined[inputs].width, classes, schedule)
-            for _ in sweep.train(joined[inputs], torch.tensor(labels, dtype=torch.int64)):
+            sweep = _Sweep(probes, which, joined[inputs].width, classes, schedule, torch.device(device))
+            for _ in sweep.train(joined[inputs], torch.tensor(labels, dtype=torch.int64, device=device)):
                 done += 1
                 if show:
                     show(done, total)
         for heads in sweep.parts:
-            loss[heads.which] = heads.loss.numpy()
+            loss[heads.which] = heads.loss.numpy(force=True)
         trained.append(sweep)
     return TrainedProbes(tuple(probes), loss, classes, trained)
 
@@ -184,8 +188,8 @@ class TrainedProbes:
         """Scores of the classes by one probe, in blocks of rows (m, C); the largest one decides."""
         sweep, heads = next((sweep, heads) for sweep in self._sweeps for heads in sweep.parts if which in heads.which)
         head = heads.only(which)
-        for x in sweep.blocks(JoinedFeatures(self.probes[which].inputs, features)):
-            yield head.scores(x)[0].T.numpy()
+        for x in sweep.blocks(JoinedFeatures(self.probes[which].inputs, features, device=sweep.device)):
+            yield head.scores(x)[0].T.numpy(force=True)
 
     def decisions(self, which: int, features: Mapping[str, Sliceable]) -> npt.NDArray[np.int64]:
         """The class with the highest score for each row (n,); −1 where the scores are not finite."""
@@ -197,12 +201,12 @@ class TrainedProbes:
         if not len(labels):
             raise InputError("The accuracy of probes needs images to be measured on; give some")
         for sweep in self._sweeps:
-            for number, x in enumerate(sweep.blocks(JoinedFeatures(sweep.inputs, features, len(labels)))):
-                y = torch.tensor(labels[number * ROWS : (number + 1) * ROWS])
+            for number, x in enumerate(sweep.blocks(JoinedFeatures(sweep.inputs, features, len(labels), sweep.device))):
+                y = torch.tensor(labels[number * ROWS : (number + 1) * ROWS], device=sweep.device)
                 for heads in sweep.parts:
                     told = _decisions(heads.scores(x))  # (P, m)
                     count = (told == y).sum(1).double()
-                    right[heads.which] += count.masked_fill((told < 0).any(1), torch.nan).numpy()
+                    right[heads.which] += count.masked_fill((told < 0).any(1), torch.nan).numpy(force=True)
         return right / len(labels)
 
 
@@ -215,10 +219,16 @@ class _Sweep:
     """All heads on the same features."""
 
     def __init__(
-        self, probes: Sequence[Probe], which: Sequence[int], width: int, classes: int, schedule: Schedule
+        self,
+        probes: Sequence[Probe],
+        which: Sequence[int],
+        width: int,
+        classes: int,
+        schedule: Schedule,
+        device: torch.device,
     ) -> None:
-        self.inputs, self.schedule = probes[which[0]].inputs, schedule
-        self.mean, self.var = torch.zeros(width), torch.ones(width)
+        self.inputs, self.schedule, self.device = probes[which[0]].inputs, schedule, device
+        self.mean, self.var = torch.zeros(width, device=device), torch.ones(width, device=device)
         kinds: dict[tuple[int, str], list[int]] = {}
         for number in which:
             kinds.setdefault((probes[number].depth, probes[number].optimizer), []).append(number)
@@ -227,7 +237,7 @@ class _Sweep:
             widest = classes if depth == 1 else max(classes, width)
             size = max(1, ACTIVATIONS // (max(schedule.batch, ROWS) * widest))
             for start in range(0, len(members), size):
-                self.parts.append(_Heads(probes, members[start : start + size], width, classes, schedule))
+                self.parts.append(_Heads(probes, members[start : start + size], width, classes, schedule, device))
 
     def train(self, joined: JoinedFeatures, labels: Tensor) -> Iterator[None]:
         """Train the heads, step by step."""
@@ -253,25 +263,33 @@ class _Sweep:
 class _Heads:
     """Heads of one kind on the same features: parameters (P, out, in), activations (P, out, B)."""
 
-    def __init__(self, probes: Sequence[Probe], which: list[int], width: int, classes: int, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        which: list[int],
+        width: int,
+        classes: int,
+        schedule: Schedule,
+        device: torch.device,
+    ) -> None:
         first, self.which, self.schedule = probes[which[0]], which, schedule
         self.lars = first.optimizer == "lars"
         settings = ((probes[n].lr, probes[n].min_lr, probes[n].weight_decay) for n in which)
         self.lr, self.min_lr, self.decay = (
-            torch.tensor(values).view(-1, 1, 1) for values in zip(*settings, strict=True)
+            torch.tensor(values, device=device).view(-1, 1, 1) for values in zip(*settings, strict=True)
         )
-        self.loss = torch.zeros(len(which), dtype=torch.float64)
-        random = torch.Generator().manual_seed(schedule.seed)
-        hidden = [torch.empty(width, width) for _ in range(first.depth - 1)]
+        self.loss = torch.zeros(len(which), dtype=torch.float64, device=device)
+        random = torch.Generator().manual_seed(schedule.seed)  # of the CPU: the same beginning on every device
+        hidden = [torch.empty(width, width, device="cpu") for _ in range(first.depth - 1)]
         for weight in hidden:
             weight.uniform_(-(width**-0.5), width**-0.5, generator=random)
-        last = torch.empty(classes, width).normal_(0, 0.01, generator=random)
-        self.weights = [weight.repeat(len(which), 1, 1).requires_grad_() for weight in (*hidden, last)]
-        self.gains = [torch.ones(len(which), width, 1, requires_grad=True) for _ in hidden]
-        self.shifts = [torch.zeros(len(which), width, 1, requires_grad=True) for _ in hidden]
-        self.shifts.append(torch.zeros(len(which), classes, 1, requires_grad=True))
-        self.means = [torch.zeros(len(which), width) for _ in hidden]
-        self.vars = [torch.ones(len(which), width) for _ in hidden]
+        last = torch.empty(classes, width, device="cpu").normal_(0, 0.01, generator=random)
+        self.weights = [weight.to(device).repeat(len(which), 1, 1).requires_grad_() for weight in (*hidden, last)]
+        self.gains = [torch.ones(len(which), width, 1, device=device, requires_grad=True) for _ in hidden]
+        self.shifts = [torch.zeros(len(which), width, 1, device=device, requires_grad=True) for _ in hidden]
+        self.shifts.append(torch.zeros(len(which), classes, 1, device=device, requires_grad=True))
+        self.means = [torch.zeros(len(which), width, device=device) for _ in hidden]
+        self.vars = [torch.ones(len(which), width, device=device) for _ in hidden]
         self.velocities = [torch.zeros_like(parameter) for parameter in self._parameters()]
 
     def _parameters(self) -> list[Tensor]:

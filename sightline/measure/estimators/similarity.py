@@ -38,6 +38,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
@@ -171,7 +172,7 @@ def check_choices(variance: float = 0.99, k: int = 10, dissimilarity: str = "euc
 
 def _same_images(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike) -> tuple[Tensor, Tensor]:
     """As float64 (n, D)."""
-    a, b = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v, order="C")) for v in (x, y))
+    a, b = as_tensor(x), as_tensor(y)
     if a.ndim < 2 or b.ndim < 2 or len(a) != len(b) or len(a) < FEWEST:
         raise InputError(
             f"Similarity needs features (images, …) of the same images twice, at least {FEWEST} of them; "

@@ -29,6 +29,7 @@ from sightline.measure.estimators.probes import Probe, Schedule, TrainedProbes, 
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import torch
 
     from sightline.measure.estimators.ridge import Sliceable
 
@@ -220,6 +221,7 @@ def train_sweep(
     classes: int,
     seed: int,
     title: str = "Probes",
+    device: torch.device | str = "cpu",
 ) -> Swept:
     """Train probes of these shapes (`inputs` and `depth`) with all settings; `title` is that of the bar."""
     n = len(train.labels)
@@ -243,7 +245,7 @@ def train_sweep(
                 for s in sweep.settings
                 if s[:2] == (schedule.epochs, schedule.warmup_epochs)
             ]
-            trained.append(train_probes(probes, schedule, *train, classes, show=lambda *_: move()))
+            trained.append(train_probes(probes, schedule, *train, classes, device=device, show=lambda *_: move()))
     loss = _beside([one.loss for one in trained], len(shapes))
     found = _beside([one.accuracy(*selection) for one in trained], len(shapes))
     known = np.isfinite(loss) & np.isfinite(found)

@@ -125,14 +125,16 @@ class Objective(objective.Objective):
             self.parts[name] = part
             stop = start + len(_views(config, name, Backbone()))  # their number does not depend on the backbone
             self.slices[name], start = slice(start, stop), stop
-            if (decoder := dict(part.named_children()).get("decoder")) is not None:
-                self.decoder = decoder
 
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone; of a single part, that part's encoder."""
         encoders = [part.encoder for part in self._parts()]
         return encoders[0] if len(encoders) == 1 else self.backbone
+
+    def saved_decoder(self) -> nn.Module | None:
+        """That of the reconstructive part, if it has one."""
+        return next((decoder for part in self._parts() if (decoder := part.saved_decoder()) is not None), None)
 
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """That of the joint-embedding part, if it counts."""

@@ -1,14 +1,13 @@
 """Images as a detector sees them, whole and in their proportions; and the maps of a frozen encoder, computed once.
 
 An encoder that is not trained gives the same maps for an image in every epoch. Those of the images and of their mirror
-images are kept in memory, standardised and in float16, where they fit; otherwise they are computed on the way.
+images are kept in memory, standardised and in float16, where they fit; otherwise they are computed at each step.
 
 n images of size × size pixels, maps of D channels and h × w cells.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
@@ -180,8 +179,3 @@ def _mirrored(targets: Targets[NDArray[Any]], size: int) -> Targets[NDArray[Any]
     boxes[:, [0, 2]] = size - boxes[:, [2, 0]]
     masks = None if targets.masks is None else np.ascontiguousarray(targets.masks[..., ::-1])
     return targets._replace(boxes=boxes, masks=masks)
-
-
-def memory_for_maps(gigabytes: float) -> int:
-    """Bytes of a process for cached maps; every process of a machine has a copy of its own."""
-    return int(gigabytes * 10**9) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -11,6 +11,7 @@ B images, D channels, maps of h × w cells.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -49,7 +50,8 @@ class Features(nn.Module):
         else:
             if str(blocks) != "last":
                 raise InputError(
-                    f"blocks={blocks} is for encoders with patches; of {encoder.reference} all stages are seen, leave it out"
+                    f"blocks={blocks} is for encoders with patches; of {encoder.reference} all stages are "
+                    "seen, leave it out"
                 )
             self.sites = self._stages(encoder)
             self.cell = FINEST
@@ -99,7 +101,7 @@ class Features(nn.Module):
         maps = self.look(torch.zeros(1, 3, self.size, self.size)) if self.sites else []
         last = {tuple(x.shape[-2:]): site for site, x in zip(self.sites, maps, strict=True) if x.ndim == 4}
         sides = [h for h, _ in last]
-        if len(last) != STAGES or any(-(-a // 2) != b for a, b in zip(sides, sides[1:], strict=False)):
+        if len(last) != STAGES or any(-(-a // 2) != b for a, b in itertools.pairwise(sides)):
             raise InputError(
                 f"{encoder.reference} has no grid of patches and no four stages, each of half the resolution, that a "
                 "detector could look at; choose a ViT, a ResNet or a ConvNeXt"
@@ -156,20 +158,24 @@ def whole_patches(encoder: Encoder, size: int) -> int:
 
 
 def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
-    """`last`, `last-3` and numbers, separated by commas, as sites.
+    """`last`, `last-3` and numbers, separated by commas, as sites; `norm` is the last block after the final norm.
 
     >>> from sightline import load_encoder
     >>> vit = load_encoder("timm:vit_tiny_patch16_224@random?depth=12&embed_dim=12&num_heads=2")
     >>> block_sites(vit, "last-3,9,last")
     ['block.8', 'block.9', 'block.11']
     """
+    if str(blocks) == "norm":
+        if "norm" not in encoder.sites:
+            raise InputError(f"blocks=norm: {encoder.reference} has no final norm over its tokens; write last")
+        return ["norm"]
     numbers = []
     for word in str(blocks).split(","):
         match = re.fullmatch(r"\s*(?:(last)(?:-(\d+))?|(\d+))\s*", word)
         number = -1 if match is None else int(match[3]) if match[3] else encoder.depth - 1 - int(match[2] or 0)
         if not 0 <= number < encoder.depth:
             raise InputError(
-                f"blocks={blocks}: {word.strip()!r} is no block of {encoder.reference}, which has "
+                f"blocks={blocks}: {word.strip()!r} is not a block of {encoder.reference}, which has "
                 f"{counted(encoder.depth, 'block')}; write last, last-1, … or 0 to {encoder.depth - 1}"
             )
         numbers.append(number)
@@ -185,8 +191,8 @@ def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_pa
     """
     if encoder.architecture is None:
         raise InputError(
-            f"Encoder {encoder.name!r} cannot be built anew from a reference, so it cannot be trained; set frozen=true, "
-            "or give one such as timm:NAME or run:FOLDER"
+            f"Encoder {encoder.name!r} cannot be rebuilt from a reference, so it cannot be trained; set "
+            "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
     module = copy.deepcopy(encoder.module).requires_grad_(True)
     copied = replace(_around(encoder, module), architecture=encoder.architecture)

@@ -202,17 +202,22 @@ def test_density_is_the_one_of_scipy(compared: Any) -> None:
 
     _, _, result = compared
     _, heads, _ = charts._tables(result)
-    curves = densities(heads, "nmi")
-    for (encoder, third), rows in curves.groupby(["encoder", "third"]):
-        values = heads[(heads.encoder == encoder) & (heads.third == third)].nmi.to_numpy()
-        expected = gaussian_kde(values, rows.bandwidth.iloc[0] / values.std(ddof=1))(rows.value)
-        np.testing.assert_allclose(rows.density, expected, rtol=1e-6, atol=1e-9)
+    for by in ("third", "site"):
+        curves = densities(heads, "nmi", by)
+        assert set(curves[by]) == set(heads[by])
+        for (encoder, place), rows in curves.groupby(["encoder", by]):
+            values = heads[(heads.encoder == encoder) & (heads[by] == place)].nmi.to_numpy()
+            expected = gaussian_kde(values, rows.bandwidth.iloc[0] / values.std(ddof=1))(rows.value)
+            np.testing.assert_allclose(rows.density, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_figures_and_headlines(compared: Any) -> None:
     _, _, result = compared
     found = {figure.name: figure for figure in charts.figures(result)}
-    assert list(found) == ["distance", "nmi", "spread", "distance-heads", "nmi-heads"]
+    assert list(found) == [
+        "distance", "nmi", "spread", "distance-heads", "distance-heads-of-layers", "nmi-heads",
+        "nmi-heads-of-layers",
+    ]  # fmt: skip
     assert len(found["distance"].table) == 3 * 3 + 3 * 4
     assert [label for label, _, _ in charts.headlines(result)] == ["vit", "registers"]
     for depth, blocks in ((1, "block 0,"), (2, "block 1,"), (3, "block 2,")):  # a last third at any depth

@@ -32,7 +32,7 @@ def epochs_of(
 @pytest.mark.parametrize("memory", [2**20, 512 * 3])
 def test_every_row_once_in_a_new_order(memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffling, "MEMORY", memory)
-    monkeypatch.setattr(shuffling, "BLOCK", 4)
+    monkeypatch.setattr(shuffling, "CONSECUTIVE", 4)
     rows = np.arange(1100.0)
     np.save(tmp_path / "a.npy", np.stack([rows, rows], 1))
     values = np.load(tmp_path / "a.npy", mmap_mode="r")

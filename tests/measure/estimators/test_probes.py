@@ -205,7 +205,7 @@ def test_same_minimum_as_scikit_learn() -> None:
 def test_features_that_do_not_fit_in_memory_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = problem(1000)
     monkeypatch.setattr(shuffling, "MEMORY", 512 * WIDTH)
-    monkeypatch.setattr(shuffling, "BLOCK", 2)
+    monkeypatch.setattr(shuffling, "CONSECUTIVE", 2)
     schedule = Schedule(20, 100, 2)
     sweep = [Probe(("a",)), Probe(("a", "b"), 2)]
     streamed = train_probes(sweep, schedule, features, labels, CLASSES)
@@ -289,8 +289,11 @@ def test_seeds_and_progress() -> None:
         (lambda f, y: train_probes([Probe(("a",))], Schedule(), f, y, 4), "0 … 4, but 4 classes need 0 … 3"),
         (lambda f, y: train_probes([Probe(("a",))], Schedule(), f, y - 1, 5), "Labels are -1 … 3"),
         (lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy({}, y), "no features 'a'"),
-        (lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy(f, y[:0]), "no images"),
-        (lambda f, y: Probe(()), "without inputs"),
+        (
+            lambda f, y: train_probes([Probe(("a",))], Schedule(1), f, y, 5).accuracy(f, y[:0]),
+            "needs images to be measured on",
+        ),
+        (lambda f, y: Probe(()), "needs inputs"),
         (lambda f, y: Probe(("a",), depth=0), "depth 0"),
         (lambda f, y: Probe(("a",), optimizer="lar"), "did you mean 'lars'"),
         (lambda f, y: Probe(("a",), lr=-1.0), "has lr -1.0, but it cannot be negative"),

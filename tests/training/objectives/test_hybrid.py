@@ -142,7 +142,7 @@ def test_both_parts_train_the_one_backbone_and_what_one_freezes_is_frozen() -> N
     assert objective.parts["mae"].backbone is objective.parts["moco_v3"].backbone is objective.encoder
     assert not objective.backbone.pos_embed.requires_grad
     assert not objective.backbone.patch_embed.proj.weight.requires_grad
-    assert objective.decoder is objective.parts["mae"].decoder
+    assert objective.saved_decoder() is objective.parts["mae"].decoder
     assert not hasattr(make(hybrid, config_of()), "decoder")
 
 
@@ -174,8 +174,8 @@ def test_only_a_part_that_needs_something_first_asks_for_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mim": "sinmim"}, "no reconstructive objective; did you mean 'simmim'"),
-        ({"cl": "mae"}, "no joint-embedding objective"),
+        ({"mim": "sinmim"}, "not a reconstructive objective; did you mean 'simmim'"),
+        ({"cl": "mae"}, "not a joint-embedding objective"),
         ({"weight": 1.5}, r"must be in \[0, 1\]"),
         ({"settings": {"moco": {}}}, "cannot be a part of a hybrid; did you mean 'moco_v3'"),
         ({"settings": {"supervised": {}}}, "cannot be a part of a hybrid; choose from beit, mae"),

@@ -51,7 +51,7 @@ def test_images_become_a_grid_of_tokens_and_images_again(patch: int) -> None:
 def test_impossible_tokenizers_are_refused() -> None:
     with pytest.raises(InputError, match="patches of 14 pixels; choose from 4, 8, 16, 32"):
         Tokenizer(14)
-    with pytest.raises(InputError, match="1 codes"):
+    with pytest.raises(InputError, match="at least 2 codes"):
         Tokenizer(8, codes=1)
 
 

@@ -92,6 +92,10 @@ class Objective(objective.Objective):
         """The backbone."""
         return self.backbone
 
+    def saved_decoder(self) -> nn.Module:
+        """The decoder of all patches."""
+        return self.decoder
+
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean squared error of the pixels of hidden patches."""
         images = views.pixels[0]

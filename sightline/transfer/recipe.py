@@ -1,0 +1,61 @@
+"""Recipes of what is trained on top of an encoder: fine-tuning, detection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from sightline.core.errors import InputError
+from sightline.core.settings import flatten
+from sightline.training.folder import check_unchanged, kept_recipe
+from sightline.training.launch import Launch
+from sightline.training.optimization import Optimization
+from sightline.training.recipe import COMMANDS, Training, make_parts, read_recipe
+
+__all__ = ["Recipe", "assemble", "resolve"]
+
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[Config]):
+    """Everything that decides a training."""
+
+    optimization: Optimization
+    training: Training
+    config: Config
+    objective: str
+
+    def values(self) -> dict[str, Any]:
+        """All settings in one flat table."""
+        return flatten(self.objective, self.config, self.training, self.optimization)
+
+
+def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], ...]) -> Recipe[Config]:
+    """Put a recipe together; later layers override earlier ones, and unknown keys are errors."""
+    if other := {layer.get("objective", name) for layer in layers} - {name}:
+        found = str(other.pop())
+        what, command = COMMANDS.get(found, (f"pre-training with {found}", "pretrain"))
+        raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
+    return Recipe(*make_parts(name, (Optimization, Training, config), layers), name)
+
+
+def resolve(
+    make: Callable[..., Recipe[Config]],
+    name: str,
+    out: Path,
+    recipe: str | Path | None,
+    layers: list[dict[str, Any]],
+    launch: Launch,
+) -> Recipe[Config]:
+    """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
+    kept = kept_recipe(out, launch)
+    if kept is None:
+        return make(read_recipe(name if recipe is None else recipe), *layers)
+    wanted = make(kept)
+    given = [] if recipe is None else [read_recipe(recipe)]
+    check_unchanged(out, wanted, make(wanted.values(), *given, *layers))
+    return wanted

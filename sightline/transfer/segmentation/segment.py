@@ -1,0 +1,329 @@
+"""A segmenter on one encoder: a linear head or UperNet is trained on its maps, and decides on every test pixel.
+
+The folder is described in training/folder.py. Beside it there is
+
+RUN/segments.npz   of every test image its id, and the pixels of each class that are right, decided, and there,
+                   (n, 3, K); of some of them small pictures of the decisions
+
+and, if the encoder was trained along, `run:FOLDER` is that encoder.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from sightline.core import ownership
+from sightline.core.errors import InputError, nearest
+from sightline.core.processes import barrier, by_first, rank
+from sightline.core.schedules import Progress
+from sightline.encoders.encoder import Encoder
+from sightline.encoders.loading import load_encoder
+from sightline.images.augment.policy import RADII, Policy
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
+from sightline.measure.estimators.overlap import iou_of, mean_over_classes
+from sightline.training.feed import Feed
+from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
+from sightline.training.launch import Launch
+from sightline.training.loop import Loop
+from sightline.transfer.classifier_head import layers_of
+from sightline.transfer.detection.cached import fitted, whole_image
+from sightline.transfer.detection.features import Features, Standard, trainable, whole_patches
+from sightline.transfer.recipe import Recipe, assemble, resolve
+from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead, Scales, UperNet
+from sightline.transfer.segmentation.objective import Objective
+from sightline.transfer.segmentation.sliding import Segmented, Sliding
+
+__all__ = ["NAME", "Config", "check", "make_recipe", "shown_ids", "train_segmenter"]
+
+
+NAME = "segment"  # of the objective in recipes
+HEADS = ("linear", "upernet")
+FILE = "segments.npz"
+MEASURED = 256  # training images that the channels are standardised by
+SHOWN = 6  # test images whose decisions are kept as pictures
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a segmenter stands on, and how the images are changed on the way."""
+
+    encoder: str = ""  # reference
+    head: str = "linear"  # or upernet
+    frozen: bool = True  # False: the encoder is trained along
+    blocks: str | int = ""  # whose maps are seen; empty: after the final norm (linear), four over the depth (upernet)
+    size: int = 0  # of the windows in pixels, rounded up to whole patches; 0: the encoder's own
+    standardize: bool = True  # every channel by its mean and deviation over the training images
+    channels: int = 768  # of UperNet
+    dropout: float = 0.1  # of channels before the last layer
+    auxiliary: float = 0.4  # weight of the auxiliary head of UperNet; 0: without
+    auxiliary_channels: int = 256
+    layer_decay: float = 0.9  # learning rate of a layer over that of the next, if the encoder is trained along
+    drop_path: float = 0.1  # largest rate of stochastic depth, likewise
+    scale: tuple[float, float] = (0.5, 2.0)  # longer side of an image over that of its view
+    flip: float = 0.5  # probability of the mirror image
+    jitter: tuple[float, ...] = ()  # brightness, contrast, saturation, hue; empty: without
+
+    def __post_init__(self) -> None:
+        if self.head not in HEADS:
+            raise InputError(f"There is no head {self.head!r}{nearest(self.head, HEADS)}")
+        if not 0 < self.layer_decay <= 1:
+            raise InputError(f"layer_decay is {self.layer_decay}; it must lie in (0, 1]")
+        for key in ("drop_path", "dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise InputError(f"{key} is {getattr(self, key)}; it must lie in [0, 1)")
+        for key in ("size", "auxiliary"):
+            if not getattr(self, key) >= 0:
+                raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
+        if min(self.channels, self.auxiliary_channels) < 1:
+            raise InputError("channels and auxiliary_channels must be 1 at least")
+        if len(self.jitter) not in (0, 4):
+            raise InputError(f"jitter is {list(self.jitter)}, but brightness, contrast, saturation, hue are expected")
+        Policy(1, fit=self.scale, flip=self.flip)  # says what cannot be
+
+
+def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
+    """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
+
+    >>> make_recipe({"head": "linear"}, {"head": "upernet", "lr": 1e-3}).config.head
+    'upernet'
+    """
+    return assemble(NAME, Config, layers)
+
+
+def train_segmenter(
+    what: str | Encoder | None = None,
+    images: str | Images | None = None,
+    out: str | Path = "runs/segment",
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    launch: Launch | None = None,
+) -> dict[str, Segmented]:
+    """Train a segmenter on an encoder, or a reference to one; gives what came of the test images, by their ids.
+
+    `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it.
+    """
+    launch, out = launch or Launch(), Path(out)
+    layers = [dict(settings or {})]
+    if images is not None:
+        layers.append({"images": images if isinstance(images, str) else images.name})
+    if what is not None:
+        layers.append({"encoder": what if isinstance(what, str) else what.reference})
+    wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
+    if not wanted.config.encoder:
+        raise InputError("Name an encoder to segment with, such as `sightline segment zoo:mae`")
+    begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
+    fabric, data = start(wanted, images, launch)
+    parts = _prepare(wanted, begins_with, data)
+    with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with):
+        if not (out / FILE).is_file():
+            feed = _feed(wanted, parts, data, fabric.device, launch)
+            _train(wanted, data, parts, feed, out, fabric, launch)
+            _finish(parts, data, out, fabric.device, launch)
+            if launch.show_progress:
+                tell_skipped(feed)
+    barrier()  # the first process has written everything
+    return _read(out / FILE)
+
+
+class _Parts(NamedTuple):
+    encoder: Encoder
+    objective: Objective
+    features: Features
+    policy: Policy  # of the views that are trained on
+    window: Preprocess  # of the views that are evaluated
+
+    def sliding(self, data: Images, device: torch.device, workers: int | None) -> Sliding:
+        return Sliding(self.objective, self.window, len(data.classes) + 1, device, workers)
+
+
+def check(wanted: Recipe[Config], encoder: Encoder, data: Images) -> None:
+    """Say what cannot be, before the first of several encoders is trained."""
+    _prepare(wanted, encoder, data)
+
+
+def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images) -> _Parts:
+    """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
+    config = wanted.config
+    for split in ("train", "test"):
+        if any(one.segmentation is None for one in data.targets(data.indices(split)[:1])):
+            raise InputError(f"{data.name} has no segmentation maps; give others, such as shapes:scenes or masks:PATH")
+    size, encoder, blocks = whole_patches(begins_with, config.size), begins_with, _blocks(config, begins_with)
+    if config.frozen:
+        features = Features(encoder, size, blocks)
+    else:
+        encoder, features = trainable(encoder, lambda copied: Features(copied, size, blocks), config.drop_path)
+    torch.manual_seed(wanted.training.seed)
+    if wanted.training.compile:
+        compile_blocks(features)
+    how = encoder.preprocess.interpolation
+    how = how if how in RADII else "bicubic"
+    jitter: Any = config.jitter or None
+    policy = Policy(size, None, fit=config.scale, flip=config.flip, jitter=jitter, interpolation=how)
+    window = replace(encoder.preprocess, size=(size, size), resize=None, interpolation=how)
+    return _Parts(encoder, _objective(config, encoder, features, len(data.classes) + 1), features, policy, window)
+
+
+def _blocks(config: Config, encoder: Encoder) -> str | int:
+    """What the head looks at where nothing else is said; of a CNN there are its stages only."""
+    if str(config.blocks) or encoder.tokens is None:
+        return config.blocks if str(config.blocks) else "last"
+    if config.head == "linear":
+        return "norm" if "norm" in encoder.sites else "last"
+    depth = encoder.depth
+    if depth < SCALES:
+        raise InputError(f"UperNet looks at {SCALES} blocks, but {encoder.reference} has {depth}; set head=linear")
+    chosen = sorted({depth // 3 - 1, depth // 2 - 1, depth * 2 // 3 - 1, depth - 1} - {-1})
+    spare = [block for block in range(depth) if block not in chosen]
+    return ",".join(map(str, sorted([*chosen, *spare[: SCALES - len(chosen)]])))
+
+
+def _objective(config: Config, encoder: Encoder, features: Features, classes: int) -> Objective:
+    widths = [shape[0] for shape in features.shapes]
+    more: dict[str, Any] = {}
+    head: LinearHead | UperNet
+    if config.head == "linear":
+        if features.staged:
+            raise InputError(f"head=linear is for encoders with patches; set head=upernet for {encoder.reference}")
+        head = LinearHead(widths[0], classes, config.dropout)
+    else:
+        if not features.staged:
+            if len(features.sites) != SCALES:
+                raise InputError(f"UperNet looks at {SCALES} blocks, not at blocks={config.blocks}; name {SCALES}")
+            widths = [widths[0] // SCALES] * SCALES
+            more["scales"] = Scales(widths[0])
+        head = UperNet(widths, config.channels, classes, config.dropout)
+        if config.auxiliary:
+            more["auxiliary"] = Auxiliary(widths[2], config.auxiliary_channels, classes, config.dropout)
+            more["auxiliary_weight"] = config.auxiliary
+    return Objective(
+        features,
+        Standard([shape[0] for shape in features.shapes]),
+        head,
+        frozen=config.frozen,
+        layers={} if config.frozen or config.layer_decay == 1 else layers_of(encoder),
+        layer_decay=config.layer_decay,
+        **more,
+    )
+
+
+def _feed(wanted: Recipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
+    """The images of the steps; the channels are measured first."""
+    objective, preprocess = parts.objective.to(device), parts.encoder.preprocess
+    if wanted.config.standardize:
+        some = data.sample(MEASURED, wanted.training.seed)
+        policy = whole_image(parts.policy.size, parts.policy.interpolation)
+        objective.standard.learn(
+            parts.features.look(preprocess.normalize(part.pixels.to(device)))
+            for part in fitted(some, some.indices("train"), policy, workers=launch.workers)
+            if part.rows
+        )
+    return Feed(
+        data,
+        (parts.policy,),
+        batch=wanted.optimization.batch,
+        epochs=wanted.optimization.epochs,
+        seed=wanted.training.seed,
+        accumulate=wanted.optimization.accumulate,
+        mean=preprocess.mean,
+        std=preprocess.std,
+        device=device,
+        workers=launch.workers,
+        targets=True,
+    )
+
+
+def _train(
+    wanted: Recipe[Config], data: Images, parts: _Parts, feed: Feed, out: Path, fabric: Fabric, launch: Launch
+) -> None:
+    torch.manual_seed(wanted.training.seed + 1 + rank())  # what is dropped differs between processes
+    left = None if wanted.config.frozen else replace(parts.encoder, name=out.name, reference=f"run:{out.name}")
+    watched = wanted.training.evaluate_every and {"val", "test"} <= set(data.splits)
+    Loop(
+        objective=parts.objective,
+        feed=feed,
+        settings=wanted.optimization,
+        folder=out,
+        fabric=fabric,
+        title=f"{parts.encoder.name} on {data.name}",
+        encoder=left,
+        watchers=[_Overlap(parts, data, fabric.device, launch)] if watched else [],
+        evaluate_every=wanted.training.evaluate_every,
+        log_every=wanted.training.log_every,
+        save_minutes=wanted.training.save_minutes,
+        show_progress=launch.show_progress,
+    ).run()
+
+
+class _Overlap:
+    """mIoU on val on the way."""
+
+    evaluates = True
+
+    def __init__(self, parts: _Parts, data: Images, device: torch.device, launch: Launch) -> None:
+        self.data, self.sliding = data, parts.sliding(data, device, launch.workers)
+
+    def evaluate(self, progress: Progress) -> dict[str, float]:
+        """Over all images of the split."""
+        return {"val_miou": _miou(self.sliding.over(self.data, "val"))}
+
+    def warning(self, row: Mapping[str, float]) -> str | None:
+        """It has none."""
+        return None
+
+
+def _miou(found: Mapping[str, Segmented]) -> float:
+    return float(mean_over_classes(iou_of(np.sum([one.counts for one in found.values()], 0))))
+
+
+def shown_ids(data: Images) -> list[str]:
+    """The test images that are shown as pictures, evenly over the split."""
+    where = data.indices("test")
+    return [str(data.ids[i]) for i in where[:: max(1, len(where) // SHOWN)][:SHOWN]]
+
+
+def _finish(parts: _Parts, data: Images, out: Path, device: torch.device, launch: Launch) -> None:
+    """What came of the test images, and their mIoU in run.json."""
+    found = parts.sliding(data, device, launch.workers).over(data, "test", frozenset(shown_ids(data)))
+    if not found:
+        raise InputError(f"None of the test images of {data.name} could be read; give some")
+
+    def write() -> None:
+        about = json.loads((out / "run.json").read_text())
+        about["results"] = {"test_miou": _miou(found)}
+        ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
+        ownership.write(out, out / FILE, _written(found))
+
+    by_first(write)
+
+
+def _written(found: Mapping[str, Segmented]) -> bytes:
+    buffer = io.BytesIO()
+    pictures = {f"picture_{i}": one.picture for i, one in enumerate(found.values()) if one.picture.size}
+    arrays: dict[str, Any] = {"counts": np.stack([one.counts for one in found.values()]), **pictures}
+    np.savez_compressed(buffer, ids=np.array(list(found)), **arrays)
+    return buffer.getvalue()
+
+
+def _read(file: Path) -> dict[str, Segmented]:
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            nothing = np.zeros((0, 0), np.int16)
+            return {
+                str(name): Segmented(counts, kept[f"picture_{i}"] if f"picture_{i}" in kept else nothing)
+                for i, (name, counts) in enumerate(zip(kept["ids"], kept["counts"], strict=True))
+            }
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{file} is damaged; delete it, and the same command segments the test images again"
+        ) from error

@@ -1,0 +1,169 @@
+"""The segmentation analysis on features that are known: perfect ones, useless ones, and wrong input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import sightline as sl
+from sightline.analyses import segmentation
+from sightline.analyses.segmentation.charts import class_colours, picture_url
+from sightline.analyses.segmentation.pictures import components
+from sightline.core.errors import InputError
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
+from sightline.measure.estimators.lda import Lda, add_patches, fit_lda
+
+SIZE, PATCH = 32, 4
+
+
+class Colours(nn.Module):
+    """Two maps: the mean colour of each patch, and nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour = nn.AvgPool2d(PATCH)
+        self.nothing = nn.Conv2d(3, 4, PATCH, PATCH)
+        nn.init.zeros_(self.nothing.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.colour(x)
+        return found.mean((2, 3)) + self.nothing(x).mean()
+
+
+class Painted:
+    """Images of patches in four colours, one for each class and the background, with a little noise."""
+
+    def __init__(self, n: int) -> None:
+        self.random, self.n = np.random.default_rng(0), n
+        side = SIZE // PATCH
+        classes = self.random.integers(-1, 3, (n, side, side))
+        self.maps = classes.repeat(PATCH, 1).repeat(PATCH, 2)
+        palette = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200], [120, 120, 120]])
+        noise = self.random.integers(-9, 10, (n, SIZE, SIZE, 3))
+        self.images = (palette[self.maps] + noise).clip(0, 255).astype(np.uint8)
+
+    def read(self, indices: Any) -> list[Any]:
+        from sightline.images.sets import Item
+
+        return [Item(self.images[i], None) for i in indices]
+
+    def targets(self, indices: Any) -> list[Any]:
+        from sightline.images.targets import Targets
+
+        nothing = np.empty(0, np.int64), np.empty((0, 4), np.float32)
+        return [Targets(*nothing, None, self.maps[i].astype(np.int64)) for i in indices]
+
+
+def painted(val: bool = True, n: int = 40) -> Images:
+    order = np.arange(n)
+    splits = {"train": order[: n // 2], "val": order[n // 2 : 3 * n // 4], "test": order[3 * n // 4 :]}
+    if not val:
+        splits = {"train": order[: 3 * n // 4], "test": order[3 * n // 4 :]}
+    names = np.array([f"{i:03d}" for i in order])
+    labels = np.full(n, -1)
+    return Images("painted", Painted(n), names, labels, ("red", "green", "blue"), splits, in_memory=True)
+
+
+def measured(images: Images, sites: list[str], **config: Any) -> xr.Dataset:
+    encoder = sl.load_encoder(Colours(), name="colours")
+    import dataclasses
+
+    encoder = dataclasses.replace(encoder, preprocess=Preprocess((SIZE, SIZE)))
+    settings = segmentation.Config(**{"steps": 40, "images": 16, "pictures": 2} | config)
+    run = sl.analyze(encoder, images, {"segmentation": settings}, sites=sites, workers=0, batch=8, show_progress=False)
+    return run["segmentation"]
+
+
+@pytest.mark.parametrize("val", [True, False])
+def test_perfect_features_are_segmented_perfectly(val: bool) -> None:
+    """At the centres of patches; between them interpolation draws the border, half a pixel of doubt on each side."""
+    result = measured(painted(val), ["colour", "nothing"])
+    at = result.sel(encoder="colours")
+    assert float(at.val_miou.sel(site="colour")) == 1
+    assert at.chosen.item() == "colour"
+    assert float(at.miou.sel(site="colour")) > 0.6
+    assert float(at.softmax_miou) > 0.6
+    assert at.miou_low.sel(site="colour") < at.miou.sel(site="colour") < at.miou_high.sel(site="colour")
+    assert np.isnan(at.miou.sel(site="nothing"))
+    assert at.reason.sel(site="nothing").item() == "the features are the same for all patches"
+    assert ("training images" in result.attrs["protocol"]) != val
+    assert int(result.pixels.sum()) == 10 * SIZE * SIZE
+    (label, number, detail), *_ = segmentation.headlines(result)
+    assert (label, detail.split(",")[0]) == ("colours", "mIoU of a softmax on pixels of colour")
+    assert number == f"{float(at.softmax_miou):.1%}"
+
+
+def test_labels_are_compared_at_their_own_resolution() -> None:
+    """Decisions of the same patches, brought to the pixels of each map by torch's own interpolation."""
+    images = painted()
+    result = measured(images, ["colour"], steps=0)
+    source: Any = images.source
+    test = images.indices("test")
+    train = np.concatenate([images.indices("train")])
+    norm = Preprocess((SIZE, SIZE))
+    pooled = [nn.AvgPool2d(PATCH)(norm([source.images[i]]))[0] for i in range(len(images.ids))]
+    x = torch.stack([pooled[i] for i in train]).flatten(2).transpose(1, 2).flatten(0, 1).double()
+    labels = torch.from_numpy(source.maps[train][:, ::PATCH, ::PATCH] + 1).flatten()
+    fitted = fit_lda(add_patches(x, torch.nn.functional.one_hot(labels, 4)), (float(result.shrinkage.item()),))
+    assert isinstance(fitted, Lda)
+    scores = torch.einsum("ncyx,ck->nkyx", torch.stack([pooled[i] for i in test]).double(), fitted.weight[0])
+    scores = scores + fitted.bias[0][:, None, None]
+    up = torch.nn.functional.interpolate(scores, (SIZE, SIZE), mode="bilinear", align_corners=False)
+    expected = segmentation.mean_iou(up.argmax(1).numpy(), source.maps[test] + 1, 4)
+    np.testing.assert_allclose(float(result.miou.item()), expected, atol=2e-4)
+    assert np.isnan(result.softmax_miou.item())
+
+
+def test_pictures_show_what_was_decided() -> None:
+    result = measured(painted(), ["colour"])
+    source: Any = painted().source
+    first = int(str(result.picture.values[0]))
+    np.testing.assert_array_equal(result.picture_truth_0.values[0], source.maps[first] + 1)
+    assert (result.picture_found_0.values[0] == source.maps[first] + 1).mean() > 0.6
+    assert result.picture_parts_0.shape == (1, 2, SIZE // PATCH, SIZE // PATCH, 3)
+    names = [figure.name for figure in segmentation.figures(result)]
+    assert {"classes", "pictures", "components"} <= set(names)
+
+
+def test_components_are_those_of_an_svd() -> None:
+    x = torch.randn(200, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) @ torch.diag(
+        torch.tensor([6.0, 5, 4, 1, 1, 1], dtype=torch.float64)
+    )
+    labels = torch.arange(200) % 2
+    fitted = fit_lda(add_patches(x, torch.nn.functional.one_hot(labels, 2)), (1e-3,))
+    assert isinstance(fitted, Lda)
+    expected = (x - x.mean(0)) @ torch.linalg.svd(x - x.mean(0), full_matrices=False)[2][:3].T
+    torch.testing.assert_close(components(x, fitted).abs(), expected.abs())
+
+
+def test_colours_of_classes_differ() -> None:
+    assert len(np.unique(class_colours(40), axis=0)) == 41
+    assert picture_url(np.zeros((4, 4, 3), np.uint8), 8).startswith("data:image/png;base64,")
+
+
+def test_images_without_maps_are_refused_before_the_pass(small: str, tmp_path: Path) -> None:
+    images = sl.load_images(np.zeros((8, 32, 32, 3), np.uint8), labels=list("abababab"))
+    with pytest.raises(InputError, match="no boxes, masks or segmentation maps; give others, such as shapes:scenes"):
+        sl.analyze(small, images, ["segmentation"], show_progress=False)
+    with pytest.raises(InputError, match="needs patches on a grid"):
+        sl.analyze(small, "shapes?size=32", ["segmentation"], sites=["head.*"], show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"shrinkages": ()}, "one or more numbers"),
+        ({"shrinkages": (0.0,)}, r"in \(0, 1\]"),
+        ({"images": 4}, "images=4"),
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        segmentation.Config(**wrong)
