@@ -109,16 +109,16 @@ def views(config: Config, split: str) -> tuple[str, ...]:
     return VIEWS
 
 
-class Part(NamedTuple):
+class ImagePairs(NamedTuple):
     """Images that fit, choose or are scored: features of them and of their mirror images, (n, D) each, and pictures."""
 
     plain: Matrix
     mirror: Matrix
     pictures: Matrix  # (n, P)
 
-    def some(self, chosen: npt.NDArray[np.int64]) -> Part:
+    def some(self, chosen: npt.NDArray[np.int64]) -> ImagePairs:
         """These of its images."""
-        return Part(*(matrix.some(chosen) for matrix in self))
+        return ImagePairs(*(matrix.some(chosen) for matrix in self))
 
     def blocks(self, size: int) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
         """Which images, features (2, m, D) of both orientations, pictures (m, 3, h, w); float64."""
@@ -136,21 +136,23 @@ class Inverted(NamedTuple):
     fit: Inverse  # of the pictures, and of those of other images
 
 
-def invert(train: Part, chooses: Part, test: Part, keys: tuple[npt.NDArray[Any], ...], size: int) -> Inverted:
+def invert(
+    train: ImagePairs, chooses: ImagePairs, test: ImagePairs, keys: tuple[npt.NDArray[Any], ...], size: int
+) -> Inverted:
     """Fit, choose the penalty, and score; `keys` of the training images and of those that choose draw the null.
 
     >>> random = np.random.default_rng(0)
     >>> y = random.random((60, 3, 2, 2))
     >>> def part(a, b):
     ...     rows = np.arange(b - a)
-    ...     return Part(*(Matrix(x[a:b].reshape(b - a, -1), rows) for x in (y, y[..., ::-1], y)))
+    ...     return ImagePairs(*(Matrix(x[a:b].reshape(b - a, -1), rows) for x in (y, y[..., ::-1], y)))
     >>> keys = np.arange(30, dtype=np.uint64), np.arange(10, dtype=np.uint64)
     >>> found = invert(part(0, 30), part(30, 40), part(40, 60), keys, 2)
     >>> [round(found.numbers[name], 3) for name in ("r2", "nearer", "odd")]
     [1.0, 1.0, 1.0]
     """
 
-    def rows(part: Part, own: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    def rows(part: ImagePairs, own: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         other, turned = _others(own)
         for where, features, pictures in part.blocks(size):
             wrong = part.pictures.some(other[where])[:].reshape(pictures.shape).astype(np.float64)
@@ -247,10 +249,10 @@ class Analysis(Pooled):
         images = self.plan.images
         return mix(id_keys(images.ids[images.indices(split)[self.rows[split]]]), self.plan.seed)
 
-    def _part(self, encoder: str, site: str, feature: str, split: str) -> Part:
+    def _part(self, encoder: str, site: str, feature: str, split: str) -> ImagePairs:
         views = (self.features(encoder, site, feature, view, split, labelled=False) for view in VIEWS)
         pictures = self.files[_picture_of(encoder, split)].read()[0]
-        return Part(*views, Matrix(pictures, self.rows[split]))
+        return ImagePairs(*views, Matrix(pictures, self.rows[split]))
 
     def _score(self, encoder: str, site: str, feature: str) -> tuple[list[float], npt.NDArray[np.uint8] | None, str]:
         """Numbers, reconstructions of the images that are shown, and why there are none."""

@@ -9,7 +9,7 @@ B images, D width.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ __all__ = ["Conditions", "Feature", "feature_of", "represent", "represent_split"
 
 
 BATCH = 64
+ROWS = 4096  # that are read at a time
 VIEWS = ("plain", "mirror")
 
 
@@ -72,17 +73,18 @@ class Conditions:
         """Mean (D,) over images and mirror images, and the root of the mean variance: one number, so that directions in
         which an encoder hardly differs stay small; 1 where nothing differs at all.
         """
-        rows = np.flatnonzero(self.valid)
-        parts = [
-            values[block]
-            for values in (self.plain, self.mirror)
-            for block in np.array_split(rows, 1 + len(rows) // 4096)
-        ]
-        count = 2 * len(rows)
-        mean = sum(part.sum(0, dtype=np.float64) for part in parts) / count
-        variance = sum(float(np.square(part - mean).sum()) for part in parts) / (count * self.width)
+        count = 2 * int(self.valid.sum())
+        mean = sum((part.sum(0, dtype=np.float64) for part in self._blocks()), np.zeros(self.width)) / count
+        variance = sum(float(np.square(part - mean).sum()) for part in self._blocks()) / (count * self.width)
         constant = variance <= (1e-6 * float(np.abs(mean).max())) ** 2
         return np.asarray(mean, np.float32), 1.0 if constant else float(np.sqrt(variance))
+
+    def _blocks(self) -> Iterator[npt.NDArray[np.float32]]:
+        """All representations, some at a time."""
+        rows = np.flatnonzero(self.valid)
+        for start in range(0, len(rows), ROWS):
+            yield self.plain[rows[start : start + ROWS]]
+            yield self.mirror[rows[start : start + ROWS]]
 
 
 def feature_of(encoder: Encoder, text: str = "") -> Feature:

@@ -99,9 +99,11 @@ def likelihood_gaps(
     for name in (name for name in pictures if name != PLAIN):
         moved, told = _moved(name, noise), features[name]
         distance = (pictures[name] - pictures[PLAIN]).double().square().sum((1, 2, 3)).numpy(force=True)
+        # Errors of the same picture are subtracted first: representations that are equal then give 0 exactly.
         found[name] = Gap(
-            error(name, h, moved) - own + error(PLAIN, told, noise) - error(name, told, moved),
-            error(name, h[other], moved) - floor + error(PLAIN, told[other], noise) - error(name, told[other], moved),
+            (error(name, h, moved) - error(name, told, moved)) + (error(PLAIN, told, noise) - own),
+            (error(name, h[other], moved) - error(name, told[other], moved))
+            + (error(PLAIN, told[other], noise) - floor),
             2 * distance * float(np.mean([model.process.weight(level) for level in levels])),
         )
     return found

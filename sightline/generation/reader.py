@@ -15,6 +15,7 @@ B pictures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from sightline.generation.training import by_row, centre_crop
 from sightline.images.augment.crops import boxes
 from sightline.images.sets import Images, TargetSource
-from sightline.images.targets import move
+from sightline.images.targets import Targets, move
 from sightline.training.feed import Feed
 from sightline.training.loop import Loop
 from sightline.training.objective import Learner, Views
@@ -38,48 +39,51 @@ from sightline.training.optimization import Optimization
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Reader", "attributes_of", "read_accuracies", "train_reader"]
+__all__ = ["AttributeReader", "attributes_of", "read_accuracies", "train_reader"]
 
 
 CLASS, ORIENTATION = "class", "orientation"
 FLIP = 0x4EA
 LARGEST = 4096  # images that it learns from
+TOGETHER = 256  # images that are read at a time
 EPOCHS, BATCH, LR = 12, 64, 2e-3
 
 
 def attributes_of(images: Images, split: str, size: int) -> dict[str, npt.NDArray[np.float64]]:
     """What is known of the images of a split, (n, m) each; NaN where an image says nothing."""
-    positions = images.indices(split).tolist()
-    found: dict[str, npt.NDArray[np.float64]] = {}
-    items = images.source.read(positions)
+    positions, source = images.indices(split).tolist(), images.source
     widths = {"colour": 3}
-    targets = images.source.targets(positions) if isinstance(images.source, TargetSource) else [None] * len(positions)
-    if isinstance(images.source, TargetSource):
+    if isinstance(source, TargetSource):
         widths |= {"position": 2, "size": 1, "object": 3, "background": 3}
     found = {name: np.full((len(positions), width), np.nan) for name, width in widths.items()}
-    policy, key = centre_crop(size), np.zeros(1, np.uint64)
-    for row, (item, known) in enumerate(zip(items, targets, strict=True)):
-        if item.image is None:
-            continue
-        height, width = item.image.shape[:2]
-        box = boxes(np.array([height]), np.array([width]), policy, key)[0]
-        top, left, h, w = box.tolist()
-        inside = item.image[top : top + h, left : left + w]
-        found["colour"][row] = inside.mean((0, 1)) / 255
-        if known is None or not len(known.labels):
-            continue
-        seen = move(known, box, False, h)
-        if not len(seen.labels):
-            continue
-        areas = np.prod(seen.boxes[:, 2:] - seen.boxes[:, :2], 1)
-        largest = int(areas.argmax())
-        x0, y0, x1, y1 = seen.boxes[largest] / h
-        found["position"][row] = (x0 + x1) / 2, (y0 + y1) / 2
-        found["size"][row] = np.sqrt((x1 - x0) * (y1 - y0))
-        if seen.masks is not None and inside.shape[0] == inside.shape[1] and not seen.masks[largest].all():
-            mask = seen.masks[largest]
-            found["object"][row], found["background"][row] = inside[mask].mean(0) / 255, inside[~mask].mean(0) / 255
+    for start in range(0, len(positions), TOGETHER):
+        some = positions[start : start + TOGETHER]
+        targets = source.targets(some) if isinstance(source, TargetSource) else [None] * len(some)
+        for row, (item, known) in enumerate(zip(source.read(some), targets, strict=True), start):
+            if item.image is not None:
+                for name, values in _attributes(item.image, known, size).items():
+                    found[name][row] = values
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
+
+
+def _attributes(
+    image: npt.NDArray[np.uint8], targets: Targets[npt.NDArray[Any]] | None, size: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Those of one image, of the part that is drawn."""
+    whole = (np.array([side]) for side in image.shape[:2])
+    box = boxes(*whole, centre_crop(size), np.zeros(1, np.uint64))[0]
+    top, left, side, _ = box.tolist()
+    pixels = image[top : top + side, left : left + side] / 255
+    found: dict[str, npt.NDArray[Any]] = {"colour": pixels.mean((0, 1))}
+    seen = None if targets is None else move(targets, box, False, side)
+    if seen is None or not len(seen.labels):
+        return found
+    largest = int(np.prod(seen.boxes[:, 2:] - seen.boxes[:, :2], 1).argmax())
+    x0, y0, x1, y1 = seen.boxes[largest] / side
+    found |= {"position": np.array([(x0 + x1) / 2, (y0 + y1) / 2]), "size": np.sqrt((x1 - x0) * (y1 - y0))}
+    if seen.masks is not None and not (mask := seen.masks[largest]).all():
+        found |= {"object": pixels[mask].mean(0), "background": pixels[~mask].mean(0)}
+    return found
 
 
 def mirrored_attributes(values: Mapping[str, Tensor], mirrored: Tensor) -> dict[str, Tensor]:
@@ -99,7 +103,7 @@ class _Scale:
     deviation: Tensor
 
 
-class Reader(Learner):
+class AttributeReader(Learner):
     """Convolutions over a picture, then a Linear for each attribute."""
 
     def __init__(
@@ -167,12 +171,12 @@ def _block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
 
 def train_reader(
     images: Images, size: int, folder: Path, fabric: Fabric, *, seed: int, epochs: float = EPOCHS, **loop: Any
-) -> Reader:
+) -> AttributeReader:
     """A reader of pictures of this size, trained on real images, or taken from the folder if it is finished there."""
     some = images.sample(LARGEST, seed)
     classes = len(images.classes) if len(set(some.labels_of("train").tolist()) - {-1}) > 1 else 0
     torch.manual_seed(seed)
-    reader = Reader(attributes_of(some, "train", size), some.labels_of("train"), classes)
+    reader = AttributeReader(attributes_of(some, "train", size), some.labels_of("train"), classes)
     batch = min(BATCH, len(some.indices("train")))
     feed = Feed(
         by_row(some, "train"),
@@ -191,7 +195,10 @@ def train_reader(
 
 
 def read_accuracies(
-    reader: Reader, pictures: Tensor, known: Mapping[str, npt.NDArray[np.float64]], labels: npt.NDArray[np.int64]
+    reader: AttributeReader,
+    pictures: Tensor,
+    known: Mapping[str, npt.NDArray[np.float64]],
+    labels: npt.NDArray[np.int64],
 ) -> dict[str, float]:
     """How well it reads real pictures and their mirror images: R² of numbers, accuracy of classes."""
     both = torch.cat([pictures, pictures.flip(-1)])
@@ -203,8 +210,9 @@ def read_accuracies(
         if name in read:
             truth = values.double().numpy()
             there = np.isfinite(truth).all(1)
-            left = np.square(read[name][there] - truth[there]).sum()
-            found[name] = float(1 - left / np.square(truth[there] - truth[there].mean(0)).sum())
+            left = float(np.square(read[name][there] - truth[there]).sum())
+            whole = float(np.square(truth[there] - truth[there].mean(0)).sum())
+            found[name] = 1 - left / whole if whole > 0 else math.nan  # nothing to be read where all are alike
     if CLASS in read:
         truth = np.concatenate([labels, labels])
         found[CLASS] = float((read[CLASS].argmax(1) == truth)[truth >= 0].mean())

@@ -33,7 +33,7 @@ __all__ = ["as_bytes", "draw", "interpolated", "nearest_images", "orientation_sh
 
 BATCH = 64
 SAMPLE = 0x5A3
-RESAMPLED = 1000  # times that the sources are drawn anew for an interval
+RESAMPLED = 1000  # times that the sources are drawn again for an interval
 
 
 @torch.no_grad()

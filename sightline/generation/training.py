@@ -1,6 +1,6 @@
 """The training of RCDM: one UNet for all encoders, images and conditions flipped together, on the one loop.
 
-Every picture of a batch is given the representation of one of the encoders, drawn anew in each epoch: they share one
+Every picture of a batch is given the representation of one of the encoders, drawn again in each epoch: they share one
 prior, and what differs between them are their conditions. Encoders are never trained: their representations lie on disk
 before the first step.
 """

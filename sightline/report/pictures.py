@@ -57,7 +57,7 @@ class Pictures:
 
 def pack_pictures(result: xr.Dataset) -> Pictures | None:
     """The pictures of a result; None for results without any."""
-    if "pictures" not in result:
+    if "picture_note" not in result:
         return None
     values, notes = result.pictures.values, result.picture_note.values.astype(str)
     sheets = [

@@ -16,7 +16,7 @@ from torch import nn
 import sightline as sl
 
 # Blocks that train for minutes, or look at such a training; contract/test_docs.py checks that their calls fit.
-TRAIN = {"docs/finetuning.md", "docs/pretraining.md", "docs/transfer.md", "docs/analyses/dynamics.md"}
+TRAIN = {"docs/finetuning.md", "docs/pretraining.md", "docs/rcdm.md", "docs/transfer.md", "docs/analyses/dynamics.md"}
 # What is not at hand, or larger than a test needs it.
 INSTEAD = {
     "timm:vit_small_patch16_224.dino": "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&embed_dim=24&num_heads=3",

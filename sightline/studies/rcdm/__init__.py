@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from sightline.generation.training import NAME, Recipe, make_recipe, train_denoi
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.request import named_encoders
-from sightline.studies.rcdm.measures import TRANSFORMATIONS, Measured, Study
+from sightline.studies.rcdm.measures import TRANSFORMATIONS, Extent, Measures
 from sightline.studies.rcdm.page import figures as figures
 from sightline.studies.rcdm.page import headlines as headlines
 from sightline.studies.rcdm.page import summary as summary
@@ -90,42 +89,41 @@ def rcdm(
 
     `recipe` is the name of one of Sightline's or a file, by default `rcdm`, the small one; `settings` override it:
     `rcdm(["zoo:mae", "zoo:moco_v3"], "shapes?size=48", settings={"feature": "norm.cls", "epochs": 4})`. Called again it
-    goes on where it stopped. `samples` pictures are drawn for each of `sources` test images, and the likelihood gaps
+    continues where it stopped. `samples` pictures are drawn for each of `sources` test images, and the likelihood gaps
     of `compared` ones measured, for each of `transformations`.
     """
     diffusers()
-    measured = Measured(samples, sources, compared, tuple(transformations))
-    launch, out = Launch(True, overwrite, device, devices, nodes, workers, show_progress), Path(out)
+    extent = Extent(samples, sources, compared, tuple(transformations))
+    launch, out = Launch(True, False, device, devices, nodes, workers, show_progress), Path(out)
     named = named_encoders(encoders)
     given = {} if images is None else {"images": images if isinstance(images, str) else images.name}
     own = {"encoders": [encoder.reference for encoder in named.values()]}
     wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {}, given, own)
     members = {name: (encoder, feature_of(encoder, wanted.config.feature)) for name, encoder in named.items()}
     fabric, data = start(wanted, None if images is None else load_images(images), launch)
-    request, key = _question(members, data, wanted, measured)
+    request, key = _question(members, data, wanted, extent)
     run = plan_run(out, request, overwrite)
     if run.finished(NAME, key):
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: _begin(run, overwrite))
+    by_first(run.begin)
     for encoder, _ in members.values():
         encoder.module.to(fabric.device)
     cache = Path(os.environ.get("SIGHTLINE_CACHE") or out / "cache")
-    splits = [split for split in ("train", "val", "test") if split != "val" or {"val", "test"} <= set(data.splits)]
     shown = show_progress and fabric.is_global_zero
-    conditions = represent_split(members, data, splits, cache, workers=workers, shown=shown)
+    conditions = represent_split(members, data, ("train", "test"), cache, workers=workers, shown=shown)
     folder = out / "training"
     by_first(lambda: ownership.claim(out, folder / ownership.LIST))  # the list of a run of its own
-    resume = replace(launch, resume=not overwrite or (folder / ownership.LIST).exists(), overwrite=False)
-    checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, resume)
+    # A training of other encoders, images or settings has been removed; this one is finished or goes on.
+    checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, launch)
     saving = {"save_minutes": wanted.training.save_minutes, "show_progress": show_progress}
     reader = train_reader(data, wanted.config.size, out / "reader", fabric, seed=wanted.training.seed, **saving)
     fabric.barrier()
 
     def measure() -> None:
         model = load_model(checkpoint, fabric.device)
-        study = Study(model, reader.to(fabric.device), members, conditions, data, wanted, measured, workers)
-        run.save(NAME, study.result().assign_attrs(fingerprint=key))
+        measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, workers)
+        run.save(NAME, measures.result().assign_attrs(fingerprint=key))
 
     by_first(measure)
     fabric.barrier()
@@ -133,7 +131,7 @@ def rcdm(
 
 
 def _question(
-    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: Recipe, measured: Measured
+    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: Recipe, extent: Extent
 ) -> tuple[dict[str, Any], str]:
     """What the run folder remembers, and the hash of all that the result depends on."""
     about = {
@@ -141,16 +139,7 @@ def _question(
         "images": data.describe(),
         "settings": {k: v for k, v in wanted.values().items() if k not in ("encoders", "images")},
     }
-    config = {key: getattr(measured, key) for key in Measured.__dataclass_fields__}
+    config = {key: getattr(extent, key) for key in Extent.__dataclass_fields__}
     key = fingerprint([__version__, about, config])
     asked = {NAME: {"config": config, "splits": ["train", "test"]}}
     return {"kind": NAME, **about, "analyses": asked, **provenance()}, key
-
-
-def _begin(run: Run, anew: bool) -> None:
-    assert run.path is not None
-    if anew:
-        ownership.replaceable(run.path)
-    run.begin()
-    if anew:
-        ownership.remove(run.path, run.path / "training", run.path / "reader")

@@ -13,7 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.analyses.inversion import NAMES as INVERSION
-from sightline.analyses.inversion import Part, invert
+from sightline.analyses.inversion import ImagePairs, invert
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import Keys, id_keys, mix
 from sightline.core.results import ENDS
@@ -21,7 +21,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Conditions, Feature, represent
 from sightline.generation.denoiser import Model
 from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
-from sightline.generation.reader import CLASS, ORIENTATION, Reader, attributes_of, read_accuracies
+from sightline.generation.reader import CLASS, ORIENTATION, AttributeReader, attributes_of, read_accuracies
 from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
 from sightline.generation.training import Recipe
 from sightline.images.pipeline import batches
@@ -34,7 +34,7 @@ from sightline.measure.pooled import Matrix
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["TRANSFORMATIONS", "Measured", "Study"]
+__all__ = ["TRANSFORMATIONS", "Extent", "Measures"]
 
 
 TRANSFORMATIONS = ("mirror", "upside_down", "rotation", "grey", "colours", "blur", "shift", "scale")
@@ -47,7 +47,7 @@ GAPS = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class Extent:
     """How much is measured once the model is trained; it takes no part in the training."""
 
     samples: int = 8  # pictures of each source
@@ -87,7 +87,7 @@ def _seen(
     where = data.indices(split)[rows]
     part = replace(data, splits={"test": np.sort(where)})
     small = Preprocess((size, size), size)
-    found = {small: [], **{preprocess: [] for preprocess in preprocesses}}  # type: dict[Preprocess, list[Tensor]]
+    found: dict[Preprocess, list[Tensor]] = {preprocess: [] for preprocess in (small, *preprocesses)}
     kept: list[Tensor] = []
     loader = batches(part, list(found), splits=["test"], batch=64, workers=workers)
     with contextlib.closing(loader):
@@ -108,36 +108,36 @@ def _seen(
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class Measures:
     """All that the measures need."""
 
     model: Model
-    reader: Reader
+    reader: AttributeReader
     members: Mapping[str, tuple[Encoder, Feature]]
     conditions: Mapping[str, Mapping[str, Conditions]]  # split → encoder
     data: Images
     wanted: Recipe
-    measured: Measured
+    extent: Extent
     workers: int | None
 
     def result(self) -> xr.Dataset:
         """All measures of all encoders."""
         size, seed = self.model.size, self.wanted.training.seed
         preprocesses = {encoder.preprocess for encoder, _ in self.members.values()}
-        many = max(self.measured.compared, self.measured.sources)
+        many = max(self.extent.compared, self.extent.sources)
         test = _seen(self.data, "test", many, size, preprocesses, self.workers, seed)
         train = _seen(self.data, "train", LARGEST, size, (), self.workers, seed)
-        sources = test.some(self.measured.sources)
+        sources = test.some(self.extent.sources)
         accuracies = self._accuracies(test)
         parts = {
             name: {
                 "inversion": self._inversion(name, train, test),
-                "gap": self._gaps(number, name, test.some(self.measured.compared)),
+                "gap": self._gaps(number, name, test.some(self.extent.compared)),
                 "samples": self._samples(number, name, sources, train),
             }
             for number, name in enumerate(self.members)
         }
-        return self._dataset(parts, accuracies, sources, len(test.some(self.measured.compared).rows), len(train.rows))
+        return self._dataset(parts, accuracies, sources, len(test.some(self.extent.compared).rows), len(train.rows))
 
     def _accuracies(self, test: Seen) -> dict[str, float]:
         """How well the reader reads real images."""
@@ -150,11 +150,11 @@ class Study:
     def _inversion(self, name: str, train: Seen, test: Seen) -> dict[str, float]:
         """The three numbers of analyses/inversion.py; a fifth of the training images chooses the penalty."""
 
-        def part(split: str, seen: Seen, which: npt.NDArray[np.int64]) -> Part:
+        def part(split: str, seen: Seen, which: npt.NDArray[np.int64]) -> ImagePairs:
             own = self.conditions[split][name]
             rows = seen.rows[which]
             pictures = Matrix(seen.pictures.flatten(1).numpy(), which)
-            return Part(Matrix(own.plain, rows), Matrix(own.mirror, rows), pictures)
+            return ImagePairs(Matrix(own.plain, rows), Matrix(own.mirror, rows), pictures)
 
         every = np.arange(len(train.rows))
         fits, chooses = every[every % 5 > 0], every[every % 5 == 0]
@@ -170,7 +170,7 @@ class Study:
     def _gaps(self, number: int, name: str, test: Seen) -> dict[str, dict[str, float]]:
         encoder, feature = self.members[name]
         pixels = test.pixels[encoder.preprocess]
-        names = (PLAIN, *self.measured.transformations)
+        names = (PLAIN, *self.extent.transformations)
 
         def as_seen(images: Tensor, which: str) -> Tensor:
             return images if which == PLAIN else transformed(which, images)
@@ -197,7 +197,7 @@ class Study:
 
     def _samples(self, number: int, name: str, sources: Seen, train: Seen) -> dict[str, Any]:
         """Pictures of the sources and of their mirror images, and what they share."""
-        own, k = self.conditions["test"][name], self.measured.samples
+        own, k = self.conditions["test"][name], self.extent.samples
         told = [torch.from_numpy(np.array(values[sources.rows])) for values in (own.plain, own.mirror)]
         steps, seed = self.wanted.config.sampling_steps, self.wanted.training.seed
         both = torch.cat(
@@ -232,7 +232,7 @@ class Study:
     def _dataset(
         self, parts: Mapping[str, Any], accuracies: Mapping[str, float], sources: Seen, compared: int, trained_on: int
     ) -> xr.Dataset:
-        encoders, transformations = list(parts), list(self.measured.transformations)
+        encoders, transformations = list(parts), list(self.extent.transformations)
         attributes = list(next(iter(parts.values()))["samples"]["shared"])
         ends = (*ENDS, "_null")
         data: dict[str, Any] = {
@@ -269,7 +269,7 @@ class Study:
         about = {
             "n_compared": compared,
             "n_sources": len(sources.rows),
-            "n_samples": self.measured.samples,
+            "n_samples": self.extent.samples,
             "n_nearest": trained_on,
             "features": ", ".join(f"{name}: {feature}" for name, (_, feature) in self.members.items()),
             "null": "representations of other images",
@@ -283,7 +283,7 @@ class Study:
         truth = as_bytes(2 * sources.pictures[: min(SHOWN, len(sources.rows))] - 1)
         values = np.stack([np.concatenate([truth[:, None], parts[name]["samples"]["pictures"]], 1) for name in parts])
         notes = np.empty(values.shape[:3], object)
-        mirror = "mirror" in self.measured.transformations
+        mirror = "mirror" in self.extent.transformations
         for i, name in enumerate(parts):
             gap = parts[name]["gap"]["mirror"] if mirror else None
             more = (
