@@ -45,8 +45,8 @@ def rcdm(
     `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`, minutes;
     `sightline rcdm timm:vit_base_patch16_224.mae --recipe rcdm_adm128 --images folder:/data/imagenet -o runs/adm`.
 
-    Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers; `sightline
-    imagine RUN --images FILE` draws for images of your own.
+    Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers, and
+    `sightline imagine RUN --images FILE` draws for images of your own.
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.rcdm import rcdm as study
