@@ -80,7 +80,7 @@ def test_a_command_can_be_typed(words: list[str]) -> None:
             reference.partition(":")[0] in plugins.names("sources")
         ), reference
     for images in (given.get("images"), given.get("conflict")):
-        if images and images not in ("…", *PLACEHOLDERS):
+        if isinstance(images, str) and images and images not in ("…", *PLACEHOLDERS):  # `imagine` takes files
             assert images.partition(":")[0].partition("?")[0] in plugins.names("datasets"), images
     if name == "compare":
         chosen_analyses(given["only"], given["also"], given["set_"] or [])

@@ -12,8 +12,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.analyses.inversion import NAMES as INVERSION
-from sightline.analyses.inversion import ImagePairs, invert
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import Keys, id_keys, mix
 from sightline.core.results import ENDS
@@ -28,6 +26,8 @@ from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import wilson
+from sightline.measure.inversion import NAMES as INVERSION
+from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
 from sightline.measure.pooled import Matrix
 
