@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from sightline.images.sets import Images
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
+    from sightline.studies.detection import detect
     from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
+    from sightline.studies.segmenters import segment
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
@@ -50,6 +52,7 @@ _HOME = {
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
+    "detect": "studies.detection",
     "contrast": "core.contrast",
     "estimate": "core.contrast",
     "finetune": "transfer.finetune",
@@ -60,6 +63,7 @@ _HOME = {
     "pretrain": "training.pretrain",
     "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
+    "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
     "write_report": "report.page",
 }
@@ -77,6 +81,7 @@ __all__ = [
     "analyze",
     "capture",
     "contrast",
+    "detect",
     "estimate",
     "finetune",
     "imagine",
@@ -87,6 +92,7 @@ __all__ = [
     "rcdm",
     "reinit",
     "save_encoder",
+    "segment",
     "write_report",
 ]
 

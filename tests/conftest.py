@@ -54,6 +54,7 @@ TIERS = {
     "training/test_collectives.py": "processes",
     "training/test_pretrain_processes.py": "processes",
     "transfer": "train",
+    "transfer/detection/test_detect_processes.py": "processes",
     "transfer/test_finetune_processes.py": "processes",
 }
 NAMES = {"unit", "pass", "train", "processes", "browser"}

@@ -24,15 +24,30 @@ from pathlib import Path, PurePosixPath
 from sightline.core.errors import InputError, first_line
 from sightline.core.files import LOCK, alone, explain, replacing, unfinished, write_atomically
 
-__all__ = ["LIST", "begin", "claim", "holds", "new_folder", "remains", "remove", "replaceable", "write", "writing"]
+__all__ = [
+    "LIST",
+    "STUDIES",
+    "begin",
+    "claim",
+    "holds",
+    "new_folder",
+    "remains",
+    "remove",
+    "replaceable",
+    "write",
+    "writing",
+]
 
 
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
+STUDIES = ("detection", "rcdm", "reinit", "segmenters")  # runs that are made of trainings
 FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
+    "detection": "a comparison of detectors",
     "rcdm": "pictures from representations",
     "reinit": "a study of re-initialised blocks",
+    "segmenters": "a comparison of segmenters",
     "tables": "exported tables",
     "training": "a training",
 }

@@ -42,7 +42,7 @@ GROUPS = {
 }
 SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
-REPORTED: Mapping[str, Any] = {"summary": lambda result: []}
+REPORTED: Mapping[str, Any] = {"summary": lambda result: [], "tables": lambda result: []}
 
 
 Plugin = TypeVar("Plugin")

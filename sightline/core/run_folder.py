@@ -186,7 +186,7 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
 def _kind(request: Mapping[str, Any]) -> str:
     """As the list of the folder has it."""
     kind = request.get("kind")
-    return str(kind) if kind in ("rcdm", "reinit") else "comparison"
+    return str(kind) if kind in ownership.STUDIES else "comparison"
 
 
 def _plain(value: Any) -> Any:

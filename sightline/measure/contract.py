@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Cost, Key, Plan
+    from sightline.report.figures import Table
 
 __all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "NoSettings", "analysis"]
 
@@ -120,6 +121,10 @@ class AnalysisPlugin(AnalysisFile, Protocol):
     @property
     def summary(self) -> Callable[[xr.Dataset], list[str]]:
         """What the result means, in sentences, on top of its page."""
+
+    @property
+    def tables(self) -> Callable[[xr.Dataset], list[Table]]:
+        """Numbers as a paper prints them, above its figures."""
 
 
 OPTIONAL: Mapping[str, Any] = {

@@ -30,7 +30,8 @@ from sightline.core import ownership, plugins
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import DARK, LIGHT, Figure, same_colours, theme
+from sightline.report.figures import DARK, LIGHT, Figure, Table, same_colours, theme
+from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import asset, clean, cleaned, render, script_json
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 
@@ -43,6 +44,8 @@ __all__ = ["write_report"]
 SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
+    "detection": "A detector of the same kind was trained on each, and all were tested on the same images.",
+    "segmenters": "A head of the same kind was trained on each, and all were tested on the same images.",
     "rcdm": "One diffusion model draws pictures from the representations of all, for the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
@@ -73,6 +76,8 @@ class AnalysisPage:
     viewer: Mapping[str, Any] | None
     pictures: Pictures | None
     headlines: Sequence[tuple[str, str, str]]  # label, number, detail
+    tables: Sequence[Table]
+    gallery: Gallery | None
     figures: Sequence[FigureText]
     problem: str
     formula: str
@@ -222,10 +227,12 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
             data[kind][name] = found
     headlines: list[tuple[str, str, str]] = []
     sentences: list[str] = []
+    tables: list[Table] = []
     figures: list[FigureText] = []
     try:
         headlines += word("headlines", lambda _: [])(result)
         sentences += word("summary", lambda _: [])(result)
+        tables += word("tables", lambda _: [])(result)
         for figure in word("figures", lambda _: [])(result):
             stem = f"{name}-{figure.name}"
             data["figures"][stem] = _figure(run.path, name, figure, encoders)
@@ -246,6 +253,8 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         viewer=packed["viewers"],
         pictures=_pictures(run.path, name, result),
         headlines=headlines,
+        tables=tables,
+        gallery=pack_gallery(result),
         figures=figures,
         problem=problem,
         formula=word("FORMULA", "").strip(),
@@ -285,7 +294,8 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
             rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
         except ValueError:
             rows[str(key)] = value
-    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(("viewer_", "picture_"))}
+    shown = ("viewer_", "gallery_", "picture_")
+    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(shown)}
     values = {k: v.item() if isinstance(v, np.generic) else v for k, v in rows.items()}
     return values | {"size of the result": sizes}
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +27,7 @@ from sightline.core import ownership
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.processes import by_first
 from sightline.core.results import ABSENT, ENDS
-from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
-from sightline.core.version import __version__
+from sightline.core.run_folder import Run, plan_run
 from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
@@ -40,8 +38,8 @@ from sightline.training.folder import start
 from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
 from sightline.transfer.evaluate import decisions, right
-from sightline.transfer.finetune import NAME, Config, finetune, make_recipe
-from sightline.transfer.recipe import Recipe
+from sightline.transfer.finetune import NAME, finetune, make_recipe
+from sightline.transfer.trainings import begin, folder_of, question
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -95,15 +93,15 @@ def reinit(
     if not (data.labels_of("test") >= 0).any():
         raise InputError(f"The test images of {data.name} have no labels, so there is no accuracy; give others")
     variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
-    request, key = _question(members, data, base, variants)
+    request, key = question("reinit", members, data, base.values(), varies=["reinit"], also=variants)
     run = plan_run(out, request, overwrite)
     if run.finished("reinit", key):
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: _begin(run, overwrite))
+    by_first(lambda: begin(run, overwrite))
     rights: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
     for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
-        folder = _folder(out, name, variant)
+        folder = folder_of(out, name) / (variant.replace(":", "-") or "none")
         by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
         tuned = finetune(
             members[name],
@@ -143,32 +141,6 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
             f"of {encoder.name}; choose one or more numbers from 1 to {encoder.depth}, and first or last"
         )
     return ["", *(f"{end}:{n}" for n in numbers for end in ends)]
-
-
-def _question(
-    members: Mapping[str, Encoder], data: Images, base: Recipe[Config], variants: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, Any], str]:
-    """What the run folder remembers, and the hash of all that the result depends on."""
-    about = {
-        "encoders": [encoder.describe() for encoder in members.values()],
-        "images": data.describe(),
-        "settings": {k: v for k, v in base.values().items() if k not in ("encoder", "images", "reinit")},
-    }
-    key = fingerprint([__version__, about, variants])
-    return {"kind": "reinit", **about, "analyses": {"reinit": {"splits": ["test"]}}, **provenance()}, key
-
-
-def _begin(run: Run, anew: bool) -> None:
-    assert run.path is not None
-    if anew:
-        ownership.replaceable(run.path)
-    run.begin()
-    if anew:
-        ownership.remove(run.path, run.path / "trainings")
-
-
-def _folder(out: Path, encoder: str, variant: str) -> Path:
-    return out / "trainings" / re.sub(r"[^\w.-]+", "-", encoder) / (variant.replace(":", "-") or "none")
 
 
 def _result(

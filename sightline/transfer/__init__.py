@@ -5,5 +5,7 @@ finetune          encoder + labelled images → a classifier in a run folder
 classifier_head   an encoder with a classifier of its own
 classification    its loss, and the learning rates of its layers
 evaluate          a classifier's decisions on a split
+trainings         runs that are made of trainings
 detection/        Mask R-CNN on any encoder
+segmentation/     a linear layer or UperNet on any encoder
 """

@@ -329,7 +329,9 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sightline("--help", capsys=capsys)
     assert code == 0
-    assert {"compare", "pretrain", "finetune", "dynamics", "reinit", "inspect", "convert", "list"} <= set(COMMANDS)
+    assert {"compare", "pretrain", "finetune", "dynamics", "reinit", "detect", "inspect", "convert", "list"} <= set(
+        COMMANDS
+    )
     for name, command in COMMANDS.items():
         assert name in out
         assert command.help is not None

@@ -90,7 +90,7 @@ def test_a_command_can_be_typed(words: list[str]) -> None:
 
 def _encoders(name: str, given: dict[str, Any]) -> list[str]:
     """References among the parameters of a command."""
-    if name not in ("compare", "finetune", "reinit", "dynamics", "rcdm"):
+    if name not in ("compare", "finetune", "reinit", "detect", "dynamics", "rcdm"):
         return []
     values = [given.get(key) for key in ("encoders", "encoder", "with_")]
     flat = [word for value in values if value for word in ([value] if isinstance(value, str) else value)]

@@ -18,8 +18,10 @@ from sightline.core.settings import parse_settings, to_toml
 from sightline.generation.training import make_recipe as make_rcdm
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization
-from sightline.training.recipe import FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
+from sightline.training.recipe import COMMANDS, FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
+from sightline.transfer.detection.detect import make_recipe as make_detection
 from sightline.transfer.finetune import make_recipe as make_finetuning
+from sightline.transfer.segmentation.segment import make_recipe as make_segmentation
 
 OBJECTIVES = plugins.names("objectives")
 
@@ -147,7 +149,7 @@ def test_all_values_can_be_a_layer_again(objective: str) -> None:
     assert make_recipe(objective, recipe.values()) == recipe
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith(("finetune", "rcdm"))])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] not in COMMANDS])
 def test_our_recipes_resolve(name: str) -> None:
     values = read_recipe(name)
     recipe = make_recipe(values["objective"], values)
@@ -156,16 +158,17 @@ def test_our_recipes_resolve(name: str) -> None:
     assert recipe.backbone.reference().startswith("timm:")
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("finetune")])
-def test_our_recipes_of_fine_tuning_resolve(name: str) -> None:
-    recipe = make_finetuning(read_recipe(name))
-    assert make_finetuning(tomllib.loads(to_toml(recipe.values()))) == recipe
-
-
-@pytest.mark.parametrize("name", ["rcdm", "rcdm_adm128"])
-def test_our_recipes_of_pictures_resolve(name: str) -> None:
-    recipe = make_rcdm(read_recipe(name))
-    assert make_rcdm(tomllib.loads(to_toml(recipe.values()))) == recipe
+@pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] in COMMANDS])
+def test_our_recipes_of_transfer_resolve(name: str) -> None:
+    values = read_recipe(name)
+    make: Any = {
+        "detect": make_detection,
+        "finetune": make_finetuning,
+        "rcdm": make_rcdm,
+        "segment": make_segmentation,
+    }[values["objective"]]
+    recipe = make(values)
+    assert make(tomllib.loads(to_toml(recipe.values()))) == recipe
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ class Scores:
     softmax_iou: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     probes: dict[str, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # encoder → weight, bias, classes
     fits: dict[Layer, Lda] = field(default_factory=dict)
+    # IoU (lots, C + 1) without each lot of test images; of the softmax under the name of no site
+    rest: dict[Layer, npt.NDArray[np.float64]] = field(default_factory=dict)
     pixels: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # of each class in test
     chosen_on: str = ""
     counts: dict[str, int] = field(default_factory=dict)  # images by split
@@ -201,12 +203,14 @@ class Scoring:
         for layer in scores.fits:
             groups = np.stack([answer[layer] for answer in answers])
             scores.iou[layer] = iou_of(groups.sum(0))
+            scores.rest[layer] = iou_of(groups.sum(0) - groups)
             for name, number in zip((f"miou{end}" for end in ENDS), jackknife(groups), strict=True):
                 scores.of_layers[name][layer] = number
             scores.pixels = groups.sum(0)[2].astype(np.float64)
         for encoder in scores.probes:
             groups = np.stack([answer[encoder, ""] for answer in answers])
             scores.softmax[encoder], scores.softmax_iou[encoder] = jackknife(groups), iou_of(groups.sum(0))
+            scores.rest[encoder, ""] = iou_of(groups.sum(0) - groups)
 
     def _pixel_counts(self, scores: Scores, lot: npt.NDArray[np.int64]) -> dict[Layer, npt.NDArray[np.int64]]:
         """Overlap (3, C + 1) of every layer with LDA, and of the softmax under the name of no site."""

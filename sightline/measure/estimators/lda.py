@@ -87,7 +87,7 @@ def fit_lda(sums: Sums, shrinkages: Sequence[float]) -> Lda | str:
     means = values[classes] / weights[classes, None] - mean  # about the mean of all, which changes no decision
     within = covariance - (means * prior[:, None]).T @ means
     spread, axes = torch.linalg.eigh(within)
-    rates = torch.tensor(shrinkages, dtype=torch.float64)[:, None]
+    rates = torch.tensor(shrinkages, dtype=torch.float64, device=spread.device)[:, None]
     damped = (1 - rates) * spread.clamp(min=0) + rates * spread.mean()  # (R, D)
     turned = axes.T @ means.T  # (D, c)
     weight = axes @ (turned / damped[:, :, None])  # (R, D, c)
@@ -110,6 +110,6 @@ def lda_scores(train: Array, labels: Array, test: Array, shrinkage: float = 1e-3
     fitted = fit_lda(add_patches(x.double(), shares), (shrinkage,))
     if isinstance(fitted, str):
         raise ValueError(fitted)
-    scores = torch.full((len(z), shares.shape[1]), -torch.inf, dtype=torch.float64)
+    scores = torch.full((len(z), shares.shape[1]), -torch.inf, dtype=torch.float64, device=z.device)
     scores[:, fitted.classes] = z.double() @ fitted.weight[0] + fitted.bias[0]
     return like(test, scores)

@@ -17,7 +17,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-__all__ = ["Figure", "curve_over_depth", "heatmap", "linked_charts"]
+__all__ = ["Figure", "Table", "curve_over_depth", "heatmap", "linked_charts"]
 
 
 PANEL = 150  # pixels, the side of one heat map among several
@@ -32,6 +32,16 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as a paper prints them, above the figures of a page."""
+
+    title: str
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]  # the first cell of each is its name
 
 
 def heatmap(
@@ -55,10 +65,15 @@ def heatmap(
     rows, columns  the order on the axes; None sorts what is there
     facet          a column that cuts the cells into panels, each with axes of its own
     details        more columns for the tooltip, each with its title
+
+    Columns `row_stage` and `column_stage`, numbers from 1, draw a line wherever a stage begins.
     """
+    cells = _with_starts(cells, facet)
     told = {**(details or {}), "row": row_title, "column": column_title}
     heat = _Heat(_numbered(cells, facet), (row_title, rows), (column_title, columns), labelAngle=0 if facet else -90)
-    chart = alt.layer(*heat.layers(value_title, told, domain)).properties(width=alt.Step(step), height=alt.Step(step))
+    layers = heat.layers(value_title, told, domain)
+    layers += heat.stages() if "row_starts" in cells else []
+    chart = alt.layer(*layers).properties(width=alt.Step(step), height=alt.Step(step))
     if facet:
         chart = chart.properties(width=PANEL, height=PANEL)
         chart = chart.facet(_panels(facet), columns=4)
@@ -83,10 +98,15 @@ def curve_over_depth(
 
     series      the order of the colours; give all encoders of the run, so that each keeps its colour in every figure
     reference   (value, what it is)
+
+    A column `starts` draws a vertical line where it is true: a stage of a residual network begins.
     """
     points = _numbered(points, facet)
     curve = _Curve(points, value_title, depth_title, domain, percent)
     layers = curve.layers(series_title, series, details or {"site": "site"})
+    if "starts" in points:  # of stages
+        begin = alt.Chart(points).transform_filter("datum.starts")
+        layers.insert(0, begin.mark_rule(style="reference").encode(x=alt.X("depth:Q")))
     if reference is not None:
         once = alt.Chart(points).transform_aggregate(rows="count()")  # one line in each panel, not one for each row
         layers.append(
@@ -159,6 +179,28 @@ class _Heat:
             ),
             known.mark_rect().encode(x=self.x, y=self.y, color=colour, tooltip=tip),
         ]  # fmt: skip
+
+    def stages(self) -> list[alt.Chart]:
+        """Lines where a stage begins: below its first row, which is above the rows before it, left of its column."""
+        rows, columns = (self.base.transform_filter(f"datum.{axis}_starts") for axis in ("row", "column"))
+        return [
+            rows.mark_rule(style="stage").encode(y=alt.Y("row:O", bandPosition=1)),
+            columns.mark_rule(style="stage").encode(x=alt.X("column:O", bandPosition=0)),
+        ]
+
+
+def _with_starts(cells: pd.DataFrame, facet: str | None) -> pd.DataFrame:
+    """Mark one cell of each row and column that is the first of a stage, but for the first stage of a panel."""
+    if "row_stage" not in cells:
+        return cells
+    panels = cells[facet] if facet else pd.Series("", cells.index)
+    starts = {}
+    for axis, other in (("row", "column"), ("column", "row")):
+        stage = cells[f"{axis}_stage"]
+        first = cells[axis] == cells[axis].groupby([panels, stage]).transform("min")
+        once = cells[other] == cells[other].groupby(panels).transform("min")
+        starts[f"{axis}_starts"] = first & once & (stage > stage.groupby(panels).transform("min"))
+    return cells.assign(**starts)
 
 
 class _Curve:

@@ -36,19 +36,20 @@ from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.average_precision import KINDS, Range, ap_of
 from sightline.transfer.detection.cached import CachedFeed, cache_bytes, fitted, whole_image
 from sightline.transfer.detection.detector import Detector, Heads
-from sightline.transfer.detection.features import Features, Standard, trainable, whole_patches
+from sightline.transfer.detection.features import Features, Standard, check_trainable, trainable, whole_patches
 from sightline.transfer.detection.objective import Objective
 from sightline.transfer.detection.objects import (
     Detections,
     Objects,
     objects_of,
+    parse_detections,
     read_detections,
     write_detections,
 )
 from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
 from sightline.transfer.recipe import Recipe, assemble, resolve
 
-__all__ = ["ALL", "NAME", "Config", "make_recipe", "train_detector", "truth_of"]
+__all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
 
 
 NAME = "detect"  # of the objective in recipes
@@ -130,6 +131,15 @@ def train_detector(
                 tell_skipped(feed)
     barrier()  # the first process has written everything
     return read_detections(out / FILE)
+
+
+def check(wanted: Recipe[Config], encoder: Encoder, data: Images) -> None:
+    """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
+    config = wanted.config
+    check_images(data, config.masks)
+    if not config.frozen:
+        check_trainable(encoder)
+    Features(encoder, whole_patches(encoder, config.size), config.blocks)
 
 
 class _Parts(NamedTuple):
@@ -266,7 +276,9 @@ def truth_of(data: Images, split: str) -> dict[str, Objects]:
     return {str(data.ids[i]): objects_of(source.targets([int(i)])[0]) for i in where}
 
 
-def found_in(parts: _Parts, data: Images, split: str, device: torch.device, workers: int | None) -> Any:
+def found_in(
+    parts: _Parts, data: Images, split: str, device: torch.device, workers: int | None
+) -> dict[str, Detections]:
     """What the detector finds in the images of a split."""
     return parts.objective.detect(
         data,
@@ -311,9 +323,9 @@ def _finish(parts: _Parts, data: Images, out: Path, device: torch.device, launch
     found = found_in(parts, data, "test", device, launch.workers)
 
     def write() -> None:
-        about = json.loads((out / "run.json").read_text())
-        about["results"] = _numbers(parts, data, truth_of(data, "test"), found)
+        about, content = json.loads((out / "run.json").read_text()), write_detections(found, data.classes)
+        about["results"] = _numbers(parts, data, truth_of(data, "test"), parse_detections(content))
         ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
-        ownership.write(out, out / FILE, write_detections(found, data.classes))
+        ownership.write(out, out / FILE, content)  # last: where it is, all is done
 
     by_first(write)

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from timm.layers import LayerNorm2d
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.image_list import ImageList
@@ -132,8 +132,24 @@ class RegionPool(nn.Module):
         for level, stride in enumerate(self.strides):
             where = torch.nonzero(levels == level)[:, 0]
             part = roi_align(maps[str(stride)], rois[where], self.size, 1 / stride, sampling_ratio=0, aligned=True)
-            pooled = pooled.index_put((where,), part.to(pooled.dtype))
+            pooled[where] = part.to(pooled.dtype)
         return pooled
+
+
+class InFloat32(nn.Module):
+    """A layer that tells places and probabilities, for which bfloat16, in which it may compute, is too coarse."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor | list[Tensor]) -> Any:
+        """What the layer gives, a tensor or several."""
+        return _in_float32(self.layer(x))
+
+
+def _in_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) else type(value)(map(_in_float32, value))
 
 
 class Detector(nn.Module):
@@ -145,7 +161,7 @@ class Detector(nn.Module):
         anchors = Anchors(heads.strides)
         self.proposals = RegionProposalNetwork(
             anchors,
-            RPNHead(heads.channels, len(SHAPES), conv_depth=2),
+            InFloat32(RPNHead(heads.channels, len(SHAPES), conv_depth=2)),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
@@ -163,7 +179,7 @@ class Detector(nn.Module):
                 [heads.box_width],
                 norm_layer=LayerNorm2d,
             ),
-            FastRCNNPredictor(heads.box_width, classes + 1),
+            InFloat32(FastRCNNPredictor(heads.box_width, classes + 1)),
             fg_iou_thresh=0.5,
             bg_iou_thresh=0.5,
             batch_size_per_image=heads.regions,
@@ -174,7 +190,9 @@ class Detector(nn.Module):
             detections_per_img=heads.detections,
             mask_roi_pool=RegionPool(heads.strides, heads.mask_size // 2) if heads.masks else None,
             mask_head=MaskRCNNHeads(heads.channels, convolutions, 1, norm_layer=LayerNorm2d) if heads.masks else None,
-            mask_predictor=MaskRCNNPredictor(heads.channels, heads.channels, classes + 1) if heads.masks else None,
+            mask_predictor=InFloat32(MaskRCNNPredictor(heads.channels, heads.channels, classes + 1))
+            if heads.masks
+            else None,
         )
 
     def losses(

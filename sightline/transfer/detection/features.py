@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, counted
@@ -30,7 +30,7 @@ from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit
 from sightline.encoders.watching import watch
 from sightline.transfer.detection.pyramid import FINEST, PATCH
 
-__all__ = ["Features", "Standard", "block_sites", "trainable", "whole_patches"]
+__all__ = ["Features", "Standard", "block_sites", "check_trainable", "trainable", "whole_patches"]
 
 
 STAGES = 4  # of a CNN
@@ -82,7 +82,8 @@ class Features(nn.Module):
         """The same without gradients, in evaluation mode, whatever the mode is."""
         device = next(self.module.parameters()).device
         with evaluating(self.module):
-            return self(images.to(device))
+            found: list[Tensor] = self(images.to(device))
+        return found
 
     def _map(self, tokens: Tensor, images: Tensor) -> Tensor:  # (B, T, D) -> (B, D, h, w)
         assert self._tokens is not None
@@ -93,7 +94,7 @@ class Features(nn.Module):
                 f"{type(self.module).__name__} gives {tuple(tokens.shape[1:])} for images of {self.size} pixels, which "
                 "are not the tokens of a square grid; choose another encoder"
             )
-        return patches.transpose(1, 2).unflatten(2, (side, side))
+        return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
 
     def _stages(self, encoder: Encoder) -> list[str]:
         """The last block at each resolution."""
@@ -184,16 +185,21 @@ def block_sites(encoder: Encoder, blocks: str | int) -> list[str]:
     return [f"block.{number}" for number in sorted(numbers)]
 
 
-def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_path: float) -> tuple[Encoder, Features]:
-    """A copy of the encoder to be trained, and its maps; what no gradient reaches is fixed.
-
-    `drop_path` is the largest rate of stochastic depth, which rises over the blocks.
-    """
+def check_trainable(encoder: Encoder) -> None:
+    """Refuse an encoder that could not be loaded again after it was trained."""
     if encoder.architecture is None:
         raise InputError(
             f"Encoder {encoder.name!r} cannot be rebuilt from a reference, so it cannot be trained; set "
             "frozen=true, or give one such as timm:NAME or run:FOLDER"
         )
+
+
+def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_path: float) -> tuple[Encoder, Features]:
+    """A copy of the encoder to be trained, and its maps; what no gradient reaches is fixed.
+
+    `drop_path` is the largest rate of stochastic depth, which rises over the blocks.
+    """
+    check_trainable(encoder)
     module = copy.deepcopy(encoder.module).requires_grad_(True)
     copied = replace(_around(encoder, module), architecture=encoder.architecture)
     if drop_path:
@@ -201,7 +207,7 @@ def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_pa
     made = features(copied)
     with evaluating(module), torch.enable_grad():  # no running statistics move
         x = torch.zeros(1, 3, made.size, made.size)
-        sum(level.float().square().sum() for level in made(x)).backward()  # type: ignore[union-attr]
+        sum(level.float().square().sum() for level in made(x)).backward()
         for parameter in made.module.parameters():
             parameter.requires_grad_(parameter.grad is not None)
             parameter.grad = None

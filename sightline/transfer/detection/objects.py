@@ -17,7 +17,7 @@ from sightline.core.errors import InputError, first_line
 from sightline.images.targets import Targets
 from sightline.transfer.detection.masks import RunLengths, run_lengths
 
-__all__ = ["Detections", "Objects", "objects_of", "read_detections", "write_detections"]
+__all__ = ["Detections", "Objects", "objects_of", "parse_detections", "read_detections", "write_detections"]
 
 
 class Objects(NamedTuple):
@@ -76,10 +76,14 @@ def write_detections(found: Mapping[str, Detections], classes: Sequence[str]) ->
 def read_detections(file: Path) -> dict[str, Detections]:
     """The same again."""
     try:
-        about = json.loads(file.read_bytes())
-        return {image["id"]: _detections(image) for image in about["images"]}
+        return parse_detections(file.read_bytes())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"Cannot read the detections {str(file)!r}: {first_line(error)}; detect again") from error
+
+
+def parse_detections(content: bytes) -> dict[str, Detections]:
+    """What `write_detections` has made, with its rounding."""
+    return {image["id"]: _detections(image) for image in json.loads(content)["images"]}
 
 
 def _detections(image: Mapping[str, Any]) -> Detections:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timm.layers import LayerNorm2d
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork

@@ -42,7 +42,8 @@ def made(seed: int, images: int = 14, crowd: float = 0.0, empty: float = 0.0, ti
         corner, side = chance.uniform(0, SIDE - 21, (k, 2)), chance.uniform(4, 20, (k, 2))
         boxes = np.concatenate([corner, corner + side], 1)
         labels = chance.integers(0, CLASSES, k)
-        targets = Targets(labels, boxes.astype(np.float32), rectangles(boxes), crowd=chance.uniform(size=k) < crowd)
+        crowds: Any = chance.uniform(size=k) < crowd
+        targets = Targets(labels, boxes.astype(np.float32), rectangles(boxes), crowd=crowds)
         truth[f"image {image}"] = objects_of(targets)
         more = int(chance.integers(0, 4))
         guesses = np.concatenate([boxes + chance.normal(0, 1, (k, 4)), chance.uniform(0, 20, (more, 4)).cumsum(1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def mirrored(features: Features, detector: Detector) -> tuple[Features, Detector
         regions: Any = detector.regions
         linear = next(part for part in regions.box_head if isinstance(part, nn.Linear))
         linear.weight.copy_(linear.weight.unflatten(1, (-1, 7, 7)).flip(-1).flatten(1))
-        for layer in (regions.box_predictor.bbox_pred, detector.proposals.head.bbox_pred):
+        for layer in (regions.box_predictor.layer.bbox_pred, detector.proposals.head.layer.bbox_pred):
             layer.weight[0::4] *= -1  # a step to the right
             layer.bias[0::4] *= -1
     # A copy has taps of its own.
@@ -109,9 +110,21 @@ def test_a_mirrored_image_has_mirrored_boxes(patch: int) -> None:
         torch.testing.assert_close(two.masks.flip(-1), one.masks, rtol=0, atol=1e-4)
 
 
-def test_boxes_alone_have_no_masks() -> None:
-    from dataclasses import replace
+@pytest.mark.bf16
+def test_places_and_losses_are_float32_whatever_the_layers_compute_in() -> None:
+    detector = Detector(SimplePyramid(16, 8, HEADS.strides), 3, HEADS)
+    maps = [torch.randn(1, 16, 40, 40)]
+    boxes = torch.tensor([[300.5, 310.25, 420.75, 440.0]])
+    target = {"boxes": boxes, "labels": torch.tensor([1]), "masks": torch.ones(1, 640, 640, dtype=torch.uint8)}
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = detector.losses(maps, (640, 640), [target])
+        found = detector.eval()(maps, [(640, 640)])[0]
+    assert {value.dtype for value in losses.values()} == {torch.float32}
+    assert found.boxes.dtype == found.scores.dtype == torch.float32
+    assert (found.boxes != found.boxes.bfloat16().float()).any()
 
+
+def test_boxes_alone_have_no_masks() -> None:
     detector = Detector(SimplePyramid(16, 8, HEADS.strides), 3, replace(HEADS, masks=False)).eval()
     found = detector([torch.randn(1, 16, 4, 4)], [(64, 48)])
     assert found[0].masks is None
@@ -200,3 +213,21 @@ def test_channels_are_standardised() -> None:
     made = torch.cat([standard([x])[0] for x in maps]).double()
     torch.testing.assert_close(made.mean((0, 2, 3)), torch.zeros(3).double(), rtol=0, atol=1e-4)
     torch.testing.assert_close(made.std((0, 2, 3), correction=0)[:2], torch.ones(2).double(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "ViTMAE", "Dinov2WithRegisters", "Beit", "DINOv3ViT"])
+def test_encoders_of_hugging_face_at_any_size(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    module = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes))
+    encoder = sl.load_encoder(module.eval(), preprocess=sl.Preprocess((32, 32)))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), sl.capture(encoder, "block.1") as seen:
+        encoder(images)
+    assert encoder.tokens is not None
+    tokens = seen["block.1"][:, encoder.tokens.prefix :].transpose(1, 2).unflatten(2, (4, 4))
+    torch.testing.assert_close(Features(encoder, 32).look(images)[0], tokens, rtol=0, atol=1e-5)
+    larger = Features(encoder, 48)
+    assert larger.shapes == [(16, 6, 6)]
+    assert larger.look(torch.zeros(1, 3, 48, 48))[0].isfinite().all()

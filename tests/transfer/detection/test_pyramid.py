@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,8 @@ def published(pyramid: SimplePyramid, x: Tensor) -> dict[str, Tensor]:
     """p2 to p6 of ViTDet, layer by layer."""
     found = {}
     for stride in (4, 8, 16, 32):
-        layers = list(pyramid.branches[str(stride)])
+        branch: Any = pyramid.branches[str(stride)]
+        layers = list(branch)
         y = x
         if stride == 4:
             y = up(F.gelu(norm(up(y, layers[0]), layers[1])), layers[3])
