@@ -36,7 +36,8 @@ from sightline.measure.estimators.inversion import MEASURES as MEASURES
 from sightline.measure.estimators.inversion import fit_inverse as fit_inverse
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS
 from sightline.measure.feature_cache import Features
-from sightline.measure.inversion import NAMES, ImagePairs, invert
+from sightline.measure.inversion import NAMES as NAMES
+from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, widths
@@ -112,7 +113,8 @@ def views(config: Config, split: str) -> tuple[str, ...]:
 
 def _bytes(pictures: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Pictures (…, 3, h, w) in 0 … 1 as bytes (…, h, w, 3)."""
-    return np.rint(255 * np.clip(np.moveaxis(pictures, -3, -1), 0, 1)).astype(np.uint8)
+    values: npt.NDArray[np.uint8] = np.rint(255 * np.clip(np.moveaxis(pictures, -3, -1), 0, 1)).astype(np.uint8)
+    return values
 
 
 class Analysis(Pooled):
@@ -174,9 +176,9 @@ class Analysis(Pooled):
         return mix(id_keys(images.ids[images.indices(split)[self.rows[split]]]), self.plan.seed)
 
     def _part(self, encoder: str, site: str, feature: str, split: str) -> ImagePairs:
-        views = (self.features(encoder, site, feature, view, split, labelled=False) for view in VIEWS)
+        plain, mirror = (self.features(encoder, site, feature, view, split, labelled=False) for view in VIEWS)
         pictures = self.files[_picture_of(encoder, split)].read()[0]
-        return ImagePairs(*views, Matrix(pictures, self.rows[split]))
+        return ImagePairs(plain, mirror, Matrix(pictures, self.rows[split]))
 
     def _score(self, encoder: str, site: str, feature: str) -> tuple[list[float], npt.NDArray[np.uint8] | None, str]:
         """Numbers, reconstructions of the images that are shown, and why there are none."""

@@ -57,8 +57,8 @@ class Conditions:
     """Representations of the images of a split and of their mirror images, in the order of the split."""
 
     plain: npt.NDArray[np.float32]  # (n, D), a memory map
-    mirror: npt.NDArray[np.float32]
     valid: npt.NDArray[np.bool_]  # (n,): whose image could be read
+    mirror: npt.NDArray[np.float32]
 
     @property
     def width(self) -> int:
@@ -159,9 +159,7 @@ def represent_split(
     barrier()
     return {
         split: {
-            name: Conditions(
-                *(entries[split, name, view].read()[0] for view in VIEWS), entries[split, name, "plain"].written()
-            )
+            name: Conditions(*entries[split, name, "plain"].read(), entries[split, name, "mirror"].read()[0])
             for name in encoders
         }
         for split in splits

@@ -70,8 +70,8 @@ def _attributes(
     image: npt.NDArray[np.uint8], targets: Targets[npt.NDArray[Any]] | None, size: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Those of one image, of the part that is drawn."""
-    whole = (np.array([side]) for side in image.shape[:2])
-    box = boxes(*whole, centre_crop(size), np.zeros(1, np.uint64))[0]
+    height, width = (np.array([side]) for side in image.shape[:2])
+    box = boxes(height, width, centre_crop(size), np.zeros(1, np.uint64))[0]
     top, left, side, _ = box.tolist()
     pixels = image[top : top + side, left : left + side] / 255
     found: dict[str, npt.NDArray[Any]] = {"colour": pixels.mean((0, 1))}
@@ -134,7 +134,7 @@ class AttributeReader(Learner):
     def read(self, pictures: Tensor) -> dict[str, npt.NDArray[np.float64]]:
         """Attributes of pictures, (B, m): numbers as they are, probabilities of classes."""
         self.eval()
-        parts = [self.scores(part) for part in pictures.split(256)]
+        parts = [self.scores(part) for part in torch.split(pictures, TOGETHER)]
         found = {}
         for name in self.heads:
             values = torch.cat([part[name] for part in parts]).cpu()

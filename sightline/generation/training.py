@@ -103,8 +103,8 @@ class Objective(Learner):
         self.process = process_named(denoiser.shape.process)
         for condition, own in zip(denoiser.conditions, conditions, strict=True):
             mean, scale = own.standards()
-            condition.mean.copy_(torch.from_numpy(mean))  # type: ignore[operator,union-attr]
-            condition.scale.fill_(scale)  # type: ignore[operator,union-attr]
+            condition.mean.copy_(torch.from_numpy(mean))  # type: ignore[operator]
+            condition.scale.fill_(scale)  # type: ignore[operator]
         self.average = momentum_copy(denoiser) if ema else None
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:

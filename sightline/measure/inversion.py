@@ -87,7 +87,7 @@ def invert(
         null.add(pictures, made[:, :, 1])
         ceiling.add(pictures, np.stack([pictures, pictures[..., ::-1]]))
     best, chance, most = true.numbers(), null.numbers(), ceiling.numbers()
-    numbers = {}
+    numbers: dict[str, float] = {}
     for measure in MEASURES:
         both = (*best[measure], chance[measure][0], most[measure][0])
         numbers |= {f"{measure}{end}": value for end, value in zip((*ENDS, "_null", "_ceiling"), both, strict=True)}

@@ -76,7 +76,8 @@ class Seen(NamedTuple):
     def some(self, count: int) -> Seen:
         """The first ones."""
         pixels = {preprocess: values[:count] for preprocess, values in self.pixels.items()}
-        return Seen(self.pictures[:count], pixels, *(part[:count] for part in self[2:]))
+        rest = self.keys[:count], self.ids[:count], self.labels[:count], self.rows[:count]
+        return Seen(self.pictures[:count], pixels, *rest)
 
 
 def _seen(
@@ -177,7 +178,9 @@ class Measures:
 
         pictures = {which: 2 * as_seen(test.pictures, which) - 1 for which in names}
         features = {
-            which: torch.cat([represent(encoder, feature, as_seen(part, which)).cpu() for part in pixels.split(64)])
+            which: torch.cat(
+                [represent(encoder, feature, as_seen(part, which)).cpu() for part in torch.split(pixels, 64)]
+            )
             for which in names
         }
         found = likelihood_gaps(self.model, number, pictures, features, test.keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -39,16 +40,16 @@ def figures(result: xr.Dataset) -> list[Figure]:
     )
     attributes = [str(name) for name in result.attribute.values]
     transformations = [str(name) for name in result.transformation.values]
-    common = {"column_title": "encoder", "columns": encoders, "step": 34}
+    chart = functools.partial(heatmap, column_title="encoder", columns=encoders, step=34)
     return [
         Figure(
             "kept",
             "What samples of one source share",
             f"Share of the variance of what a reader network reads off {about['n_samples']} samples of each of "
             f"{about['n_sources']} sources and their mirror images: 0 is forgotten, 1 kept.",
-            heatmap(
+            chart(
                 shared.assign(reader=shared.reader_accuracy.map("{:.2f}".format)), row_title="attribute",
-                value_title="shared variance", rows=attributes, details={"reader": "reader on real images"}, **common,
+                value_title="shared variance", rows=attributes, details={"reader": "reader on real images"},
             ),
             shared,
         ),
@@ -57,10 +58,9 @@ def figures(result: xr.Dataset) -> list[Figure]:
             "Which transformations a representation sees",
             f"Share of {about['n_compared']} test images that are more likely than their transformed copy, given their "
             "representation, and the other way round: 50 % is chance, from which the colours begin.",
-            heatmap(
+            chart(
                 gaps.assign(shown_z=gaps.z.map("{:.1f}".format)), row_title="transformation",
                 value_title="share of images", rows=transformations, details={"shown_z": "z"}, domain=(0.5, 1),
-                **common,
             ),
             gaps,
         ),
@@ -96,7 +96,9 @@ def summary(result: xr.Dataset) -> list[str]:
 
 def _sentence(own: xr.Dataset) -> str:
     """By shared variance for attributes, and by the likelihood gap, which is surer, for transformations."""
-    kept, lost, part = [], [], []
+    kept: list[str] = []
+    lost: list[str] = []
+    part: list[str] = []
     for name in own.attribute.values:
         if str(name) == ORIENTATION:  # the gap tells more
             continue
@@ -105,7 +107,8 @@ def _sentence(own: xr.Dataset) -> str:
         (kept if value.shared > KEPT else lost if value.shared_high < LOST or value.shared_low < 0 else part).append(
             words
         )
-    sees, blind = [], []
+    sees: list[str] = []
+    blind: list[str] = []
     for name in own.transformation.values:
         words = IN_WORDS.get(str(name).partition(":")[0], str(name))
         (sees if own.sel(transformation=name).gap_low > 0 else blind).append(words)
