@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from sightline.encoders.saved import save_encoder
     from sightline.encoders.sites import Tokens
     from sightline.encoders.watching import capture
+    from sightline.generation.imagine import imagine
     from sightline.images.loading import load_images
     from sightline.images.preprocess import Preprocess
     from sightline.images.sets import Images
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
     from sightline.studies.detection import detect
+    from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
     from sightline.studies.segmenters import segment
     from sightline.training.pretrain import pretrain
@@ -54,10 +56,12 @@ _HOME = {
     "contrast": "core.contrast",
     "estimate": "core.contrast",
     "finetune": "transfer.finetune",
+    "imagine": "generation.imagine",
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
     "pretrain": "training.pretrain",
+    "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
     "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
@@ -80,10 +84,12 @@ __all__ = [
     "detect",
     "estimate",
     "finetune",
+    "imagine",
     "load_encoder",
     "load_images",
     "open_run",
     "pretrain",
+    "rcdm",
     "reinit",
     "save_encoder",
     "segment",

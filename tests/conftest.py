@@ -43,6 +43,8 @@ TIERS = {
     "encoders/files": "unit",
     "encoders/files/test_convert.py": "pass",
     "encoders/layouts": "unit",
+    "generation": "train",
+    "generation/test_noise.py": "unit",
     "measure": "pass",
     "measure/estimators": "unit",
     "report": "pass",

@@ -93,20 +93,27 @@ def further_images(words: list[str]) -> dict[str, str]:
 
 
 def spread_sites(words: list[str]) -> list[str]:
-    """Let `--sites` take several patterns: the words after it that are neither options nor references.
+    """Let `--sites` take several patterns, the words after it that are neither options nor references.
+
+    In the same way `--images` of `imagine` takes several files.
 
     >>> spread_sites(["compare", "timm:a", "--sites", "block.*", "block.*.qkv", "timm:b"])
     ['compare', 'timm:a', '--sites', 'block.*', '--sites', 'block.*.qkv', 'timm:b']
+    >>> spread_sites(["imagine", "RUN", "--images", "a.jpg", "b.jpg", "--samples", "4"])
+    ['imagine', 'RUN', '--images', 'a.jpg', '--images', 'b.jpg', '--samples', '4']
     """
+    option, ends = ("--images", ()) if words[:1] == ["imagine"] else ("--sites", (":",))
     result: list[str] = []
     inside = False
     for word, following in zip(words, [*words[1:], "-"], strict=True):
-        if word == "--sites":
+        if word == option:
             inside = True
-            if following.startswith("-") or ":" in following:
-                raise InputError("--sites needs at least one pattern, such as --sites 'block.*' 'block.*.qkv'")
+            if following.startswith("-") or any(end in following for end in ends):
+                example = "a.jpg b.jpg" if option == "--images" else "'block.*' 'block.*.qkv'"
+                what = "file" if option == "--images" else "pattern"
+                raise InputError(f"{option} needs at least one {what}, such as {option} {example}")
             continue
-        if inside and (word.startswith("-") or ":" in word):
+        if inside and (word.startswith("-") or any(end in word for end in ends)):
             inside = False
-        result += ["--sites", word] if inside else [word]
+        result += [option, word] if inside else [word]
     return result

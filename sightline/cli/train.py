@@ -142,7 +142,7 @@ def reinit(
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     with stoppable("run the same command again to continue"):
         run = study(
-            load_encoders(encoders), images, out or _training_folder(), counts=numbers, ends=ends.split(","),
+            load_encoders(encoders), images, out or training_folder_name(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
         )  # fmt: skip
     finish(run)
@@ -183,7 +183,7 @@ def detect(
 
     with stoppable("run the same command again to continue"):
         run = study(
-            load_encoders(encoders), images, out or _training_folder(), recipe=recipe,
+            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
             settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
             workers=workers,
         )  # fmt: skip
@@ -225,14 +225,14 @@ def segment(
 
     with stoppable("run the same command again to continue"):
         run = study(
-            load_encoders(encoders), images, out or _training_folder(), recipe=recipe,
+            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
             settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
             workers=workers,
         )  # fmt: skip
     finish(run)
 
 
-def _training_folder() -> Path:
+def training_folder_name() -> Path:
     """A folder by the time of day, which the processes of one training must agree on."""
     if max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1:
         raise InputError("Several processes need to agree on a run folder; give one with -o")
@@ -252,7 +252,7 @@ def _train(
     """Pre-train or fine-tune; how it ended is said by the first process."""
     from sightline.core.settings import parse_settings
 
-    out = out or _training_folder()
+    out = out or training_folder_name()
     with stoppable():
         encoder = train(
             what,

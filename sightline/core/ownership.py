@@ -41,10 +41,11 @@ __all__ = [
 
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
-STUDIES = ("detection", "reinit", "segmenters")  # runs that are made of trainings
+STUDIES = ("detection", "rcdm", "reinit", "segmenters")  # runs that are made of trainings
 FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
     "detection": "a comparison of detectors",
+    "rcdm": "pictures from representations",
     "reinit": "a study of re-initialised blocks",
     "segmenters": "a comparison of segmenters",
     "tables": "exported tables",

@@ -10,6 +10,7 @@ layers          encoders × sites, and where they lie in a result
 gram_sums       what the analyses by CKA share
 pooled          pooled features of a pass
 feature_cache   features on disk
+inversion       pictures from features of images and mirror images
 classifiers     who decides: the encoder's head or a probe
 class_mappings  fine classes of a head that make up coarse classes of images
 mappings/       classes of classifiers by the categories of other images

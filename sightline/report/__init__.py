@@ -4,6 +4,7 @@ page               the page, and its figures as files
 html               templates that escape by default, and what goes into them
 explorer           the linked view of all pairs of layers
 attention_viewer   attention maps to look at
+pictures           sheets of small pictures
 gallery            pictures of a result, side by side
 figures/           the look of every figure, and the chart shapes that analyses share
 tables             results for other programs

@@ -33,6 +33,7 @@ from sightline.report.explorer import pack_explorer
 from sightline.report.figures import DARK, LIGHT, Figure, Table, same_colours, theme
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import asset, clean, cleaned, render, script_json
+from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
@@ -45,6 +46,7 @@ ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
     "detection": "A detector of the same kind was trained on each, and all were tested on the same images.",
     "segmenters": "A head of the same kind was trained on each, and all were tested on the same images.",
+    "rcdm": "One diffusion model draws pictures from the representations of all, for the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 CARDS = 12  # of an analysis on the overview; the others are folded
@@ -72,6 +74,7 @@ class AnalysisPage:
     sentences: Sequence[str]
     explorer: Mapping[str, Any] | None
     viewer: Mapping[str, Any] | None
+    pictures: Pictures | None
     headlines: Sequence[tuple[str, str, str]]  # label, number, detail
     tables: Sequence[Table]
     gallery: Gallery | None
@@ -248,6 +251,7 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         sentences=sentences,
         explorer=packed["explorers"],
         viewer=packed["viewers"],
+        pictures=_pictures(run.path, name, result),
         headlines=headlines,
         tables=tables,
         gallery=pack_gallery(result),
@@ -290,9 +294,19 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
             rows[str(key)] = json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
         except ValueError:
             rows[str(key)] = value
-    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(("viewer_", "gallery_"))}
+    shown = ("viewer_", "gallery_", "picture_")
+    sizes = {str(k): int(v) for k, v in result.sizes.items() if not str(k).startswith(shown)}
     values = {k: v.item() if isinstance(v, np.generic) else v for k, v in rows.items()}
     return values | {"size of the result": sizes}
+
+
+def _pictures(run: Path, analysis: str, result: xr.Dataset) -> Pictures | None:
+    """The pictures of a result; each sheet is a file, too."""
+    found = pack_pictures(result)
+    if found is not None:
+        for number, pixels in enumerate(result.pictures.values):
+            ownership.write(run, run / "figures" / f"{analysis}-pictures-{number + 1}.png", sheet_png(pixels))
+    return found
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

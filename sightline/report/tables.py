@@ -49,11 +49,11 @@ def tables(result: xr.Dataset, name: str) -> dict[str, pd.DataFrame]:
     """Variables that share their axes share a table; the largest one has the name of the analysis.
 
     Rows where all numbers are missing because an encoder has no such site are left out; `reason` tells of the others.
-    Pictures (uint8), which the report shows, are in the NetCDF file only.
+    Pictures (uint8), which the report shows, and their notes are in the NetCDF file only.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for variable, values in result.data_vars.items():
-        if values.dtype == "uint8":
+        if values.dtype == "uint8" or str(variable).startswith("picture_"):
             continue
         groups.setdefault(tuple(map(str, values.dims)), []).append(str(variable))
     largest = max(groups, key=lambda dims: result[groups[dims][0]].size)

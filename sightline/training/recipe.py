@@ -36,6 +36,7 @@ FOLDER = Path(__file__).parent.parent / "recipes"
 COMMANDS = {  # of recipes that are no pre-training: in words, and by which command
     "detect": ("detection", "detect"),
     "finetune": ("fine-tuning", "finetune"),
+    "rcdm": ("pictures from representations", "rcdm"),
     "segment": ("segmentation", "segment"),
 }
 MEASURES = ("width", "depth", "heads", "patch", "relative_positions", "layer_scale", "stem", "init")

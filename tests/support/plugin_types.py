@@ -18,6 +18,7 @@ from sightline.analyses import diversity as analyses_diversity
 from sightline.analyses import dynamics as analyses_dynamics
 from sightline.analyses import fourier as analyses_fourier
 from sightline.analyses import invariance as analyses_invariance
+from sightline.analyses import inversion as analyses_inversion
 from sightline.analyses import knn as analyses_knn
 from sightline.analyses import minibatch as analyses_minibatch
 from sightline.analyses import noise as analyses_noise
@@ -62,6 +63,7 @@ from sightline.images.sources import shapes as datasets_shapes
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.report.figures import Table
 from sightline.studies import detection as studies_detection
+from sightline.studies import rcdm as studies_rcdm
 from sightline.studies import reinit as studies_reinit
 from sightline.studies import segmenters as studies_segmenters
 from sightline.training.backbones import Backbone
@@ -84,6 +86,7 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "dynamics": analyses_dynamics,
     "fourier": analyses_fourier,
     "invariance": analyses_invariance,
+    "inversion": analyses_inversion,
     "knn": analyses_knn,
     "minibatch": analyses_minibatch,
     "noise": analyses_noise,
@@ -111,6 +114,7 @@ ANALYSES_CONFIG: Mapping[str, type[Any]] = {
     "cka": analyses_cka.Config,
     "dynamics": analyses_dynamics.Config,
     "invariance": analyses_invariance.Config,
+    "inversion": analyses_inversion.Config,
     "knn": analyses_knn.Config,
     "minibatch": analyses_minibatch.Config,
     "noise": analyses_noise.Config,
@@ -125,6 +129,7 @@ ANALYSES_CONFIG: Mapping[str, type[Any]] = {
 }
 ANALYSES_VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": analyses_invariance.views,
+    "inversion": analyses_inversion.views,
     "noise": analyses_noise.views,
     "orientation": analyses_orientation.views,
     "shape_bias": analyses_shape_bias.views,
@@ -132,6 +137,7 @@ ANALYSES_VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
 }
 ANALYSES_PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": analyses_probes.precision}
 ANALYSES_SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "inversion": analyses_inversion.summary,
     "probes": analyses_probes.summary,
     "segmentation": analyses_segmentation.summary,
     "transformations": analyses_transformations.summary,
@@ -191,6 +197,7 @@ SOURCES: Mapping[str, ModelSource] = {
 }
 STUDIES: Mapping[str, Study] = {
     "detection": studies_detection,
+    "rcdm": studies_rcdm,
     "reinit": studies_reinit,
     "segmenters": studies_segmenters,
 }

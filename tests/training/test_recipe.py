@@ -15,6 +15,7 @@ import pytest
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.settings import parse_settings, to_toml
+from sightline.generation.training import make_recipe as make_rcdm
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import COMMANDS, FOLDER, Pretraining, make_recipe, read_recipe, recipe_names
@@ -160,9 +161,12 @@ def test_our_recipes_resolve(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] in COMMANDS])
 def test_our_recipes_of_transfer_resolve(name: str) -> None:
     values = read_recipe(name)
-    make: Any = {"detect": make_detection, "finetune": make_finetuning, "segment": make_segmentation}[
-        values["objective"]
-    ]
+    make: Any = {
+        "detect": make_detection,
+        "finetune": make_finetuning,
+        "rcdm": make_rcdm,
+        "segment": make_segmentation,
+    }[values["objective"]]
     recipe = make(values)
     assert make(tomllib.loads(to_toml(recipe.values()))) == recipe
 

@@ -1,4 +1,4 @@
-"""Accuracies: shares of right answers with their intervals."""
+"""Shares of right answers, means and ratios, with their intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sightline.core.results import NORMAL_95
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["accuracy_of", "difference_of", "wilson"]
+__all__ = ["accuracy_of", "difference_of", "ratio_of", "wilson"]
 
 
 def accuracy_of(decided: npt.NDArray[Any], truth: npt.NDArray[Any]) -> tuple[float, float, float]:
@@ -50,3 +50,17 @@ def wilson(right: float, n: int) -> tuple[float, float]:
     z, p = NORMAL_95, right / n
     centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     return max(0.0, (centre - half) / (1 + z**2 / n)), min(1.0, (centre + half) / (1 + z**2 / n))
+
+
+def ratio_of(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> tuple[float, float, float]:
+    """Σ parts / Σ wholes over images, each (n,), and its 95 % interval by the delta method; NaN where Σ wholes is 0.
+
+    >>> [round(number, 3) for number in ratio_of(np.array([1.0, 2.0, 4.0]), np.array([2.0, 4.0, 7.0]))]
+    [0.538, 0.477, 0.6]
+    """
+    n, whole = len(wholes), float(np.sum(wholes))
+    if n < 2 or whole == 0:
+        return math.nan, math.nan, math.nan
+    ratio = float(np.sum(parts)) / whole
+    half = NORMAL_95 * float(np.std(parts - ratio * wholes, ddof=1)) * math.sqrt(n) / abs(whole)
+    return ratio, ratio - half, ratio + half

@@ -22,7 +22,7 @@ Shapes: n images, g views of each, D width, C classes, L penalties, m images of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +33,7 @@ from sightline.core.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["BLOCK_NUMBERS", "PENALTIES", "Ridge", "Sliceable", "fit_ridge"]
+__all__ = ["BLOCK_NUMBERS", "PENALTIES", "Ridge", "Sliceable", "centred_sums", "fit_ridge"]
 
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-12, 7))  # 10⁻⁶ … 10³, of features of variance 1
@@ -154,18 +154,36 @@ class _Data:
 def _sums(data: _Data, classes: int) -> tuple[npt.NDArray[np.float64], ...]:
     """Mean μ (D,), 1/σ (D,; 0 where a feature is constant), ZᵀZ (D, D), ZᵀY (D, C) and ȳ (C,)."""
     width = data.views[0].shape[1]
-    mean = sum((x.sum((0, 1)) for x, _ in data.blocks()), np.zeros(width)) / data.rows
-    gram, products, counts = np.zeros((width, width)), np.zeros((width, classes)), np.zeros(classes)
-    for x, codes in data.blocks():
-        centred = (x - mean).reshape(-1, width)
-        members = _one_hot(codes.ravel(), classes)
-        gram += centred.T @ centred
-        products += 2 * centred.T @ members  # the −1 of Y adds nothing, since the columns sum to zero
-        counts += members.sum(0)
+    mean, gram, products, shares = centred_sums(
+        lambda: ((x.reshape(-1, width), _one_hot(codes.ravel(), classes)) for x, codes in data.blocks())
+    )
     deviation = np.sqrt(gram.diagonal() / data.rows)
     varies = deviation > CONSTANT * np.abs(mean)
     scale = np.divide(1, deviation, out=np.zeros(width), where=varies)
-    return mean, scale, scale[:, None] * gram * scale, scale[:, None] * products, 2 * counts / data.rows - 1
+    # The −1 of Y adds nothing to the products, since the columns of Z sum to zero.
+    return mean, scale, scale[:, None] * gram * scale, scale[:, None] * (2 * products), 2 * shares - 1
+
+
+def centred_sums(
+    blocks: Callable[[], Iterable[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]],
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Of rows x (m, D) with targets y (m, C), in blocks read twice: mean x, XᵀX and XᵀY of centred x, mean y.
+
+    >>> x, y = np.array([[0.0], [2.0]]), np.array([[1.0, 5.0], [3.0, 5.0]])
+    >>> [part.tolist() for part in centred_sums(lambda: [(x[:1], y[:1]), (x[1:], y[1:])])]
+    [[1.0], [[2.0]], [[2.0, 0.0]], [2.0, 5.0]]
+    """
+    count, total = 0, np.zeros(1)
+    for x, _ in blocks():
+        count, total = count + len(x), total + x.sum(0)
+    mean = total / count
+    gram, products, targets = np.zeros((len(mean), len(mean))), np.zeros((len(mean), 1)), np.zeros(1)
+    for x, y in blocks():
+        centred = x - mean
+        gram += centred.T @ centred
+        products = products + centred.T @ y
+        targets = targets + y.sum(0)
+    return mean, gram, products, targets / count
 
 
 def _one_hot(codes: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:

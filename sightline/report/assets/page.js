@@ -10,7 +10,14 @@
     started.add(page);
     for (const element of page.querySelectorAll("[data-explorer]")) new Explorer(element).show();
     for (const element of page.querySelectorAll("[data-viewer]")) new Viewer(element).show();
+    for (const element of page.querySelectorAll("[data-pictures] select")) element.addEventListener("change", () => choose(element));
     for (const element of page.querySelectorAll("[data-figure]")) Charts.figure(element);
+  }
+
+  // One sheet of pictures, or all of them.
+  function choose(select) {
+    const sheets = select.closest("[data-pictures]").querySelectorAll(".sheet");
+    sheets.forEach((sheet, number) => (sheet.hidden = select.value !== "" && Number(select.value) !== number));
   }
 
   function open() {

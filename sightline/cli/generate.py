@@ -1,0 +1,118 @@
+"""`sightline rcdm` and `imagine`: pictures from representations."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sightline.cli.application import app
+from sightline.cli.arguments import load_encoders
+from sightline.cli.ending import finish, stoppable
+from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Workers
+from sightline.cli.train import training_folder_name
+from sightline.core.errors import InputError
+
+
+@app.command()
+def rcdm(
+    encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`; they share one diffusion model.")],
+    images: Annotated[
+        str | None, typer.Option(help="Images, `folder:PATH`, …; without it, those of the recipe.")
+    ] = None,
+    out: Out = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of `list recipes` or a TOML file; by default `rcdm`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    samples: Annotated[int, typer.Option(help="Pictures that are drawn for each source.")] = 8,
+    sources: Annotated[int, typer.Option(help="Test images that pictures are drawn from.")] = 32,
+    compared: Annotated[int, typer.Option(help="Test images whose likelihood gaps are measured.")] = 256,
+    transformations: Annotated[
+        str | None, typer.Option(help="`mirror,grey,shift:0.2`; by default all that have a name.")
+    ] = None,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: StartOver = False,
+) -> None:
+    """See what representations keep: a diffusion model draws pictures from them, and measures tell what they know.
+
+    Examples: `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`, an hour on one core;
+    `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`, minutes;
+    `sightline rcdm timm:vit_base_patch16_224.mae --recipe rcdm_adm128 --images folder:/data/imagenet -o runs/adm`.
+
+    Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers, and
+    `sightline imagine RUN --images FILE` draws for images of your own.
+    """
+    from sightline.core.settings import parse_settings
+    from sightline.studies.rcdm import rcdm as study
+    from sightline.studies.rcdm.measures import TRANSFORMATIONS
+
+    chosen = TRANSFORMATIONS if transformations is None else tuple(filter(None, transformations.split(",")))
+    with stoppable("give the same command again to continue"):
+        run = study(
+            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
+            settings=parse_settings(set_ or []), samples=samples, sources=sources, compared=compared,
+            transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
+        )  # fmt: skip
+    finish(run)
+
+
+@app.command()
+def imagine(
+    run: Annotated[Path, typer.Argument(help="Folder of `sightline rcdm`.")],
+    images: Annotated[list[Path], typer.Option(help="Image files, one or several.")],
+    samples: Annotated[int, typer.Option(help="Pictures that are drawn for each image.")] = 8,
+    encoder: Annotated[
+        list[str] | None, typer.Option(help="One of the encoders of the run, by name; may be given many times.")
+    ] = None,
+    between: Annotated[
+        bool,
+        typer.Option("--between", help="Interpolate between the representations of images that follow one another."),
+    ] = False,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="Add the training image that is nearest to the first sample of each row.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the pictures; by default RUN/imagined.")
+    ] = None,
+    seed: Seed = 0,
+    device: TrainingDevice = "auto",
+) -> None:
+    """Draw pictures from the representations of your own images, with the diffusion model of a run.
+
+    Examples: `sightline imagine runs/rcdm --images dog.jpg cat.jpg --samples 8`;
+    `sightline imagine runs/rcdm --images dog.jpg cat.jpg --between`.
+
+    Each encoder has a PNG file with a row for each image: the image, then its pictures. The same seed draws the same.
+    """
+    import torch
+
+    from sightline.core import ownership
+    from sightline.generation.imagine import imagine as draw
+    from sightline.report.pictures import sheet_png
+
+    where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    found = draw(
+        run, images, samples, encoders=encoder or (), between=between, nearest_training=nearest, seed=seed, device=where
+    )
+    folder = out or run / "imagined"
+    if out is not None and not out.is_dir() and out.exists():
+        raise InputError(f"{str(out)!r} is a file; give a folder with -o")
+    for one in found:
+        name = re.sub(r"[^\w.-]+", "-", one.encoder)
+        path = folder / f"{name}.png"
+        if out is None:
+            ownership.write(run, path, sheet_png(one.pictures))
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sheet_png(one.pictures))
+        typer.echo(f"{one.encoder}: {path}")
+        for image, (trained, distance) in zip(images, one.nearest, strict=False):
+            typer.echo(
+                f"  {image}: the nearest training image of its first sample is {trained}, {distance:.3f} a pixel away"
+            )

@@ -1,0 +1,145 @@
+"""RCDM: what does a representation keep? Draw pictures from it, and measure what they and the denoiser know.
+
+One diffusion model, conditioned on the frozen representations of all encoders (generation/), and three measures, the
+strongest first:
+
+1. inversion in closed form, from the representation to small pixels (analyses/inversion.py)
+2. likelihood gap of an image and its transformed copy, given the representation (generation/gap.py)
+3. what samples of one source share, by a reader network trained on real images (generation/samples.py, reader.py)
+
+Source: Bordes, Balestriero, Vincent 2022, "High Fidelity Visualization of What Your Self-Supervised Representation
+Knows About"; Shekhar et al. 2023, "Objectives Matter", Figs. 3, 17 and 18.
+
+RUN/training/                               the training, see training/folder.py; its checkpoint is a model of diffusers
+RUN/reader/                                 the reader network
+RUN/results/rcdm.nc, RUN/report.html, …     see core/run_folder.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sightline.core import ownership
+from sightline.core.processes import by_first
+from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.version import __version__
+from sightline.encoders.encoder import Encoder
+from sightline.generation.conditions import Feature, feature_of, represent_split
+from sightline.generation.denoiser import load_model
+from sightline.generation.extra import diffusers
+from sightline.generation.reader import train_reader
+from sightline.generation.training import NAME, Recipe, make_recipe, train_denoiser
+from sightline.images.loading import load_images
+from sightline.images.sets import Images
+from sightline.measure.request import named_encoders
+from sightline.studies.rcdm.measures import TRANSFORMATIONS, Extent, Measures
+from sightline.studies.rcdm.page import figures as figures
+from sightline.studies.rcdm.page import headlines as headlines
+from sightline.studies.rcdm.page import summary as summary
+from sightline.training.folder import start
+from sightline.training.launch import Launch
+from sightline.training.recipe import read_recipe
+
+__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "rcdm", "summary"]
+
+
+TITLE = "Pictures from representations"
+QUESTION = "What does a representation keep of an image, and what has it forgotten?"
+FORMULA = """\
+gap(T) = [e(Tx | h(x)) − e(x | h(x))] + [e(x | h(Tx)) − e(Tx | h(Tx))],  e: error of denoising, given a representation
+shared = (MSB − MSW) / (MSB + (k − 1) MSW) of what a reader network reads off k samples of each source"""
+HOW_TO_READ = """\
+A diffusion model draws pictures from the representation of an image (the source, on the left): what all of them share
+is in the representation, what varies is not. The likelihood gap asks the model directly: given the representation of an
+image, is the image more likely than its transformed copy? The share of images for which it is so is 50 % where the
+representation does not see the transformation, and the gap is 0; z is the gap over its standard error. It finds a
+difference long before samples show it, and decides where the measures disagree. Shared variance is 0 where samples of
+one source are as different as those of all, and 1 where they agree; the reader's own accuracy on real images is the
+ceiling of what can be seen. The floors have the representations of other images. A short training has blurred samples:
+then only what is shared counts, not what is missing. Inversion is linear and needs no training; see its own page."""
+SOURCE = (
+    'Bordes, Balestriero, Vincent 2022, "High Fidelity Visualization of What Your Self-Supervised Representation Knows '
+    'About"; Shekhar et al. 2023, "Objectives Matter", Figs. 3, 17, 18; Li et al. 2023, "Your Diffusion Model is '
+    'Secretly a Zero-Shot Classifier" (comparing denoising errors)'
+)
+
+
+def rcdm(
+    encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
+    images: str | Images | None = None,
+    out: str | Path = "runs/rcdm",
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    samples: int = 8,
+    sources: int = 32,
+    compared: int = 256,
+    transformations: Sequence[str] = TRANSFORMATIONS,
+    overwrite: bool = False,
+    device: str = "auto",
+    devices: int | None = None,
+    nodes: int = 1,
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Run:
+    """Train one diffusion model on the representations of encoders and measure what they keep; gives `run["rcdm"]`.
+
+    `recipe` is the name of one of Sightline's or a file, by default `rcdm`, the small one; `settings` override it:
+    `rcdm(["zoo:mae", "zoo:moco_v3"], "shapes?size=48", settings={"feature": "norm.cls", "epochs": 4})`. Called again it
+    continues where it stopped. `samples` pictures are drawn for each of `sources` test images, and the likelihood gaps
+    of `compared` ones measured, for each of `transformations`.
+    """
+    diffusers()
+    extent = Extent(samples, sources, compared, tuple(transformations))
+    launch, out = Launch(True, False, device, devices, nodes, workers, show_progress), Path(out)
+    named = named_encoders(encoders)
+    given = {} if images is None else {"images": images if isinstance(images, str) else images.name}
+    own = {"encoders": [encoder.reference for encoder in named.values()]}
+    wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {}, given, own)
+    members = {name: (encoder, feature_of(encoder, wanted.config.feature)) for name, encoder in named.items()}
+    fabric, data = start(wanted, None if images is None else load_images(images), launch)
+    request, key = _question(members, data, wanted, extent)
+    run = plan_run(out, request, overwrite)
+    if run.finished(NAME, key):
+        return run
+    fabric.barrier()  # all have looked at the folder before one of them writes to it
+    by_first(run.begin)
+    for encoder, _ in members.values():
+        encoder.module.to(fabric.device)
+    cache = Path(os.environ.get("SIGHTLINE_CACHE") or out / "cache")
+    shown = show_progress and fabric.is_global_zero
+    conditions = represent_split(members, data, ("train", "test"), cache, workers=workers, shown=shown)
+    folder = out / "training"
+    by_first(lambda: ownership.claim(out, folder / ownership.LIST))  # the list of a run of its own
+    # A training of other encoders, images or settings has been removed; this one is finished or goes on.
+    checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, launch)
+    saving = {"save_minutes": wanted.training.save_minutes, "show_progress": show_progress}
+    reader = train_reader(data, wanted.config.size, out / "reader", fabric, seed=wanted.training.seed, **saving)
+    fabric.barrier()
+
+    def measure() -> None:
+        model = load_model(checkpoint, fabric.device)
+        measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, workers)
+        run.save(NAME, measures.result().assign_attrs(fingerprint=key))
+
+    by_first(measure)
+    fabric.barrier()
+    return run
+
+
+def _question(
+    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: Recipe, extent: Extent
+) -> tuple[dict[str, Any], str]:
+    """What the run folder remembers, and the hash of all that the result depends on."""
+    about = {
+        "encoders": [encoder.describe() | {"feature": str(feature)} for encoder, feature in members.values()],
+        "images": data.describe(),
+        "settings": {k: v for k, v in wanted.values().items() if k not in ("encoders", "images")},
+    }
+    config = {key: getattr(extent, key) for key in Extent.__dataclass_fields__}
+    key = fingerprint([__version__, about, config])
+    asked = {NAME: {"config": config, "splits": ["train", "test"]}}
+    return {"kind": NAME, **about, "analyses": asked, **provenance()}, key

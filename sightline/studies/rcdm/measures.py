@@ -1,0 +1,308 @@
+"""The three measures of a trained model, as one result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from sightline.core.errors import InputError
+from sightline.core.keyed_random import Keys, id_keys, mix
+from sightline.core.results import ENDS
+from sightline.encoders.encoder import Encoder
+from sightline.generation.conditions import Conditions, Feature, represent
+from sightline.generation.denoiser import Model
+from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
+from sightline.generation.reader import CLASS, ORIENTATION, AttributeReader, attributes_of, read_accuracies
+from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
+from sightline.generation.training import Recipe
+from sightline.images.pipeline import batches
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
+from sightline.measure.estimators.intervals import wilson
+from sightline.measure.inversion import NAMES as INVERSION
+from sightline.measure.inversion import ImagePairs, invert
+from sightline.measure.layers import sample_rows
+from sightline.measure.pooled import Matrix
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["TRANSFORMATIONS", "Extent", "Measures"]
+
+
+TRANSFORMATIONS = ("mirror", "upside_down", "rotation", "grey", "colours", "blur", "shift", "scale")
+LARGEST = 8192  # training images whose pictures are compared with and inverted to
+SHOWN = 8  # sources of the page
+GAPS = (
+    *(f"{name}{end}" for name in ("gap", "share", "kept") for end in (*ENDS, "_null")),
+    "z", "z_null", "z_beyond", "gap_ceiling", "share_ceiling",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured once the model is trained; it takes no part in the training."""
+
+    samples: int = 8  # pictures of each source
+    sources: int = 32  # test images that pictures are drawn from
+    compared: int = 256  # test images whose likelihood gaps are measured
+    transformations: tuple[str, ...] = TRANSFORMATIONS
+
+    def __post_init__(self) -> None:
+        for key, least in (("samples", 2), ("sources", 2), ("compared", 2)):
+            if getattr(self, key) < least:
+                raise InputError(f"{key} is {getattr(self, key)}, but at least {least} are needed")
+        for name in self.transformations:
+            transformed(name, torch.zeros(1, 3, 8, 8))  # says what cannot be
+
+
+class Seen(NamedTuple):
+    """Some images of a split: pictures in [0, 1], what each encoder sees of them (uint8), keys, ids, labels, rows."""
+
+    pictures: Tensor
+    pixels: Mapping[Preprocess, Tensor]
+    keys: Keys
+    ids: npt.NDArray[Any]
+    labels: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+    def some(self, count: int) -> Seen:
+        """The first ones."""
+        pixels = {preprocess: values[:count] for preprocess, values in self.pixels.items()}
+        rest = self.keys[:count], self.ids[:count], self.labels[:count], self.rows[:count]
+        return Seen(self.pictures[:count], pixels, *rest)
+
+
+def _seen(
+    data: Images, split: str, count: int, size: int, preprocesses: Iterable[Preprocess], workers: int | None, seed: int
+) -> Seen:
+    """At most `count` images of a split that can be read, balanced over classes."""
+    rows = sample_rows(data, split, count, seed)
+    where = data.indices(split)[rows]
+    part = replace(data, splits={"test": np.sort(where)})
+    small = Preprocess((size, size), size)
+    found: dict[Preprocess, list[Tensor]] = {preprocess: [] for preprocess in (small, *preprocesses)}
+    kept: list[Tensor] = []
+    loader = batches(part, list(found), splits=["test"], batch=64, workers=workers)
+    with contextlib.closing(loader):
+        for batch in loader:
+            kept.append(batch.rows)
+            for preprocess, into in found.items():
+                into.append(batch.pixels[preprocess])
+    order = torch.cat(kept).argsort()
+    pixels = {preprocess: torch.cat(values)[order] for preprocess, values in found.items()}
+    positions = part.indices("test")[torch.cat(kept)[order].numpy()]
+    # Those that are shown come first whatever is measured on more of them.
+    shuffled = np.argsort(mix(id_keys(data.ids[positions]), seed), kind="stable")
+    positions, pixels = positions[shuffled], {key: values[shuffled] for key, values in pixels.items()}
+    pictures = pixels[small].float() / 255
+    rest = {preprocess: values for preprocess, values in pixels.items() if preprocess in set(preprocesses)}
+    own = np.searchsorted(data.indices(split), positions)
+    return Seen(pictures, rest, id_keys(data.ids[positions]), data.ids[positions], data.labels[positions], own)
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """All that the measures need."""
+
+    model: Model
+    reader: AttributeReader
+    members: Mapping[str, tuple[Encoder, Feature]]
+    conditions: Mapping[str, Mapping[str, Conditions]]  # split → encoder
+    data: Images
+    wanted: Recipe
+    extent: Extent
+    workers: int | None
+
+    def result(self) -> xr.Dataset:
+        """All measures of all encoders."""
+        size, seed = self.model.size, self.wanted.training.seed
+        preprocesses = {encoder.preprocess for encoder, _ in self.members.values()}
+        many = max(self.extent.compared, self.extent.sources)
+        test = _seen(self.data, "test", many, size, preprocesses, self.workers, seed)
+        train = _seen(self.data, "train", LARGEST, size, (), self.workers, seed)
+        sources = test.some(self.extent.sources)
+        accuracies = self._accuracies(test)
+        parts = {
+            name: {
+                "inversion": self._inversion(name, train, test),
+                "gap": self._gaps(number, name, test.some(self.extent.compared)),
+                "samples": self._samples(number, name, sources, train),
+            }
+            for number, name in enumerate(self.members)
+        }
+        return self._dataset(parts, accuracies, sources, len(test.some(self.extent.compared).rows), len(train.rows))
+
+    def _accuracies(self, test: Seen) -> dict[str, float]:
+        """How well the reader reads real images."""
+        part = replace(self.data, splits={"test": np.sort(self.data.indices("test")[test.rows])})
+        known = attributes_of(part, "test", self.model.size)
+        places = np.searchsorted(part.indices("test"), self.data.indices("test")[test.rows])
+        known = {name: values[places] for name, values in known.items()}
+        return read_accuracies(self.reader, 2 * test.pictures - 1, known, test.labels)
+
+    def _inversion(self, name: str, train: Seen, test: Seen) -> dict[str, float]:
+        """The three numbers of analyses/inversion.py; a fifth of the training images chooses the penalty."""
+
+        def part(split: str, seen: Seen, which: npt.NDArray[np.int64]) -> ImagePairs:
+            own = self.conditions[split][name]
+            rows = seen.rows[which]
+            pictures = Matrix(seen.pictures.flatten(1).numpy(), which)
+            return ImagePairs(Matrix(own.plain, rows), Matrix(own.mirror, rows), pictures)
+
+        every = np.arange(len(train.rows))
+        fits, chooses = every[every % 5 > 0], every[every % 5 == 0]
+        if np.ptp(self.conditions["train"][name].plain[train.rows], 0).max() == 0:
+            return dict.fromkeys(INVERSION, np.nan)
+        keys = train.keys[fits], train.keys[chooses]
+        found = invert(
+            part("train", train, fits), part("train", train, chooses), part("test", test, np.arange(len(test.rows))),
+            keys, self.model.size,
+        )  # fmt: skip
+        return found.numbers
+
+    def _gaps(self, number: int, name: str, test: Seen) -> dict[str, dict[str, float]]:
+        encoder, feature = self.members[name]
+        pixels = test.pixels[encoder.preprocess]
+        names = (PLAIN, *self.extent.transformations)
+
+        def as_seen(images: Tensor, which: str) -> Tensor:
+            return images if which == PLAIN else transformed(which, images)
+
+        pictures = {which: 2 * as_seen(test.pictures, which) - 1 for which in names}
+        features = {
+            which: torch.cat(
+                [represent(encoder, feature, as_seen(part, which)).cpu() for part in torch.split(pixels, 64)]
+            )
+            for which in names
+        }
+        found = likelihood_gaps(self.model, number, pictures, features, test.keys)
+        return {which: summarise(gap) for which, gap in found.items()} | {"": self._alike(features)}
+
+    @staticmethod
+    def _alike(features: Mapping[str, Tensor]) -> dict[str, float]:
+        """Correlation of the representations of image and transformed image, over images."""
+        own = features[PLAIN].double()
+        centred = own - own.mean(0)
+        found = {}
+        for which, values in features.items():
+            other = values.double() - values.double().mean(0)
+            norm = (centred.square().sum() * other.square().sum()).sqrt()
+            found[which] = float((centred * other).sum() / norm) if norm > 0 else np.nan
+        return found
+
+    def _samples(self, number: int, name: str, sources: Seen, train: Seen) -> dict[str, Any]:
+        """Pictures of the sources and of their mirror images, and what they share."""
+        own, k = self.conditions["test"][name], self.extent.samples
+        told = [torch.from_numpy(np.array(values[sources.rows])) for values in (own.plain, own.mirror)]
+        steps, seed = self.wanted.config.sampling_steps, self.wanted.training.seed
+        both = torch.cat(
+            [draw(self.model, number, features, sources.keys, k, steps=steps, seed=seed) for features in told]
+        )
+        truth = torch.cat([sources.pictures, sources.pictures.flip(-1)]) * 2 - 1
+        read = self.reader.read(both.flatten(0, 1).to(self.model.device))
+        read = {attribute: values.reshape(len(both), k, -1) for attribute, values in read.items()}
+        pictures, images, other = both.numpy(), truth.numpy(), others(np.concatenate([sources.keys, mix(sources.keys)]))
+        mirrored = np.arange(len(both)) >= len(sources.rows)
+        facing = (read[ORIENTATION].argmax(2) == mirrored[:, None]).mean(1)
+        found: dict[str, Any] = {
+            "pictures": as_bytes(both[: min(SHOWN, len(sources.rows))]),
+            "orientation": {
+                "pixels": (*orientation_share(images, pictures), orientation_share(images[other], pictures)[0]),
+                "reader": (float(facing.mean()), *wilson(float(facing.sum()), len(facing)), 0.5),
+            },
+            "nearest": nearest_images(both.flatten(0, 1), 2 * train.pictures - 1)[1].mean(),
+            "nearest_real": nearest_images(2 * sources.pictures - 1, 2 * train.pictures - 1)[1].mean(),
+        }
+        random = np.random.default_rng(seed)
+        found["shared"] = {}
+        for attribute, values in read.items():
+            mixed = random.permutation(values.reshape(-1, values.shape[2])).reshape(values.shape)
+            found["shared"][attribute] = (*shared_variance(values), shared_variance(mixed)[0])
+        if CLASS in read:
+            labels = np.concatenate([sources.labels, sources.labels])
+            right = (read[CLASS].argmax(2) == labels[:, None])[labels >= 0].mean(1)
+            found["class"] = (float(right.mean()), *wilson(float(right.sum()), len(right)))
+        return found
+
+    def _dataset(
+        self, parts: Mapping[str, Any], accuracies: Mapping[str, float], sources: Seen, compared: int, trained_on: int
+    ) -> xr.Dataset:
+        encoders, transformations = list(parts), list(self.extent.transformations)
+        attributes = list(next(iter(parts.values()))["samples"]["shared"])
+        ends = (*ENDS, "_null")
+        data: dict[str, Any] = {
+            name: ("encoder", [parts[encoder]["inversion"][name] for encoder in encoders]) for name in INVERSION
+        }
+        for name in GAPS:
+            values = [[parts[encoder]["gap"][which][name] for which in transformations] for encoder in encoders]
+            data[name] = (("encoder", "transformation"), values)
+        alike = [[parts[encoder]["gap"][""][which] for which in transformations] for encoder in encoders]
+        data["correlation"] = (("encoder", "transformation"), alike)
+        for k, end in enumerate(ends):
+            shared = [[parts[encoder]["samples"]["shared"][name][k] for name in attributes] for encoder in encoders]
+            data[f"shared{end}"] = (("encoder", "attribute"), shared)
+            facing = [
+                [parts[encoder]["samples"]["orientation"][how][k] for how in ("pixels", "reader")]
+                for encoder in encoders
+            ]
+            data[f"orientation{end}"] = (("encoder", "judge"), facing)
+        data["reader_accuracy"] = ("attribute", [accuracies.get(name, np.nan) for name in attributes])
+        for name in ("nearest", "nearest_real"):
+            data[name] = ("encoder", [parts[encoder]["samples"][name] for encoder in encoders])
+        if CLASS in attributes:
+            for k, end in enumerate(ENDS):
+                data[f"class_of_samples{end}"] = (
+                    "encoder",
+                    [parts[encoder]["samples"]["class"][k] for encoder in encoders],
+                )
+        coords = {
+            "encoder": encoders,
+            "transformation": transformations,
+            "attribute": attributes,
+            "judge": ["pixels", "reader"],
+        }
+        about = {
+            "n_compared": compared,
+            "n_sources": len(sources.rows),
+            "n_samples": self.extent.samples,
+            "n_nearest": trained_on,
+            "features": ", ".join(f"{name}: {feature}" for name, (_, feature) in self.members.items()),
+            "null": "representations of other images",
+            "interval": "95 % over test images: shares Wilson, gaps normal, shared variance bootstrap over sources",
+            "decides": "the likelihood gap, where the measures disagree",
+        }
+        return xr.Dataset(data, coords, about).assign(self._sheets(parts, sources))
+
+    def _sheets(self, parts: Mapping[str, Any], sources: Seen) -> dict[str, Any]:
+        """Sources and samples, a sheet for each encoder; see report/pictures.py."""
+        truth = as_bytes(2 * sources.pictures[: min(SHOWN, len(sources.rows))] - 1)
+        values = np.stack([np.concatenate([truth[:, None], parts[name]["samples"]["pictures"]], 1) for name in parts])
+        notes = np.empty(values.shape[:3], object)
+        mirror = "mirror" in self.extent.transformations
+        for i, name in enumerate(parts):
+            gap = parts[name]["gap"]["mirror"] if mirror else None
+            more = (
+                ""
+                if gap is None
+                else f"; mirror: gap {gap['gap']:.3g}, z = {gap['z']:.1f}, {gap['share']:.0%} of images"
+            )
+            for row, identity in enumerate(sources.ids[: len(truth)]):
+                notes[i, row, 0] = str(identity)
+                notes[i, row, 1:] = [f"drawn from {name} of {identity}{more}"] * (values.shape[2] - 1)
+        dims = ("picture_sheet", "picture_row", "picture_column")
+        caption = "Left the source, then pictures drawn from its representation: what they share, the encoder keeps."
+        about = {"title": "Pictures of what is kept", "caption": caption}
+        return {
+            "pictures": ((*dims, "picture_y", "picture_x", "picture_rgb"), values, about),
+            "picture_note": (dims, notes.astype(str)),
+            "picture_sheet": list(parts),
+            "picture_column": ["source", *(str(k + 1) for k in range(values.shape[2] - 1))],
+        }

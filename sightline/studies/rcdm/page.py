@@ -1,0 +1,130 @@
+"""What the report says: attributes and transformations against encoders, and a sentence for each encoder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import xarray as xr
+
+from sightline.core.results import interval
+from sightline.generation.reader import ORIENTATION
+from sightline.report.figures import Figure, heatmap
+
+__all__ = ["figures", "headlines", "summary"]
+
+
+IN_WORDS = {
+    "mirror": "left and right", "upside_down": "up and down", "rotation": "rotation", "grey": "whether there is colour",
+    "colours": "which colours", "blur": "sharpness", "shift": "place", "scale": "scale",
+    "class": "the class", "orientation": "orientation", "position": "position", "size": "size",
+    "object": "the object's colour", "background": "the background's colour", "colour": "the mean colour",
+}  # fmt: skip
+KEPT, LOST = 0.5, 0.1  # of the variance: from here on an attribute is kept, below that it is forgotten
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """Attributes and transformations against encoders."""
+    about, encoders = result.attrs, [str(name) for name in result.encoder.values]
+    shared = _cells(
+        result, "attribute", {"shared": "value", "shared_low": "low", "shared_high": "high", "shared_null": "null"}
+    )
+    shared = shared.merge(
+        result.reader_accuracy.to_dataframe().reset_index().rename(columns={"attribute": "row"}), on="row"
+    )
+    gaps = _cells(
+        result,
+        "transformation",
+        {"share": "value", "share_low": "low", "share_high": "high", "share_null": "null", "z": "z", "kept": "kept"},
+    )
+    attributes = [str(name) for name in result.attribute.values]
+    transformations = [str(name) for name in result.transformation.values]
+    chart = functools.partial(heatmap, column_title="encoder", columns=encoders, step=34)
+    return [
+        Figure(
+            "kept",
+            "What samples of one source share",
+            f"Share of the variance of what a reader network reads off {about['n_samples']} samples of each of "
+            f"{about['n_sources']} sources and their mirror images: 0 is forgotten, 1 kept.",
+            chart(
+                shared.assign(reader=shared.reader_accuracy.map("{:.2f}".format)), row_title="attribute",
+                value_title="shared variance", rows=attributes, details={"reader": "reader on real images"},
+            ),
+            shared,
+        ),
+        Figure(
+            "gap",
+            "Which transformations a representation sees",
+            f"Share of {about['n_compared']} test images that are more likely than their transformed copy, given their "
+            "representation, and the other way round: 50 % is chance, from which the colours begin.",
+            chart(
+                gaps.assign(shown_z=gaps.z.map("{:.1f}".format)), row_title="transformation",
+                value_title="share of images", rows=transformations, details={"shown_z": "z"}, domain=(0.5, 1),
+            ),
+            gaps,
+        ),
+    ]  # fmt: skip
+
+
+def _cells(result: xr.Dataset, axis: str, columns: Mapping[str, str]) -> pd.DataFrame:
+    table = result[list(columns)].to_dataframe().reset_index()
+    return table.rename(columns={**columns, axis: "row", "encoder": "column"})
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """The gap of the mirror image (or of the first transformation) of each encoder: (label, number, detail)."""
+    which = "mirror" if "mirror" in result.transformation.values else str(result.transformation.values[0])
+    found = []
+    for name in result.encoder.values:
+        own = result.sel(encoder=name, transformation=which)
+        facing = own.sel(judge="pixels")
+        detail = (
+            f"of the images are more likely than their copy under {which}, given the representation, "
+            f"{interval(own.share_low.item(), own.share_high.item())}, z = {own.z.item():.1f}; shuffled "
+            f"{own.share_null.item():.1%}, z = {own.z_null.item():.1f}; {facing.orientation.item():.1%} of the samples "
+            f"face as the source does ({interval(facing.orientation_low.item(), facing.orientation_high.item())})"
+        )
+        found.append((str(name), f"{own.share.item():.1%}", detail))
+    return found
+
+
+def summary(result: xr.Dataset) -> list[str]:
+    """A sentence for each encoder: what it keeps, and what it has forgotten."""
+    return [_sentence(result.sel(encoder=name)) for name in result.encoder.values]
+
+
+def _sentence(own: xr.Dataset) -> str:
+    """By shared variance for attributes, and by the likelihood gap, which is surer, for transformations."""
+    kept: list[str] = []
+    lost: list[str] = []
+    part: list[str] = []
+    for name in own.attribute.values:
+        if str(name) == ORIENTATION:  # the gap tells more
+            continue
+        value = own.sel(attribute=name)
+        words = IN_WORDS.get(str(name), str(name))
+        (kept if value.shared > KEPT else lost if value.shared_high < LOST or value.shared_low < 0 else part).append(
+            words
+        )
+    sees: list[str] = []
+    blind: list[str] = []
+    for name in own.transformation.values:
+        words = IN_WORDS.get(str(name).partition(":")[0], str(name))
+        (sees if own.sel(transformation=name).gap_low > 0 else blind).append(words)
+    clauses = [
+        f"keep {_listed(kept)}" if kept else "",
+        f"keep some of {_listed(part)}" if part else "",
+        f"say nothing of {_listed(lost)}" if lost else "",
+    ]
+    first = ", ".join(filter(None, clauses)) or "show no attribute"
+    second = [f"tells apart {_listed(sees)}" if sees else "", f"has forgotten {_listed(blind)}" if blind else ""]
+    return f"{own.encoder.item()}: its samples {first}; by the likelihood gap it {' and '.join(filter(None, second))}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
