@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sightline.report.page import write_report
     from sightline.studies.detection import detect
     from sightline.studies.reinit import reinit
+    from sightline.studies.segmenters import segment
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
@@ -58,6 +59,7 @@ _HOME = {
     "open_run": "core.run_folder",
     "pretrain": "training.pretrain",
     "reinit": "studies.reinit",
+    "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
     "write_report": "report.page",
 }
@@ -84,6 +86,7 @@ __all__ = [
     "pretrain",
     "reinit",
     "save_encoder",
+    "segment",
     "write_report",
 ]
 

@@ -23,11 +23,13 @@ import torch
 import xarray as xr
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean, TopChoices
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.measure import classifiers
 from sightline.measure.classifiers import Classifier, ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of
+from sightline.measure.groups import GROUPS
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
@@ -237,7 +239,7 @@ class Analysis(DecisionAnalysis):
         draws, seed = self.config.bootstrap, self.plan.seed
         top = shared(pairs, lambda pair: _with_interval(decided[pair[0]], decided[pair[1]], draws, seed))
         accuracy = np.array([accuracy_of(decided[e], truth) if e in decided else NOTHING for e in found]).T
-        order = [*mean_of_images(sums), sums[:, 0].numpy()]  # each (P, 3 · K)
+        order = [*mean_of_images(sums), sums[:, :, 0].sum(0).numpy()]  # each (P, 3 · K)
         shape = (len(pairs), len(SUBSETS), len(self.k))
         data = {
             f"tau{end}": (("images", "k", "encoder_a", "encoder_b"), _square(values.reshape(shape), pairs, reason, end))
@@ -249,7 +251,7 @@ class Analysis(DecisionAnalysis):
             for number, name in enumerate(("f1", "kappa"))
             for at, end in enumerate(ENDS)
         }  # fmt: skip
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **data,
                 **self.describe(found),
@@ -269,22 +271,59 @@ class Analysis(DecisionAnalysis):
                 "probe": classifiers.about(self.config),
             },
         )
+        return self._kept(sums.unflatten(-1, shape[1:]), pairs, reason, decided).beside(result)
+
+    def _kept(
+        self,
+        sums: Tensor,  # (G, P, 3, subsets, k)
+        pairs: list[tuple[str, str]],
+        reason: Mapping[str, str],
+        decided: Mapping[str, npt.NDArray[np.int64]],
+    ) -> Kept:
+        """By groups of images: sums of τ, how often each class is chosen and how often by both, right decisions."""
+        kept, names, truth = Kept({"group": self.groups("test").axis}), list(reason), self.labels("test")
+        dims, both_dims = ("group", "images", "k", "encoder_a", "encoder_b"), ("group", "encoder_a", "encoder_b")
+        count, total = (_square(sums[:, :, n].transpose(0, 1).numpy(), pairs, reason, "") for n in range(2))
+        kept.add("tau", Mean("tau_sum", "tau_count"), tau_sum=(dims, total), tau_count=(dims, count))
+        groups = self.groups("test").of("test")[self.labelled("test")]
+        chosen = np.zeros((GROUPS, len(names), len(self.plan.images.classes)), np.uint32)
+        both = np.zeros((GROUPS, len(names), *chosen.shape[1:]), np.uint32)
+        right = np.zeros((GROUPS, len(names)))
+        for a, own in decided.items():
+            i = names.index(a)
+            np.add.at(chosen, (groups, i, own), 1)
+            right[:, i] = self.by_group("test", own == truth)
+            for b, other in decided.items():
+                same = own == other
+                np.add.at(both, (groups[same], i, names.index(b), own[same]), 1)
+        parts = {"chosen": (("group", "encoder", "choice"), chosen), "both": ((*both_dims, "choice"), both)}
+        for name in ("f1", "kappa"):
+            kept.add(name, TopChoices("chosen", "both", kappa=name == "kappa"), **parts)
+        images = self.by_group("test", np.ones(len(truth)))
+        kept.add(
+            "test_accuracy", Mean("right", "labelled"), right=(("group", "encoder"), right),
+            labelled=(("group",), images),
+        )  # fmt: skip
+        return kept
 
     def _compare(
         self, known: Mapping[str, Classifier], pairs: list[tuple[str, str]], rows: slice
     ) -> tuple[dict[str, npt.NDArray[np.int64]], npt.NDArray[np.float64]]:
-        """Decisions of each encoder on some images, and the sums of τ over them: (P, 3, 3 · K), see `add_images`."""
+        """Decisions of each encoder on some images, and the sums of τ over them: (G, P, 3, 3 · K), see `add_images`."""
         scores = {name: c.scores(self.input_of(name, "test")[rows]) for name, c in known.items()}
         best = {name: best_classes(values, max(self.k)) for name, values in scores.items()}
         right = {name: classes[:, 0] == self.labels("test")[rows] for name, classes in best.items()}
-        sums = torch.zeros(len(pairs), 3, len(SUBSETS) * len(self.k), dtype=torch.float64)
+        sums = torch.zeros(GROUPS, len(pairs), 3, len(SUBSETS) * len(self.k), dtype=torch.float64, device="cpu")
+        groups = torch.from_numpy(self.groups("test").of("test")[self.labelled("test")[rows]])
+        members = (torch.arange(GROUPS, device=groups.device)[:, None] == groups).double()
         for number, (a, b) in enumerate(pairs):
             taus = [_tau(scores[a], scores[b], best[a][:, :k], best[b][:, :k]) for k in self.k]
             subsets = (np.ones_like(right[a]), right[a] & right[b], ~(right[a] | right[b]))
             for column, (subset, tau) in enumerate(itertools.product(subsets, taus)):
-                values = tau[subset & ~np.isnan(tau)]
-                if len(values):
-                    add_images(sums[:, :, column : column + 1], number, torch.from_numpy(values)[:, None])
+                counts = torch.from_numpy(subset & ~np.isnan(tau))
+                if counts.any():
+                    values = torch.from_numpy(tau)[counts, None]
+                    add_images(sums[..., column : column + 1], number, values, members[:, counts])
         return {name: classes[:, 0] for name, classes in best.items()}, sums.numpy()
 
 

@@ -31,9 +31,11 @@ from torch import Tensor
 from sightline.core import bfloat16
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, over_depth
@@ -168,13 +170,14 @@ class Analysis(contract.Analysis):
     `sums` and `flawed` have a row for each kind of each layer.
     """
 
-    sums: Tensor  # (S · kinds, 3, 1): images, Σx, Σx²
+    sums: Tensor  # (G, S · kinds, 3, 1): images, Σx, Σx²
     flawed: Tensor  # (S · kinds,): images that have no cosine
 
     def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
         self.plan = plan
-        self.layers = Layers({e: [s for s in sites if layer_type(s) == "block"] for e, sites in plan.sites.items()})
+        blocks = {e: [s for s in sites if layer_type(s) == "block"] for e, sites in plan.sites.items()}
+        self.layers = Layers(blocks, plan.stages)
         self.reasons = [_why_not(plan, *layer, kind) for layer in self.layers for kind in KINDS]
         rows = [(encoder, block, kind) for encoder, block in self.layers for kind in KINDS]
         measured = [(row, number) for number, row in enumerate(rows) if not self.reasons[number]]
@@ -184,7 +187,8 @@ class Analysis(contract.Analysis):
         self.entries = {(encoder, entry_of(block)) for (encoder, block, kind), _ in measured if kind == "depths"}
         # encoder → the patches that enter its next attention layer, and their norms
         self.before: dict[str, tuple[Tensor, Tensor]] = {}
-        self.add_state("sums", torch.zeros(len(rows), 3, 1, dtype=torch.float64), dist_reduce_fx="sum")
+        self.groups = ImageGroups(plan.images, plan.splits)
+        self.add_state("sums", torch.zeros(GROUPS, len(rows), 3, 1, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("flawed", torch.zeros(len(rows), dtype=torch.float64), dist_reduce_fx="sum")
 
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
@@ -198,7 +202,9 @@ class Analysis(contract.Analysis):
             return {}
         patches = _floating(patches, "images, tokens, width")
         norms = _norms(patches)
-        found = {kind: _token_cosine(patches, norms) for kind in ("tokens", "mid") if kind in kinds}
+        found: dict[str, Tensor] = {}
+        for kind in kinds.keys() & {"tokens", "mid"}:
+            found[kind] = _token_cosine(patches, norms)
         if "depths" in kinds:
             found["depths"] = _depth_cosine(*self.before.pop(key.encoder), patches, norms)
         if at in self.entries:  # a copy, since a block may add to the stream in place
@@ -207,16 +213,17 @@ class Analysis(contract.Analysis):
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the cosines of the images of this batch."""
+        members = self.groups.members(batch, self.sums.device)
         for key, found in reductions.items():
             for kind, values in found.items():
                 row = self.rows[key[:2]][kind]
-                add_images(self.sums, row, values.unsqueeze(1))
+                add_images(self.sums, row, values.unsqueeze(1), members)
                 self.flawed[row] += values.isnan().sum()
 
     def compute(self) -> xr.Dataset:
         """Mean cosine of every kind, encoder and block, with interval, and the reason where there is none."""
         shape = (len(self.layers), len(KINDS))
-        images, flawed = self.sums[:, 0, 0].tolist(), self.flawed.tolist()
+        images, flawed = self.sums[:, :, 0, 0].sum(0).tolist(), self.flawed.tolist()
         reasons = [why or _flaw(bad, n) for why, bad, n in zip(self.reasons, flawed, images, strict=True)]
         parts = dict(zip([f"cosine{end}" for end in ENDS], mean_of_images(self.sums), strict=True))
         dims = ("encoder", "site", "kind")
@@ -227,7 +234,10 @@ class Analysis(contract.Analysis):
             coords={**self.layers.coords(), "kind": list(KINDS)},
             attrs={"interval": "95 % over images, normal", "tokens": "patches"},
         )
-        return result.transpose("kind", "encoder", "site")
+        kept, by_group = Kept({"group": self.groups.axis}), (*dims[:2], "group", dims[2])
+        count, total = (self.layers.by_group(self.sums[:, :, n, 0].unflatten(1, shape)) for n in range(2))
+        kept.add("cosine", Mean("sum", "images"), sum=(by_group, total), images=(by_group, count))
+        return kept.beside(result.transpose("kind", "encoder", "site"))
 
 
 def _flaw(bad: float, images: float) -> str:

@@ -31,9 +31,11 @@ from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, over_depth, present
@@ -98,15 +100,15 @@ def frequencies(grid: tuple[int, int]) -> Tensor:
     (tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64), 6.0)
     """
     side = min(grid)
-    return 2 * torch.arange(side // 2 + 1, dtype=torch.float64) / side
+    return 2 * torch.arange(side // 2 + 1, dtype=torch.float64, device="cpu") / side
 
 
 def waves(grid: tuple[int, int]) -> Tensor:
     """cos(π f_k (r + c)) for every frequency, then sin, (2K, N)."""
     side, (rows, columns) = min(grid), grid
-    steps = (torch.arange(rows)[:, None] + torch.arange(columns)).flatten()  # r + c
+    steps = (torch.arange(rows, device="cpu")[:, None] + torch.arange(columns, device="cpu")).flatten()  # r + c
     # Whole turns are taken off as integers, so that no large angle is rounded.
-    turns = (torch.arange(side // 2 + 1)[:, None] * steps % side).double() / side
+    turns = (torch.arange(side // 2 + 1, device="cpu")[:, None] * steps % side).double() / side
     return torch.cat([torch.cos(2 * torch.pi * turns), torch.sin(2 * torch.pi * turns)])
 
 
@@ -123,16 +125,17 @@ def amplitudes(patches: Tensor, waves: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums Δ log amplitudes over images, for every layer on its own grid."""
 
-    sums: Tensor  # (S, 3, K): images, Σx, Σx²
+    sums: Tensor  # (G, S, 3, K): images, Σx, Σx²
     flat: Tensor  # (S,): images that are the same at all positions
 
     def __init__(self, config: contract.NoSettings, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.layers = plan, Layers(plan.sites)
+        self.plan, self.layers = plan, Layers(plan.sites, plan.stages)
         self.grids = {layer: _grid(plan, *layer) for layer in self.layers}
         self.waves = {grid: waves(grid) for grid in {g for g in self.grids.values() if g is not None}}
         most = max((min(grid) // 2 + 1 for grid in self.waves), default=1)
-        self.add_state("sums", torch.zeros(len(self.layers), 3, most, dtype=torch.float64), dist_reduce_fx="sum")
+        self.groups, shape = ImageGroups(plan.images, plan.splits), (GROUPS, len(self.layers), 3, most)
+        self.add_state("sums", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("flat", torch.zeros(len(self.layers), dtype=torch.float64), dist_reduce_fx="sum")
 
     def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -151,16 +154,17 @@ class Analysis(contract.Analysis):
 
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
         """Add the images of this batch."""
+        members = self.groups.members(batch, self.sums.device)
         for key, found in reductions.items():
             if found is not None:
                 layer = self.layers.index(key.encoder, key.site)
-                add_images(self.sums, layer, found[0])
+                add_images(self.sums, layer, found[0], members)
                 self.flat[layer] += found[1].sum()
 
     def compute(self) -> xr.Dataset:
         """Δ log amplitude of every encoder, site and frequency, with interval, and the reason where there is none."""
         grids, parts = list(self.grids.values()), np.stack(mean_of_images(self.sums))  # (mean, low, high; S, K)
-        images, flat = self.sums[:, 0, 0].tolist(), self.flat.tolist()
+        images, flat = self.sums[:, :, 0, 0].sum(0).tolist(), self.flat.tolist()
         reasons = [_reason(*about) for about in zip(grids, parts[0, :, 0], images, flat, strict=True)]
         parts[:, np.array(reasons) != ""] = np.nan
         axis = np.full(parts.shape[1:], np.nan)
@@ -168,9 +172,17 @@ class Analysis(contract.Analysis):
             if grid is not None:
                 row[: min(grid) // 2 + 1] = frequencies(grid)
         sides, rows = np.array([0 if grid is None else min(grid) for grid in grids]), np.arange(len(grids))
-        highest, official = parts[:, rows, sides // 2], parts[0, rows, np.maximum((sides + 1) // 2 - 1, 0)]
+        last, last_official = sides // 2, np.maximum((sides + 1) // 2 - 1, 0)
+        highest, official = parts[:, rows, last], parts[0, rows, last_official]
         spread, layer, spectrum = self.layers.spread, ("encoder", "site"), ("encoder", "site", "frequency_index")
-        return xr.Dataset(
+        kept, by_group = Kept({"group": self.groups.axis}), (*layer, "group")
+        sums, images_of = self.sums[:, :, 1], (by_group, self.layers.by_group(self.sums[:, :, 0, 0]))
+        amplitude_of = ((*by_group, "frequency_index"), self.layers.by_group(sums))
+        kept.add("amplitude", Mean("amplitude_sum", "images"), amplitude_sum=amplitude_of, images=images_of)
+        for name, at in {"high_frequency": last, "official": last_official}.items():
+            of_layer = self.layers.by_group(sums[:, rows, at])
+            kept.add(name, Mean(f"{name}_sum", "images"), **{f"{name}_sum": (by_group, of_layer)})
+        result = xr.Dataset(
             {
                 **{f"amplitude{end}": (spectrum, spread(part)) for end, part in zip(ENDS, parts, strict=True)},
                 **{f"high_frequency{end}": (layer, spread(part)) for end, part in zip(ENDS, highest, strict=True)},
@@ -186,6 +198,7 @@ class Analysis(contract.Analysis):
                 "interval": "95 % over images, normal",
             },
         )
+        return kept.beside(result)
 
 
 def _reason(grid: tuple[int, int] | None, value: float, images: float, flat: float) -> str:
@@ -217,7 +230,7 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
     grids = [grid for layer in Layers(plan.sites) if (grid := _grid(plan, *layer)) is not None]
     most = max((min(grid) // 2 + 1 for grid in grids), default=1)
     matrices = sum(16 * (min(grid) // 2 + 1) * grid[0] * grid[1] for grid in set(grids))
-    return Cost(memory=matrices + 24 * most * sum(map(len, plan.sites.values())), disk=0)
+    return Cost(memory=matrices + 24 * GROUPS * most * sum(map(len, plan.sites.values())), disk=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------

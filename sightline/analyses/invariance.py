@@ -25,6 +25,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Alignment, Kept, Same
 from sightline.core.results import ABSENT, ENDS
 from sightline.images.views import policies_of
 from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
@@ -101,7 +102,7 @@ class Analysis(GramSums):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("invariance", config, plan)
-        self.layers = Layers(plan.sites)
+        self.layers = Layers(plan.sites, plan.stages)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         t, p, s = len(self.config.tokens), len(config.policies), len(self.layers)
         c = sum(len(sites) ** 2 for sites in plan.sites.values())
@@ -127,8 +128,8 @@ class Analysis(GramSums):
                 self.cross[t, group][:, places] += n * products(first, self.unbiased, others=second).flatten(1)
                 null = products(first, self.unbiased, shuffled=True, others=second)
                 self.null[t][:, places] += n * null.flatten(1)
-        for name, (view, policy, layers) in self._full_sets().items():
-            mine = [found[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in layers]
+        for name, (view, policy, own) in self._full_sets().items():
+            mine = [found[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in own]
             self.full(name).add(self.features(mine, view, n))
 
     def compute(self) -> xr.Dataset:
@@ -139,7 +140,7 @@ class Analysis(GramSums):
         dims, coords = ("policy", "tokens", "encoder", "site"), self.layers.coords()
         pairs = (*dims[:3], "site_a", "site_b")
         same = {f"invariance{end}": np.diagonal(values[f"cka{end}"], axis1=3, axis2=4) for end in (*ENDS, "_null")}
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **{name: (dims, value) for name, value in same.items()},
                 **{name: (pairs, value) for name, value in values.items()},
@@ -153,6 +154,22 @@ class Analysis(GramSums):
             },
             attrs={**self.estimator, "batch": self.plan.batch, "dropped_images": int(self.dropped)},
         )
+        return self._kept().beside(result)
+
+    def _kept(self) -> Kept:
+        """HSIC by groups of batches, for contrasts."""
+        kept, there, sites = self.kept_batches(), self.images.numpy(force=True) > 0, self.layers.sites
+        cross, own = (state.numpy(force=True)[:, there] for state in (self.cross, self.own))
+        axes = ("tokens", "batches", "policy", "encoder")
+        full = np.full((*cross.shape[:3], len(self.layers.of), len(sites), len(sites)), np.nan, np.float32)
+        for number, (encoder, (layers, places)) in enumerate(zip(self.layers.of, self._encoders(), strict=True)):
+            where, s = [sites.index(site) for site in self.layers.of[encoder]], layers.stop - layers.start
+            full[..., number, np.array(where)[:, None], where] = cross[..., places].reshape(*cross.shape[:3], s, s)
+        each = self.layers.spread(np.moveaxis(own, -1, 0))  # (encoders, sites, T, G, P, 2)
+        copies = {f"copy_{end}": (("encoder", f"site_{end}", *axes[:3]), each[..., n]) for n, end in enumerate("ab")}
+        kept.add("cka", Alignment("cross", *copies), cross=((*axes, "site_a", "site_b"), full), **copies)
+        kept.add("invariance", Same("cka", "site", ("site_a", "site_b")))
+        return kept
 
     def _cka(self, known: npt.NDArray[np.bool_]) -> Values:
         """CKA with its interval and its null, each (P, T, encoders, sites, sites); `known` (T, S, P) have a value."""

@@ -13,8 +13,8 @@ Shapes: n training images, b test images, D width, k neighbours.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -24,10 +24,14 @@ from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import Figure, accuracy_over_depth, accuracy_table
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 TITLE = "k-NN accuracy"
 QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
@@ -80,16 +84,23 @@ class Analysis(Pooled):
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
-        names = [f"accuracy{end}" for end in ENDS]
-        return self.dataset(names, dict(zip(chosen, scores, strict=True))).assign_attrs(self._protocol())
+        both = ("accuracy", "top5_accuracy")
+        names = [f"{name}{end}" for name in both for end in ENDS]
+        answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
+        result = self.dataset(names, answers).assign_attrs(self._protocol())
+        right = {at: of_groups for at, (*_, of_groups) in zip(chosen, scores, strict=True)}
+        return self.with_right(result, "test", right, both)
 
-    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, float, float], str]:
+    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, ...], str, npt.NDArray[np.float64]]:
+        """Accuracies with their intervals, why there are none, and right decisions by groups of images."""
         train, test = (self.features(encoder, site, feature, "plain", split) for split in SPLITS)
         if why := flaw(train, "train") or flaw(test, "test", constant=False):
-            return NOTHING, why
+            return (*NOTHING, *NOTHING), why, np.zeros((2, GROUPS))
         labels, truth = (self.labels(split) for split in SPLITS)
-        predicted = knn_predict(np.asarray(train), labels, np.asarray(test), self.config.k, self.config.temperature)
-        return accuracy_of(predicted, truth), ""
+        predicted = knn_predict(train, labels, test, self.config.k, self.config.temperature, top=5, device=self.device)
+        first, among = predicted[:, 0], (predicted == truth[:, None]).any(1)
+        numbers = (*accuracy_of(first, truth), *accuracy_of(among, np.ones_like(among)))
+        return numbers, "", self.by_group("test", np.stack([first == truth, among], 1)).T
 
     def _protocol(self) -> dict[str, Any]:
         """What makes the number comparable with another one (TRAPS 17)."""
@@ -120,12 +131,20 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Accuracy over depth: a panel for each feature, a colour for each encoder, chance as a line."""
+    """Accuracy, and where there are more than five classes top-5 accuracy, over depth; chance as a line."""
     caption = (
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
         f"{result.attrs['n_train']} training and {result.attrs['n_test']} test images; bands are 95 % Wilson intervals."
     )
-    return accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
+    found = accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
+    if "top5_accuracy" not in result or result.attrs["classes"] <= 5:  # not in an earlier run; of no use
+        return found
+    five = result.drop_vars([f"accuracy{end}" for end in ENDS])
+    five = five.rename({f"top5_accuracy{end}": f"accuracy{end}" for end in ENDS})
+    five = five.assign_attrs(chance=5 / result.attrs["classes"])
+    caption = f"Share of images whose class is among the five with the most votes; {caption}"
+    drawn = accuracy_over_depth(five, "k-NN top-5 accuracy", caption, "chance")
+    return [*found, *(replace(figure, name="top5") for figure in drawn)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -136,7 +155,13 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         (
             str(row.encoder),
             f"{row.accuracy:.1%}",
-            f"best at {row.site}, feature {row.feature}, {interval(row.accuracy_low, row.accuracy_high)}",
+            f"best at {row.site}, feature {row.feature}, {interval(row.accuracy_low, row.accuracy_high)}"
+            + (f"; top-5 {_top5(result, row):.1%}" if "top5_accuracy" in result else ""),
         )
         for row in best.itertuples()
     ]
+
+
+def _top5(result: xr.Dataset, row: Any) -> float:
+    """Top-5 accuracy where a row of the table is."""
+    return float(result.top5_accuracy.sel(encoder=row.encoder, site=row.site, feature=row.feature))

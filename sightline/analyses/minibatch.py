@@ -25,7 +25,9 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Alignment, Axis, Kept
 from sightline.core.results import ABSENT, ENDS
+from sightline.core.run_folder import fingerprint
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
@@ -48,8 +50,8 @@ HOW_TO_READ = """\
 HSIC₁ is unbiased, so that neither the size of the minibatches nor the number of images should change CKA, but for the
 draw: the lines should be flat. Each line is one of the layers that were drawn, its mean CKA with the others. The map
 has the largest difference, over all pairs of layers, from the largest batches and all images; where it is dark, CKA
-does not depend on the batch size and as many images are enough. Fewer images mean more spread, and large batches of few
-images have no interval, since there are not two of them."""
+does not depend on the batch size and as many images are enough. Fewer images mean more spread; the interval is a
+bootstrap over the batches of the pass, so that the images of a single one have none."""
 SOURCE = (
     'Shekhar et al. 2023, "Objectives Matter", Appendix B.1, Fig. 6; Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep '
     'Networks Learn the Same Things?" (minibatch CKA)'
@@ -85,9 +87,14 @@ def batch_sizes(config: Config, plan: Plan) -> list[int]:
 
 def image_counts(plan: Plan) -> list[int]:
     """Where 1, 2, 4, … batches of the pass end, and all images."""
-    ends = np.cumsum([len(part) for split in sorted(plan.splits) for part in _parts(plan, split)])
+    ends = _ends(plan)
     powers = [2**k for k in range(len(ends).bit_length()) if 2**k < len(ends)]
     return [int(ends[k - 1]) for k in (*powers, len(ends))]
+
+
+def _ends(plan: Plan) -> npt.NDArray[np.int64]:
+    """How many images have been seen after each batch of the pass."""
+    return np.cumsum([len(part) for split in sorted(plan.splits) for part in _parts(plan, split)])
 
 
 def _parts(plan: Plan, split: str) -> list[npt.NDArray[np.int64]]:
@@ -104,7 +111,7 @@ class Analysis(GramSums):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("minibatch", config, plan)
         self.chosen = {encoder: _drawn(sites, config.layers, plan.seed) for encoder, sites in plan.sites.items()}
-        self.sizes, self.counts = batch_sizes(config, plan), image_counts(plan)
+        self.sizes, self.counts, self.ends = batch_sizes(config, plan), image_counts(plan), _ends(plan)
         # Where each image comes in the pass: its number of a batch depends on what else is measured.
         self.places: dict[str, npt.NDArray[np.int64]] = {}
         before = 0
@@ -127,7 +134,7 @@ class Analysis(GramSums):
         if self.group_of(batch) is None:
             return
         first = int(self.places[batch.split][batch.rows.numpy(force=True)].min())
-        c = int(np.searchsorted(self.counts, first, side="right"))
+        c, number = (int(np.searchsorted(ends, first, side="right")) for ends in (self.counts, self.ends))
         found = [
             reductions[Key(encoder, sites[k], "plain")] if k < len(sites) else {}
             for encoder, sites in self.chosen.items()
@@ -136,13 +143,14 @@ class Analysis(GramSums):
         for t, matrices in self.matrices(found, n):  # (E · L, n, n)
             for b, size in enumerate(self.sizes):
                 for rows in torch.arange(n, device=matrices.device).tensor_split(batch_count(n, size)):
-                    block = matrices[:, rows[:, None], rows].unflatten(0, self.of)
-                    group = (first + int(rows[0])) // size % GROUPS
-                    self.hsic[t, c, b, group] += len(rows) * products(centre(block))
+                    block = matrices[:, rows[:, None], rows].view(*self.of, len(rows), len(rows))
+                    # The same images are in a group whatever the size.
+                    self.hsic[t, c, b, number % GROUPS] += len(rows) * products(centre(block))
 
     def compute(self) -> xr.Dataset:
         """CKA of all pairs of the layers of an encoder for each batch size and number of images, with interval."""
         hsic = self.hsic.numpy(force=True).cumsum(1)  # of the first so many images
+        hsic = hsic[:, :, :, np.arange(GROUPS) < len(self.ends)]
         value = ratio(hsic.sum(3))
         low, high = (np.full_like(value, np.nan) for _ in range(2))
         for c, b in np.ndindex(hsic.shape[1:3]):
@@ -154,7 +162,7 @@ class Analysis(GramSums):
         reason = np.where(there, self.reasons(own).reshape(-1, *self.of), ABSENT)
         dims = ("tokens", "count", "batch", "encoder", "layer_a", "layer_b")
         sites = [[*of, *[""] * (self.of[1] - len(of))] for of in self.chosen.values()]
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **{f"cka{end}": (dims, part) for end, part in zip(ENDS, (value, low, high), strict=True)},
                 "difference": (dims[:4], _difference(value)),
@@ -167,6 +175,20 @@ class Analysis(GramSums):
             },
             attrs={**self.estimator, "seed": self.plan.seed},
         )  # fmt: skip
+        return self._kept(hsic).beside(result)
+
+    def _kept(self, hsic: npt.NDArray[np.float64]) -> Kept:
+        """HSIC by batches of the pass, for contrasts."""
+        which = [[self.plan.images.digest(split) for split in self.plan.splits], self.plan.batch, self.plan.seed]
+        words = "batches of the pass" if len(self.ends) <= GROUPS else "groups of batches of the pass"
+        kept = Kept({"batches": Axis(fingerprint(["minibatch", *which])[:16], words)})
+        dims, own = ("tokens", "count", "batch", "batches", "encoder"), np.diagonal(hsic, axis1=-2, axis2=-1)
+        kept.add(
+            "cka", Alignment("cross", "own_a", "own_b"), cross=((*dims, "layer_a", "layer_b"), hsic),
+            own_a=((*dims, "layer_a"), own), own_b=((*dims, "layer_b"), own),
+        )  # fmt: skip
+        kept.nothing("it is a maximum of differences", "difference")
+        return kept
 
 
 def _drawn(sites: Sequence[str], count: int, seed: int) -> list[str]:

@@ -19,12 +19,14 @@ import numpy as np
 import xarray as xr
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Kept, Mean
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING
 from sightline.images import noise
 from sightline.measure import classifiers
 from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.report.figures import Figure, curve_over_depth
 
@@ -121,21 +123,24 @@ class Analysis(DecisionAnalysis):
         plain = np.array([NOTHING] * len(found))
         noisy, drop = (np.full((len(found), len(bands), 3), np.nan) for _ in range(2))
         reason = np.full((len(found), len(bands)), "", dtype=object)
+        right = np.zeros((GROUPS, len(found), 1 + len(bands)))
         for e, encoder in enumerate(found):
             without, why = decided[encoder, "plain"]
             if without is not None:
                 plain[e] = accuracy_of(without, truth)
+                right[:, e, 0] = self.by_group("test", without == truth)
             for b, name in enumerate(bands.values()):
                 with_noise, flawed = decided[encoder, name]
                 reason[e, b] = why or flawed
                 if without is not None and with_noise is not None:
                     noisy[e, b] = accuracy_of(with_noise, truth)
                     drop[e, b] = accuracy_drop(without, with_noise, truth)
+                    right[:, e, 1 + b] = self.by_group("test", with_noise == truth)
         over = ("encoder", "frequency")
         data: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {
             "test_accuracy": (("encoder",), plain), "accuracy": (over, noisy), "drop": (over, drop)
         }  # fmt: skip
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **{
                     f"{name}{end}": (dims, values[..., at])
@@ -156,6 +161,20 @@ class Analysis(DecisionAnalysis):
                 "interval": "95 %: accuracies Wilson, drops Agresti and Min, paired over images",
             },
         )
+        return self._kept(right).beside(result)
+
+    def _kept(self, right: npt.NDArray[np.float64]) -> Kept:
+        """Right decisions by groups of images (G, encoders, without and with noise of each band), for contrasts."""
+        kept, noisy = Kept({"group": self.groups("test").axis}), ("group", "encoder", "frequency")
+        images = (("group",), self.by_group("test", np.ones(len(self.labels("test")))))
+        parts = {
+            "test_accuracy": (noisy[:2], right[..., 0]),
+            "accuracy": (noisy, right[..., 1:]),
+            "drop": (noisy, right[..., :1] - right[..., 1:]),
+        }
+        for name, part in parts.items():
+            kept.add(name, Mean(f"{name}_sum", "images"), **{f"{name}_sum": part, "images": images})
+        return kept
 
 
 def cost(config: Config, plan: Plan) -> Cost:

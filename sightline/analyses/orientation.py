@@ -23,11 +23,14 @@ from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval, outside_decoder
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
 from sightline.report.figures import Figure, accuracy_over_depth
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from sightline.measure.estimators.ridge import Sliceable
     from sightline.measure.pooled import Matrix
 
@@ -89,8 +92,13 @@ def orientation_accuracy(train: tuple[Sliceable, Sliceable], test: tuple[Sliceab
     >>> orientation_accuracy((x[:100], x[:100]), (x[100:], x[100:]))
     0.5
     """
+    return float(oriented_right(train, test).mean())
+
+
+def oriented_right(train: tuple[Sliceable, Sliceable], test: tuple[Sliceable, Sliceable]) -> npt.NDArray[np.bool_]:
+    """Which test features a probe fitted to `train` tells right: (2, n), images and mirror images."""
     probe = fit_ridge(train, tuple(np.full(part.shape[0], number) for number, part in enumerate(train)), 2)
-    return float(np.mean([probe.decisions(part) == number for number, part in enumerate(test)]))
+    return np.array([probe.decisions(part) == number for number, part in enumerate(test)])
 
 
 class Analysis(Pooled):
@@ -104,16 +112,21 @@ class Analysis(Pooled):
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
-        result = self.dataset([f"accuracy{end}" for end in ENDS], dict(zip(chosen, scores, strict=True)))
-        return result.assign_attrs(
+        answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
+        result = self.dataset([f"accuracy{end}" for end in ENDS], answers).assign_attrs(
             n_train=len(self.rows["train"]),
             n_test=len(self.rows["test"]),
             chance=0.5,
             interval="95 % Wilson, as if an image and its mirror image were one decision",
             probe="ridge, standardised features, penalty by the error on pairs of training images that are left out",
         )
+        return self.with_right(
+            result, "test", {at: right for at, (*_, right) in zip(chosen, scores, strict=True)}, labelled=False
+        )
 
-    def _score(self, encoder: str, site: str, feature: str) -> tuple[tuple[float, float, float], str]:
+    def _score(
+        self, encoder: str, site: str, feature: str
+    ) -> tuple[tuple[float, float, float], str, npt.NDArray[np.float64]]:
         def both(split: str) -> tuple[Matrix, Matrix]:
             plain, mirror = (self.features(encoder, site, feature, view, split, labelled=False) for view in VIEWS)
             return plain, mirror
@@ -121,9 +134,10 @@ class Analysis(Pooled):
         train, test = both("train"), both("test")
         flaws = [flaw(part, "train") for part in train] + [flaw(part, "test", constant=False) for part in test]
         if why := next(filter(None, flaws), ""):
-            return NOTHING, why
-        accuracy = orientation_accuracy(train, test)
-        return (accuracy, *wilson(accuracy * len(test[0]), len(test[0]))), ""
+            return NOTHING, why, np.zeros(GROUPS)
+        right = oriented_right(train, test).mean(0)  # an image and its mirror image: both, one or none
+        ends = wilson(right.sum(), len(right))
+        return (float(right.mean()), *ends), "", self.by_group("test", right)
 
 
 def cost(config: Config, plan: Plan) -> Cost:

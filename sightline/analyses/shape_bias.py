@@ -21,12 +21,14 @@ import numpy as np
 import xarray as xr
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval
 from sightline.measure import classifiers
 from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, cost_of
 from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.report.figures import Figure
 
@@ -129,17 +131,21 @@ class Analysis(DecisionAnalysis):
         answers = shared(list(found), lambda encoder: self.decisions(found[encoder], encoder, "conflict"))
         bias, either = (np.full((len(found), 1 + len(numbers), 3), np.nan) for _ in range(2))
         reason = np.full((len(found), 1 + len(numbers)), "", dtype=object)
+        counts = np.zeros((GROUPS, 3, len(found), 1 + len(numbers)))  # for the shape, for either, images
         for e, (decided, why) in enumerate(answers):
             for c, chosen in enumerate([usable, *(usable & (shape == number) for number in numbers)]):
                 if decided is None:
                     reason[e, c] = why
                     continue
                 for_shape, for_texture, images = _counts(decided[chosen], shape[chosen], texture[chosen])
+                of_shape, of_either = decided == shape, (decided == shape) | (decided == texture)
+                each = np.stack([chosen & of_shape, chosen & of_either, chosen], 1)
+                counts[:, :, e, c] = self.by_group("conflict", each)
                 both = for_shape + for_texture
                 either[e, c] = (both / images, *wilson(both, images)) if images else NOTHING
                 bias[e, c] = (for_shape / both, *wilson(for_shape, both)) if both else NOTHING
                 reason[e, c] = "" if both else "no decision was for the shape or for the texture"
-        return xr.Dataset(
+        result = xr.Dataset(
             {
                 **{f"overall{end}": ("encoder", bias[:, 0, at]) for at, end in enumerate(ENDS)},
                 **{f"overall_either{end}": ("encoder", either[:, 0, at]) for at, end in enumerate(ENDS)},
@@ -156,6 +162,18 @@ class Analysis(DecisionAnalysis):
                 "interval": "95 % Wilson",
             },
         )
+        return self._kept(counts).beside(result)
+
+    def _kept(self, counts: npt.NDArray[np.float64]) -> Kept:
+        """Decisions by groups of images, (G, 3, encoders, 1 + classes), for contrasts."""
+        kept, dims = Kept({"group": self.groups("conflict").axis}), ("group", "encoder", "class")
+        for end, axes, at in (("overall", dims[:2], 0), ("class", dims, slice(1, None))):
+            names = [f"{end}_{word}" for word in ("shape", "either", "images")]
+            parts = {name: (axes, counts[:, n][:, :, at]) for n, name in enumerate(names)}
+            shape, either, images = names
+            kept.add("overall" if end == "overall" else "shape_bias", Mean(shape, either), **parts)
+            kept.add("overall_either" if end == "overall" else "either", Mean(either, images))
+        return kept
 
 
 def cost(config: Config, plan: Plan) -> Cost:

@@ -25,9 +25,11 @@ from sightline.analyses.cka.charts import Measure, pair_figures
 from sightline.analyses.cka.charts import headlines as pair_headlines
 from sightline.analyses.cka.matching import summaries
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Axis, Kept, LeftOut, Picked
 from sightline.core.processes import shared, world
 from sightline.core.progress import bar_of_steps
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
+from sightline.core.run_folder import fingerprint
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, TOKENS, own_of, ratio
 from sightline.measure.estimators.similarity import (
@@ -162,7 +164,7 @@ class Analysis(Pooled):
                 f"{plan.images.name} has {images}; give more, or leave similarity out (--only knn)"
             )
         super().__init__(plan, plan.splits, _wanted(config, plan))
-        self.config, self.layers = config, Layers(plan.sites)
+        self.config, self.layers = config, Layers(plan.sites, plan.stages)
 
     def compute(self) -> xr.Dataset:
         """All measures of all sites × all sites × all pairs of encoders, with interval, null and reasons."""
@@ -197,14 +199,23 @@ class Analysis(Pooled):
                 "dissimilarity": self.config.dissimilarity,
             },
         )
-        return result.merge(_in_short(result))
+        left_out = np.stack([[self.layers.spread_pairs(view[name][-1]) for view in found] for name in names])
+        return self._kept(left_out).beside(result.merge(_in_short(result)))
+
+    def _kept(self, left_out: npt.NDArray[np.float64]) -> Kept:
+        """The numbers without each group of images, for contrasts."""
+        which = [[self.plan.images.digest(split) for split in self.splits], self.plan.seed, self.config.sample]
+        words = f"groups of {' and '.join(self.splits)} images"
+        kept = Kept({"group": Axis(fingerprint(["similarity", *which])[:16], words)})
+        part = (("measure", "tokens", "group", *PAIR), left_out.astype(np.float32))
+        kept.add("similarity", LeftOut("left_out"), left_out=part)
+        kept.add("diagonal", Picked("similarity", "site_b", "diagonal_site"))
+        return kept
 
     def _view(self, view: str, images: int) -> tuple[dict[str, tuple[npt.NDArray[np.float64], ...]], list[str]]:
         """Value, ends of the interval and null of each measure of a token view, (S, S); why layers have none."""
         reads = [self._reader(*layer, view) for layer in self.layers]
-        clouds = [
-            None if read is None else cloud_of(read, images, self.seen.device, self.config.variance) for read in reads
-        ]
+        clouds = [None if read is None else cloud_of(read, images, self.config.variance) for read in reads]
         reasons = [_why(cloud) for cloud in clouds]
         usable = [number for number, why in enumerate(reasons) if not why]
         found: dict[str, Found] = {}
@@ -219,8 +230,10 @@ class Analysis(Pooled):
     def _with_interval(
         self, name: str, found: Mapping[str, Found], usable: Sequence[int]
     ) -> tuple[npt.NDArray[np.float64], ...]:
-        """Value, low, high and null over all layers, NaN where one has no value."""
-        parts = [np.full((len(self.layers), len(self.layers)), np.nan) for _ in range(4)]
+        """Value, low, high and null over all layers (S, S), NaN where one has none; without each group (G, S, S)."""
+        s = len(self.layers)
+        parts = [np.full((s, s), np.nan) for _ in range(4)]
+        left_out = np.full((GROUPS, s, s), np.nan)
         if usable:
             value, null, influences = found["procrustes" if name == "shape" else name]
             low, high = bootstrap_linear(value, influences, self.config.bootstrap, self.plan.seed)
@@ -229,7 +242,13 @@ class Analysis(Pooled):
                 numbers = [np.arccos(np.clip(part, -1, 1)) for part in (value, high, low, null)]
             for part, some in zip(parts, numbers, strict=True):
                 part[np.ix_(usable, usable)] = some
-        return tuple(parts)
+            # Where there are fewer groups, those that are missing change nothing; without one, others count for more.
+            g = len(influences)
+            rest = np.broadcast_to(value, (GROUPS, *value.shape)).copy()
+            rest[:g] -= influences * g / max(g - 1, 1)
+            rest = np.arccos(np.clip(rest, -1, 1)) if name == "shape" else rest
+            left_out[:, np.array(usable)[:, None], usable] = rest
+        return (*parts, left_out)
 
     def _reader(self, encoder: str, site: str, view: str) -> Callable[[Tensor], Tensor] | None:
         """Reads features of images by their number among those of all splits; None where there is no such view."""

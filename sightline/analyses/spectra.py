@@ -34,10 +34,12 @@ from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, LeftOut, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, over_depth
@@ -155,6 +157,27 @@ def _logs(x: Tensor, centred: Sequence[bool]) -> list[Tensor]:
     return found
 
 
+def _logs_left_out(x: Tensor, members: Tensor, centred: bool) -> Tensor:
+    """The same of one matrix (M, D) without each group of its rows, members (G, M): float64 (G, min(M, D)).
+
+    Rows that are left out shorten the cloud along the singular vectors of the whole, which stay as they are: one
+    decomposition serves all groups, and the variation over groups is rather too large than too small.
+    """
+    n, d = x.shape
+    x = x.double()
+    x = x - x.mean(0) if centred else x
+    if not x.isfinite().all():
+        return x.new_full((len(members), min(n, d)), math.nan)
+    if n <= d:  # X Xᵀ = U Σ² Uᵀ: a row has σ² u² of each direction
+        squares, vectors = torch.linalg.eigh(x @ x.T)
+        of_rows = squares.clamp(min=0) * vectors.square()
+    else:
+        of_rows = (x @ torch.linalg.eigh(x.T @ x).eigenvectors).square()
+    rest = of_rows.sum(0) - members @ of_rows
+    floor = (n + d) * torch.finfo(torch.float64).eps * rest.amax(-1, keepdim=True)
+    return torch.where(rest > floor, rest.log() / 2, -math.inf).sort(-1, descending=True).values
+
+
 def _with_mean(gram: Tensor, x: Tensor, mean: Tensor) -> Tensor:
     """The smaller product of X + 1 mᵀ with itself from that of the centred X: no second large product."""
     mean = mean.nan_to_num(0.0, 0.0, 0.0)
@@ -180,19 +203,20 @@ def _numbers(logs: Tensor, raw: Tensor) -> Tensor:
 class Analysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
-    sums: Tensor  # (S, 3, 4 + R)
+    sums: Tensor  # (G, S, 3, 4 + R)
     flaws: Tensor  # (S, 3): images seen, images with constant tokens, with tokens that are not finite
     seen: Tensor  # (M,)
     # and means_0, means_1, … float32 (M, D), one for each layer
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.layers, self.centred = plan, Layers(plan.sites), config.centred
+        self.plan, self.layers, self.centred = plan, Layers(plan.sites, plan.stages), config.centred
         self.slots, self.means = _slots(plan, config.means)
         self.chosen, self.images = _slots(plan, config.images)
         self.shapes = [_shape(plan, *layer) for layer in self.layers]
-        s = len(self.layers)
-        states = {"sums": (s, 3, NUMBERS + max(map(self._ranks, self.shapes))), "flaws": (s, 3), "seen": (self.means,)}
+        self.groups, s = ImageGroups(plan.images, plan.splits), len(self.layers)
+        numbers = NUMBERS + max(map(self._ranks, self.shapes))
+        states = {"sums": (GROUPS, s, 3, numbers), "flaws": (s, 3), "seen": (self.means,)}
         for name, shape in states.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         for i, (_, d) in enumerate(self.shapes):
@@ -226,6 +250,7 @@ class Analysis(contract.Analysis):
     ) -> None:
         """Add the spectra, and put mean tokens into their places."""
         self.seen[self.at] += 1
+        members = self.groups.members(batch, self.sums.device)[:, self.looked]
         for (encoder, site, _), (mean, both) in reductions.items():
             layer = self.layers.index(encoder, site)
             if mean is not None:
@@ -237,7 +262,8 @@ class Analysis(contract.Analysis):
             self.flaws[layer] += torch.stack([torch.ones_like(constant), constant, infinite], 1).sum(0)
             if not constant.all():  # an image without any spread has no spectrum
                 ranks = self._ranks(self.shapes[layer])
-                add_images(self.sums, layer, _numbers(logs[~constant][:, :ranks], raw[~constant]))
+                numbers = _numbers(logs[~constant][:, :ranks], raw[~constant])
+                add_images(self.sums, layer, numbers, members[:, ~constant])
 
     def compute(self) -> xr.Dataset:
         """Spectra of tokens and of images at every layer, the numbers read off them, and reasons."""
@@ -245,16 +271,20 @@ class Analysis(contract.Analysis):
         shapes = [(int(kept.sum()) if d else 0, d) for _, d in self.shapes]
         width = NUMBERS + max(1, *map(self._ranks, (*self.shapes, *shapes)))
         images, flaws = np.full((len(shapes), width), np.nan), np.zeros((len(shapes), 3))
+        left_out, members = np.full((GROUPS, len(shapes), width), np.nan), self._members()[:, kept]
         for i, shape in enumerate(shapes):
             if r := self._ranks(shape):
-                logs, raw = self._logs(getattr(self, f"means_{i}")[kept])
+                means = getattr(self, f"means_{i}")[kept]
+                logs, raw = self._logs(means)
                 images[i, : NUMBERS + r] = _numbers(logs[:r], raw).numpy(force=True)
+                rest = _logs_left_out(means, members, self.centred)[:, :r]
+                left_out[:, i, : NUMBERS + r] = _numbers(rest, rest).numpy(force=True)
                 flaws[i] = shape[0], shape[0] * bool(logs[0] == -math.inf), bool(logs[0].isnan())
         tokens = [
             np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=np.nan)
             for part in mean_of_images(self.sums)
         ]
-        return xr.Dataset(
+        result = xr.Dataset(
             self._variables("token", self.shapes, self.flaws.numpy(force=True), tokens)
             | self._variables("image", shapes, flaws, [images]),
             coords=self.layers.coords() | {"rank": np.arange(1, width - NUMBERS + 1), "level": list(LEVELS)},
@@ -266,6 +296,33 @@ class Analysis(contract.Analysis):
                 "centred": int(self.centred),
             },
         )
+        return self._kept(shapes, left_out).beside(result)
+
+    def _members(self) -> Tensor:
+        """1 where an image of the image spectrum is in a group, (G, M)."""
+        groups = torch.full((self.means,), -1, device="cpu")
+        for split, slots in self.slots.items():
+            groups[slots[slots >= 0]] = torch.from_numpy(self.groups.of(split))[slots >= 0]
+        return (torch.arange(GROUPS, device="cpu")[:, None] == groups).double().to(self.sums.device)
+
+    def _kept(self, shapes: Sequence[Shape], left_out: Numbers) -> Kept:
+        """Sums of the numbers of tokens by groups of images, those of images without each group; for contrasts."""
+        kept, axes = Kept({"group": self.groups.axis}), ("encoder", "site", "group")
+        sums = self.sums.numpy(force=True)
+        images = (axes, self.layers.by_group(self.sums[:, :, 0, 0]))
+        for cloud, of, values in (("token", self.shapes, sums[:, :, 1]), ("image", shapes, left_out)):
+            levels = np.array([_levels(self._ranks(shape)) for shape in of])
+            columns = np.minimum(NUMBERS + np.maximum(levels, 1), values.shape[2]) - 1  # where there are no ranks: any
+            at_levels = np.take_along_axis(values, np.broadcast_to(columns, (GROUPS, *columns.shape)), 2)
+            # With the mean left in, the images would need a second decomposition.
+            names = NAMES[:-1] if cloud == "image" and self.centred else NAMES
+            parts = {f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(names)}
+            parts[f"{cloud}_delta"] = ((*axes, "level"), at_levels)
+            for name, (dims, part) in parts.items():
+                spread = (dims, self.layers.spread(part.swapaxes(0, 1)))
+                recipe = Mean(f"{name}_kept", "token_images") if cloud == "token" else LeftOut(f"{name}_kept")
+                kept.add(name, recipe, **{f"{name}_kept": spread, "token_images": images})
+        return kept
 
     def _variables(
         self, cloud: str, shapes: Sequence[Shape], flaws: Numbers, parts: Sequence[Numbers]
@@ -345,7 +402,9 @@ def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the mean tokens and for the sums; nothing on disk."""
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
-    return Cost(memory=sum(4 * means * d + 24 * (NUMBERS + _ranks((n, d), config.centred)) for n, d in shapes), disk=0)
+    numbers = NUMBERS + max(_ranks(shape, config.centred) for shape in shapes)
+    sums = 24 * GROUPS * len(shapes) * numbers
+    return Cost(memory=sums + sum(4 * means * d for _, d in shapes), disk=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------

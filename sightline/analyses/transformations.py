@@ -31,10 +31,11 @@ from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
 from sightline.images.views import make_view
 from sightline.measure import contract
-from sightline.measure.estimators.cka import GROUPS
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import CONSTANT, POOLINGS, poolings, widths
@@ -141,7 +142,8 @@ class Analysis(contract.Analysis):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
+        self.groups = ImageGroups(plan.images, plan.splits)
         layers = (len(self.layers), len(config.features))
         sums = (GROUPS, *layers, len(config.transformations) + 3)
         shapes = {"sums": sums, "seen": layers, "infinite": layers, "dropped": ()}
@@ -158,14 +160,14 @@ class Analysis(contract.Analysis):
         if len(batch.ids) < FEWEST:  # nothing to lie apart from
             self.dropped += len(batch.ids)
             return
-        groups = (batch.rows % GROUPS).to(self.sums.device)
+        members = self.groups.members(batch, self.sums.device)
         names = views(self.config, batch.split)
         for s, (encoder, site) in enumerate(self.layers):
             found = {view: reductions[Key(encoder, site, view)] for view in names}
             for f, feature in enumerate(self.config.features):
                 if feature in found["plain"]:
                     values = _squares([found[view][feature].double() for view in names])
-                    self.sums[:, s, f].index_add_(0, groups, values)
+                    self.sums[:, s, f] += members @ values
                     self.seen[s, f] += 1
                     self.infinite[s, f] += ~values.isfinite().all()
 
@@ -181,7 +183,7 @@ class Analysis(contract.Analysis):
             for name, numbers in part.items():
                 each = np.where(known.reshape(known.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
                 data[f"{name}{end}"] = ((*over, "transformation")[: numbers.ndim + 1], self.layers.spread(each))
-        return xr.Dataset(
+        result = xr.Dataset(
             {**data, "reason": (over, self.layers.spread(reason, ABSENT))},
             coords={
                 **self.layers.coords(),
@@ -195,6 +197,18 @@ class Analysis(contract.Analysis):
                 "dropped_images": int(self.dropped),
             },
         )
+        return self._kept(sums).beside(result)
+
+    def _kept(self, sums: npt.NDArray[np.float64]) -> Kept:
+        """Squared distances by groups of images, for contrasts."""
+        kept = Kept({"group": self.groups.axis})
+        each = self.layers.spread(sums.swapaxes(0, 1))  # (encoders, sites, G, F, K)
+        dims = ("encoder", "site", "group", "feature", "transformation")
+        moved, crop, apart = (dims, each[..., :-3]), (dims[:4], each[..., -3]), (dims[:4], each[..., -2])
+        kept.add("distance", Mean("moved", "apart", root=True), moved=moved, apart=apart)
+        kept.add("crops", Mean("crop", "apart", root=True), crop=crop)
+        kept.add("to_crops", Mean("moved", "crop", root=True))
+        return kept
 
     def _bootstrap(self, groups: npt.NDArray[np.float64]) -> tuple[Numbers, Numbers]:
         """Ends of the 95 % intervals: groups of images drawn anew, sums and distances taken again; NaN of one group."""
@@ -268,8 +282,9 @@ def _map(result: xr.Dataset) -> Figure:
         parts.append(present(layers[[*own, "reason"]]).rename(columns=own))
     cells = pd.concat([parts[0], parts[1].assign(transformation=CROPS)], ignore_index=True)
     cells = cells[cells.reason != NO_FEATURE].rename(columns={"transformation": "row"})
-    orders = {name: list(map(str, result[name].values)) for name in ("encoder", "feature", "site")}
-    cells = cells.sort_values([*orders], key=lambda column: column.map(orders[column.name].index), kind="stable")
+    # The user's order of encoders, not the alphabet's.
+    places = [cells[name].map([str(v) for v in result[name].values].index) for name in ("site", "feature", "encoder")]
+    cells = cells.iloc[np.lexsort(places)]
     one = len(result.feature) == 1
     cells = cells.assign(map=cells.encoder if one else cells.encoder + ", " + cells.feature)
     cells["column"] = cells.groupby("map", sort=False).site.transform(lambda sites: pd.factorize(sites)[0])

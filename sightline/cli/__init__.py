@@ -4,7 +4,8 @@ application   the Typer application, exit codes, errors as one sentence
 options       what several commands share
 ending        the report and its headlines
 compare       compare, dynamics, minibatch, demo
-train         pretrain, finetune, reinit, detect
+contrast      contrast
+train         pretrain, finetune, reinit, detect, segment
 files         list, inspect, convert, report, export
 arguments     encoders, analyses and sites as the user writes them
 listing       what `sightline list` shows
@@ -18,7 +19,7 @@ import os
 # they wait for: there a batch is five times faster if they sleep after some microseconds, and elsewhere as fast.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from sightline.cli import compare, files, train  # noqa: F401 — they add their commands to the application
+from sightline.cli import compare, contrast, files, train  # noqa: F401 — they add their commands to the application
 from sightline.cli.application import app, main
 
 __all__ = ["app", "main"]

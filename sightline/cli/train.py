@@ -1,4 +1,4 @@
-"""`sightline pretrain`, `finetune`, `reinit` and `detect`: trainings in folders."""
+"""`sightline pretrain`, `finetune`, `reinit`, `detect` and `segment`: trainings in folders."""
 
 from __future__ import annotations
 
@@ -180,6 +180,48 @@ def detect(
     """
     from sightline.core.settings import parse_settings
     from sightline.studies.detection import detect as study
+
+    with stoppable("run the same command again to continue"):
+        run = study(
+            load_encoders(encoders), images, out or _training_folder(), recipe=recipe,
+            settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
+            workers=workers,
+        )  # fmt: skip
+    finish(run)
+
+
+@app.command()
+def segment(
+    encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="Images with segmentation maps, `shapes:scenes`, `masks:FOLDER`; without it, those of the recipe."
+        ),
+    ] = None,
+    out: Out = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of `list recipes` or a TOML file; by default `segment`, a small one.")
+    ] = None,
+    set_: Settings = None,
+    device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
+    workers: Workers = None,
+    overwrite: StartOver = False,
+) -> None:
+    """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
+
+    Examples: `sightline segment zoo:mae zoo:moco_v3 -o runs/segment` on embedded scenes, frozen, with a linear layer;
+    `sightline segment zoo:mae --set head=upernet --set frozen=false -o runs/tuned` trains UperNet and the encoder;
+    `sightline segment mae:mae_pretrain_vit_base.pth --recipe segment_upernet_ade20k
+    --images masks:/data/ADEChallengeData2016 -o runs/ade --devices 8`.
+
+    Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped. Which block to take is told by
+    `sightline compare ENCODERS --images IMAGES --only segmentation`, without any training.
+    """
+    from sightline.core.settings import parse_settings
+    from sightline.studies.segmenters import segment as study
 
     with stoppable("run the same command again to continue"):
         run = study(

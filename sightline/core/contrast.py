@@ -63,7 +63,7 @@ class Contrast:
     low: float
     high: float
     p: float  # two-sided
-    level: float  # of the interval, 0.95
+    confidence: float  # of the interval, 0.95
     error: float  # standard error
     freedom: float  # degrees of freedom of the standard error
     what: str
@@ -73,7 +73,7 @@ class Contrast:
 
     def __str__(self) -> str:
         chance = "p unknown" if math.isnan(self.p) else "p < 0.0001" if self.p < 1e-4 else f"p = {self.p:.2g}"
-        ends = f"{self.level * 100:g} % {self.low:.4g} – {self.high:.4g}"
+        ends = f"{self.confidence * 100:g} % {self.low:.4g} – {self.high:.4g}"
         return f"{self.what} = {self.value:.4g} ({ends}, {chance}; {self.how})"
 
     def table(self) -> pd.DataFrame:
@@ -106,20 +106,20 @@ class Estimate:
     def __truediv__(self, other: Estimate | float) -> Estimate:
         return _joined(operator.truediv, "/", self, other)
 
-    def contrast(self, level: float = 0.95, method: str = "jackknife") -> Contrast:
+    def contrast(self, confidence: float = 0.95, method: str = "jackknife") -> Contrast:
         """This number with its interval; most useful of a difference."""
-        if not 0 < level < 1:
-            raise InputError(f"The level of an interval must be between 0 and 1, such as 0.95, not {level}")
+        if not 0 < confidence < 1:
+            raise InputError(f"The confidence of an interval must be between 0 and 1, such as 0.95, not {confidence}")
         if method not in METHODS:
             raise InputError(f"There is no method {method!r}{nearest(method, METHODS)}")
         if method == "bootstrap" and self.draws is None and self.left_out:
             raise InputError("A bootstrap needs draws; give draws=2000 to `estimate`")
         error, freedom = self._error()
         ends = self._bootstrap if method == "bootstrap" and self.draws is not None else self._student
-        low, high, p = ends(error, freedom, level)
+        low, high, p = ends(error, freedom, confidence)
         counts = {factor: int(self.used[factor].sum()) for factor in self.left_out}
         return Contrast(
-            self.value, low, high, p, level, error, freedom, self.what, self._how(counts, method, error, freedom),
+            self.value, low, high, p, confidence, error, freedom, self.what, self._how(counts, method, error, freedom),
             n_groups=sum(n for factor, n in counts.items() if not factor.seeds),
             n_seeds=sum(n for factor, n in counts.items() if factor.seeds),
         )  # fmt: skip
@@ -132,15 +132,15 @@ class Estimate:
         total, fourths = sum(square for square, _ in parts), sum(square**2 / free for square, free in parts)
         return math.sqrt(total), total**2 / fourths if fourths else float(max(free for _, free in parts))
 
-    def _student(self, error: float, freedom: float, level: float) -> tuple[float, float, float]:
+    def _student(self, error: float, freedom: float, confidence: float) -> tuple[float, float, float]:
         from scipy.stats import t
 
         if error == 0:  # no group changes it
             return self.value, self.value, 1.0 if self.value == 0 else 0.0
-        half = float(t.ppf((1 + level) / 2, freedom)) * error
+        half = float(t.ppf((1 + confidence) / 2, freedom)) * error
         return self.value - half, self.value + half, float(2 * t.sf(abs(self.value) / error, freedom))
 
-    def _bootstrap(self, error: float, freedom: float, level: float) -> tuple[float, float, float]:
+    def _bootstrap(self, error: float, freedom: float, confidence: float) -> tuple[float, float, float]:
         """Percentiles, taken further out as far as few groups make the draws too narrow and the normal too light."""
         from scipy.stats import norm, t
 
@@ -148,7 +148,7 @@ class Estimate:
         if draws is None or math.isnan(freedom) or not np.isfinite(draws).all():
             return math.nan, math.nan, math.nan
         wider = math.sqrt((freedom + 1) / freedom)
-        tail = float(norm.cdf(wider * t.ppf((1 - level) / 2, freedom)))
+        tail = float(norm.cdf(wider * t.ppf((1 - confidence) / 2, freedom)))
         low, high = np.quantile(draws, [tail, 1 - tail])
         beyond = (1 + min((draws <= 0).sum(), (draws >= 0).sum())) / (len(draws) + 1)
         return float(low), float(high), min(1.0, float(2 * t.cdf(norm.ppf(beyond) / wider, freedom)))
@@ -202,7 +202,7 @@ def contrast(
     *,
     statistic: Statistic = np.mean,
     seeds: Mapping[str, Sequence[str]] | None = None,
-    level: float = 0.95,
+    confidence: float = 0.95,
     method: str = "jackknife",
     draws: int = DRAWS,
     seed: int = 0,
@@ -220,7 +220,7 @@ def contrast(
     first = estimate(run, name, this, **more)
     second: Estimate | float = estimate(run, name, that, **more) if isinstance(that, Mapping) else float(that)
     shared = f", {described(both)}" if both else ""
-    found = (first - second).contrast(level, method)
+    found = (first - second).contrast(confidence, method)
     right = described(that) if isinstance(that, Mapping) else f"{float(that):g}"
     minus = "" if right == "0" else f" − [{right}]" if isinstance(that, Mapping) else f" − {right}"
     return replace(found, what=f"{name}{shared}: [{described(this)}]{minus}")
@@ -287,8 +287,10 @@ def _resampled(
         return _Resampled(value, None, none, none.astype(bool), np.full(draws, value), measured.why_without(variable))
     key, words = measured.axis(variable)[1]
     factor, groups = Factor(key, words), measured.groups(variable)
-    weights = np.concatenate([1 - np.eye(groups), _weights(factor, groups, draws, seed)])
+    weights = np.concatenate([np.ones((1, groups)), 1 - np.eye(groups), _weights(factor, groups, draws, seed)])
     values = np.asarray(statistic(measured.values(variable, cells, weights), axis=-1), np.float64)
+    # What is kept may be rounded, or belong to another estimate of the same number: its variation is what counts.
+    values = values[1:] + (value - values[0])
     return _Resampled(value, factor, values[:groups], measured.used(variable, cells), values[groups:], "")
 
 

@@ -14,8 +14,8 @@ Shapes: W weightings, G groups, n cells (positions within a variable), S layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -43,6 +43,7 @@ __all__ = [
     "Pairs",
     "Picked",
     "Recipe",
+    "Same",
     "Spread",
     "TopChoices",
     "pair_number",
@@ -84,7 +85,7 @@ class Kept:
 
     def beside(self, result: xr.Dataset) -> xr.Dataset:
         """The result with what is kept, under names that `split` knows."""
-        recipes = {name: [type(recipe).__name__, asdict(recipe)] for name, recipe in self.recipes.items()}
+        recipes = {name: [type(recipe).__name__, dict(vars(recipe))] for name, recipe in self.recipes.items()}
         sizes = {dim: values.shape[dims.index(dim)] for dims, values in self.parts.values() for dim in dims}
         used = {dim: axis for dim, axis in self.axes.items() if dim in sizes}
         return result.assign({PREFIX + name: part for name, part in self.parts.items()}).assign_attrs(
@@ -212,11 +213,15 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Mean:
-    """Σ sum / Σ count over groups: means over images, accuracies, shares; `scale`: a variable to multiply with."""
+    """Σ sum / Σ count over groups: means over images, accuracies, shares.
+
+    `scale` is a part to multiply with; `root` takes the square root, of a mean of squares.
+    """
 
     sum: str
     count: str
     scale: str = ""
+    root: bool = False
 
     def first(self, of: Measured) -> str:
         """A part that has the axis of groups."""
@@ -226,6 +231,7 @@ class Mean:
         """(W, n)."""
         dim, _ = of.axis(variable)
         found = (weights @ of.part(self.sum, dim, cells)) / (weights @ of.part(self.count, dim, cells))
+        found = np.sqrt(found) if self.root else found
         if self.scale:
             assert of.kept is not None
             scale = of.kept[self.scale]
@@ -234,7 +240,7 @@ class Mean:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
-        return (of.part(self.count, of.axis(variable)[0], cells) != 0).any(1)
+        return _any(of.part(self.count, of.axis(variable)[0], cells))
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,7 @@ class Alignment:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
-        return (of.part(self.own, of.axis(variable)[0], cells) != 0).any(1)
+        return _any(of.part(self.own, of.axis(variable)[0], cells))
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,7 @@ class Pairs:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         a, _ = self._layers(of, cells)
-        return (of.part(self.hsic, of.axis(variable)[0], {**cells, "pair": pair_number(a, a)}) != 0).any(1)
+        return _any(of.part(self.hsic, of.axis(variable)[0], {**cells, "pair": pair_number(a, a)}))
 
 
 def pair_number(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -341,7 +347,7 @@ class TopChoices:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         dim, _ = of.axis(variable)
-        return (of.part(self.chosen, dim, {"encoder": cells["encoder_a"]}) != 0).any((1, 2))
+        return _any(of.part(self.chosen, dim, {"encoder": cells["encoder_a"]}))
 
 
 @dataclass(frozen=True)
@@ -362,8 +368,9 @@ class LeftOut:
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,): a group without images changes nothing."""
+        whole = _whole(of, variable, cells)
         left_out = of.part(self.left_out, of.axis(variable)[0], cells)
-        return (left_out != _whole(of, variable, cells)).any(1)
+        return _any(np.abs(left_out - whole) > 1e-7 * np.abs(whole))  # what is kept may be rounded to float32
 
 
 def _whole(of: Measured, variable: str, cells: Cells) -> Numbers:
@@ -399,6 +406,31 @@ class Picked:
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         """(G,)."""
         return of.used(self.of, self._cells(of, cells))
+
+
+@dataclass(frozen=True)
+class Same:
+    """Another variable where several of its dimensions have the position that this one has in `dim`."""
+
+    of: str
+    dim: str
+    dims: Sequence[str]
+
+    def first(self, of: Measured) -> str:
+        """A part that has the axis of groups."""
+        return _recipe(of, self.of).first(of)
+
+    def _cells(self, cells: Cells) -> Cells:
+        rest = {dim: positions for dim, positions in cells.items() if dim != self.dim}
+        return rest | dict.fromkeys(self.dims, cells[self.dim])
+
+    def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
+        """(W, n)."""
+        return of.values(self.of, self._cells(cells), weights)
+
+    def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
+        """(G,)."""
+        return of.used(self.of, self._cells(cells))
 
 
 @dataclass(frozen=True)
@@ -494,10 +526,16 @@ def _recipe(of: Measured, variable: str) -> Recipe:
     return recipe
 
 
+def _any(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which groups (G, …) have something that is not zero."""
+    found: npt.NDArray[np.bool_] = (part.reshape(len(part), -1) != 0).any(1)
+    return found
+
+
 def _count(cells: Cells) -> int:
     return len(next(iter(cells.values())))
 
 
 KINDS: Mapping[str, Any] = {
-    kind.__name__: kind for kind in (Alignment, Best, Binned, LeftOut, Mean, Pairs, Picked, Spread, TopChoices)
+    kind.__name__: kind for kind in (Alignment, Best, Binned, LeftOut, Mean, Pairs, Picked, Same, Spread, TopChoices)
 }

@@ -41,11 +41,12 @@ __all__ = [
 
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
-STUDIES = ("detection", "reinit")  # runs that are made of trainings
+STUDIES = ("detection", "reinit", "segmenters")  # runs that are made of trainings
 FOLDER_KINDS = {  # as sentences have them
     "comparison": "a comparison",
     "detection": "a comparison of detectors",
     "reinit": "a study of re-initialised blocks",
+    "segmenters": "a comparison of segmenters",
     "tables": "exported tables",
     "training": "a training",
 }

@@ -80,7 +80,7 @@ def _keys(table: xr.Dataset, dims: list[str], word: str) -> list[str]:
     if word == "encoder" and "encoder" not in dims and "a" in sides:
         return ["encoder_a"]
     if word in OF_A_LAYER and "site" not in dims:
-        found = [f"{word}_{end}" for end in sides if f"site_{end}" in dims]
+        found = [f"{word}_{end}" for end in "ab" if f"site_{end}" in dims]
         if found:
             return found
     known = _known(table, dims)
@@ -92,8 +92,8 @@ def _keys(table: xr.Dataset, dims: list[str], word: str) -> list[str]:
 def _known(table: xr.Dataset, dims: list[str]) -> list[str]:
     """All words that choose among the numbers of a variable."""
     coords = [str(name) for name, values in table.coords.items() if values.dims and set(values.dims) <= set(dims)]
-    depths = [f"depth{end}" for end in ("", "_a", "_b") if {f"site{end}", f"encoder{end}"} <= set(dims)]
-    return [*coords, *depths, *(dim for dim in dims if dim not in coords)]
+    of_layers = [f"{word}{end}" for end in ("", "_a", "_b") if f"site{end}" in dims for word in OF_A_LAYER]
+    return list(dict.fromkeys([*coords, *of_layers, *dims]))
 
 
 def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: str) -> dict[tuple[str, ...], Mask]:
@@ -103,14 +103,17 @@ def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: st
         low, high = depth_range(wanted)
         depths = relative_depths(table)
         with np.errstate(invalid="ignore"):
-            return {(f"encoder{end}", f"site{end}"): (depths >= low) & (depths < high)}
-    coord = table[key] if key in table.coords else None
+            whose = f"encoder{end}" if f"encoder{end}" in dims else "encoder"
+            return {(whose, f"site{end}"): (depths >= low) & (depths < high)}
+    own = key if key in table.coords else key.removesuffix("_a").removesuffix("_b")
+    coord = table[own] if own in table.coords else None
     values = np.arange(table.sizes[key]) if coord is None else coord.values
     found = _equal(values, wanted)
     if not found.any():
         names = [str(value) for value in dict.fromkeys(np.ravel(values).tolist())]
         raise InputError(f"No {word} is {_words(word, wanted)}{nearest(_words(word, wanted), names)}")
-    return {tuple(str(d) for d in coord.dims) if coord is not None else (key,): found}
+    over = (key,) if coord is None else tuple(str(dim) + key.removeprefix(own) for dim in coord.dims)
+    return {over: found}
 
 
 def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
@@ -121,10 +124,11 @@ def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
         inside: Mask = (values >= low) & (values <= high)
         return inside
     if isinstance(wanted, list | tuple | set | np.ndarray):
-        each = [_equal(values, one) for one in wanted]
-        return np.logical_or.reduce(each) if each else np.zeros(values.shape, bool)
+        any_of: Mask = np.logical_or.reduce([np.zeros(values.shape, bool), *(_equal(values, one) for one in wanted)])
+        return any_of
     if values.dtype.kind in "fiu":
-        return np.isclose(values, _number(wanted))
+        close: Mask = np.isclose(values, _number(wanted))
+        return close
     if isinstance(wanted, str) and "*" in wanted:
         pattern = site_pattern(wanted)
         return np.array([bool(pattern.fullmatch(str(value))) for value in values.ravel()]).reshape(values.shape)
@@ -192,7 +196,7 @@ def _check_named(table: xr.Dataset, variable: str, mask: Mask, dims: list[str], 
     """Refuse a mean over things that nobody asked to be mixed, such as encoders or token views."""
     said = {dim for group in named for dim in group}
     for axis, dim in enumerate(dims):
-        left = mask.any(tuple(other for other in range(mask.ndim) if other != axis))
+        left = np.asarray(mask.any(tuple(other for other in range(mask.ndim) if other != axis)))
         if left.sum() > 1 and dim not in said and not ALL_MEANT.fullmatch(dim):
             names = [str(name) for name in (table[dim].values if dim in table.coords else range(len(left)))]
             raise InputError(

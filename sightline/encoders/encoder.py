@@ -38,6 +38,7 @@ class Encoder:
     classes: tuple[str, ...] | None = None  # what the outputs of its classifier mean, where that is known
     notes: Sequence[str] = ()  # what the user should know
     forward: Callable[[Tensor], Any] | None = None  # where calling the module is not enough
+    stages: tuple[int, ...] = ()  # blocks of each stage, where the resolution falls between them
 
     def __call__(self, images: Tensor) -> Any:
         """What the model says to preprocessed images (B, 3, h, w)."""
@@ -117,6 +118,7 @@ def build_encoder(
         classes=None if classes is None else tuple(classes),
         notes=list(notes),
         forward=forward or known.forward,
+        stages=known.stages,
     )
 
 

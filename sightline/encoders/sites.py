@@ -43,6 +43,7 @@ __all__ = [
     "entry_of",
     "layer_type",
     "select",
+    "stage_numbers",
     "token_view",
     "union_of_sites",
     "unmatched",
@@ -87,6 +88,7 @@ class Anatomy:
     patch: int | None = None
     size: tuple[int, int] | None = None  # the one image size that the module takes; None: any
     forward: Callable[[Tensor], Any] | None = None  # how to send images through, where calling the module is not enough
+    stages: tuple[int, ...] = ()  # blocks of each stage, where the resolution falls between them
 
 
 # Names
@@ -138,6 +140,17 @@ def block_numbers(sites: Sequence[str]) -> list[int]:
     found = [BLOCK.fullmatch(site) for site in sites]
     depth = max((int(match[2]) + 1 for match in found if match and not match[1]), default=0)
     return [-1 if match is None else int(match[2]) + (depth if match[1] else 0) for match in found]
+
+
+def stage_numbers(sites: Sequence[str], stages: Sequence[int]) -> list[int]:
+    """The stage (block group) of each site, from 1; 0 outside the blocks of the encoder, or without stages.
+
+    >>> stage_numbers(["embed", "block.0", "block.2.residual", "block.4", "head.0"], (2, 2, 1))
+    [0, 1, 2, 3, 0]
+    """
+    of_block = [stage for stage, blocks in enumerate(stages, 1) for _ in range(blocks)]
+    found = [BLOCK.fullmatch(site) for site in sites]
+    return [0 if m is None or m[1] or int(m[2]) >= len(of_block) else of_block[int(m[2])] for m in found]
 
 
 def entry_of(block: str) -> str:

@@ -2,6 +2,7 @@
 
 sets             a labelled set: ids, labels, classes, splits
 targets          boxes, masks and segmentation maps, and how views move them
+label_maps       segmentation maps and the patch grid of an encoder
 contract         what an image source must have
 contents         hashes of image files, so that new pixels are noticed
 loading          a set by its reference, `load_images("folder:/data/val")`
@@ -12,6 +13,7 @@ preprocess       resize, crop, normalise
 views            transformations of an image within a pass
 transformations  mirror image, rotation, grey, … by name
 noise            noise of one frequency band
+thumbnails       small pictures for the report
 augment/         the views of a training
 sources/         one file or folder per source of images
 """

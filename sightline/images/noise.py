@@ -92,7 +92,7 @@ def band_noise(keys: Keys, size: tuple[int, int], frequency: float, strength: fl
     # Of these columns irfft2 keeps the conjugate-symmetric part alone, which is half of the variance.
     edge = (columns == 0) | (2 * columns == width)
     normal = normal.reshape(len(keys), 3, -1) * np.where(edge, math.sqrt(2), 1)
-    spectrum = torch.zeros(len(keys), 3, half_plane, dtype=torch.complex64)
+    spectrum = torch.zeros(len(keys), 3, half_plane, dtype=torch.complex64, device="cpu")
     spectrum[:, :, torch.from_numpy(where)] = torch.from_numpy(normal.astype(np.complex64))
     noise = torch.fft.irfft2(spectrum.view(len(keys), 3, height, -1), s=size)
     rms = torch.linalg.vector_norm(noise, dim=(1, 2, 3), keepdim=True) / math.sqrt(3 * height * width)

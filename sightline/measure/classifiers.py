@@ -158,7 +158,9 @@ class DecisionAnalysis(Pooled):
         parts = hold_out(labels, self.sweep.held_out, self.plan.seed)
         kept, held = (Labelled({"x": train.some(part)}, labels[part]) for part in parts)
         title = f"Probes of {encoder}"
-        chosen = train_sweep([Probe(("x",))], self.sweep, kept, held, classes, self.plan.seed, title).chosen(0)
+        shapes = [Probe(("x",))]
+        swept = train_sweep(shapes, self.sweep, kept, held, classes, self.plan.seed, title, self.device)
+        chosen = swept.chosen(0)
         return Classifier(where, linear=chosen, reason="" if chosen else "the training diverged with all settings")
 
     def decisions(

@@ -16,7 +16,9 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Axis, Kept
 from sightline.core.results import ENDS
+from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import Tokens, token_view
 from sightline.images.sets import FEWEST
 from sightline.measure.contract import Analysis
@@ -103,6 +105,7 @@ class GramSums(Analysis):
 
     flaws: Tensor  # (T, S, 3), or more axes for S: batches seen, those that were constant, those that were not finite
     images: Tensor  # (G,)
+    numbers: Tensor  # (G,): sum of the numbers of its batches, which tells one pass over the images from another
 
     def __init__(self, name: str, config: Any, plan: Plan) -> None:
         """`config` has `tokens` and `bootstrap`."""
@@ -113,7 +116,7 @@ class GramSums(Analysis):
         self.config = replace(config, tokens=_suitable(self.widths)) if self.full_batch else config
         self.name, self.plan = name, plan
         self.sets: dict[str, tuple[list[int], Pairs | None]] = {}  # of layers, by the name of their sums
-        self.add_sums(images=(GROUPS,))
+        self.add_sums(images=(GROUPS,), numbers=(GROUPS,))
 
     def add_sums(self, **shapes: tuple[int, ...]) -> None:
         """Sums of these shapes; `flaws` must be among them."""
@@ -154,7 +157,15 @@ class GramSums(Analysis):
             return None
         group = batch.number % GROUPS
         self.images[group] += len(batch.ids)
+        self.numbers[group] += batch.number
         return group
+
+    def kept_batches(self) -> Kept:
+        """For what is kept by groups of batches, those that have images; for contrasts."""
+        splits = [self.plan.images.digest(split) for split in self.plan.splits]
+        which = [splits, self.plan.batch, self.plan.seed, self.numbers.tolist(), self.images.tolist()]
+        words = "batches" if self.plan.batches <= GROUPS else "groups of batches"
+        return Kept({"batches": Axis(fingerprint(which)[:16], words)})
 
     def matrices(self, found: Sequence[Mapping[str, Tensor]], n: int) -> Iterator[tuple[int, Tensor]]:
         """Each token view by its number, with the Gram matrices (S, n, n) of what was found; flaws are summed."""

@@ -6,7 +6,7 @@ B images of a batch, S layers, K numbers per image.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sightline.core.results import NORMAL_95
-from sightline.encoders.sites import block_numbers, layer_type, union_of_sites
+from sightline.encoders.sites import block_numbers, layer_type, stage_numbers, union_of_sites
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,6 +35,7 @@ class Layers:
     """
 
     of: Mapping[str, Sequence[str]]  # encoder → its sites
+    stages: Mapping[str, Sequence[int]] = field(default_factory=dict)  # encoder → blocks of each stage, if it has any
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return ((encoder, site) for encoder, sites in self.of.items() for site in sites)
@@ -72,6 +73,10 @@ class Layers:
         full[rows, [sites.index(site) for _, site in self]] = values
         return full.astype(str) if full.dtype == object else full
 
+    def by_group(self, sums: Tensor) -> npt.NDArray[np.float64]:
+        """(G, S, …) over groups and layers → (encoders, sites, G, …), as results keep them for contrasts."""
+        return self.spread(sums.numpy(force=True).swapaxes(0, 1))
+
     def spread_pairs(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """(T, S, S) over pairs of layers → (T, encoders, encoders, sites, sites), NaN where there is no such site."""
         rows = self.spread(values.transpose(1, 2, 0))  # (A, site of A, S, T)
@@ -99,14 +104,26 @@ class Layers:
             "site": sites,
             "layer_type": ("site", [layer_type(site) for site in sites]),
             "block": ("site", block_numbers(sites)),
-        }
+        } | self._stages(sites)
+
+    def _stages(self, sites: Sequence[str]) -> dict[str, Any]:
+        """Of residual networks: the stage of each site of each encoder, 0 where there is none."""
+        if not any(self.stages.get(encoder) for encoder in self.of):
+            return {}
+        numbers = [stage_numbers(sites, self.stages.get(encoder, ())) for encoder in self.of]
+        has = np.array([[site in own for site in sites] for own in self.of.values()])
+        return {"stage": (("encoder", "site"), np.where(has, numbers, 0))}
 
 
-def add_images(sums: Tensor, layer: int, values: Tensor) -> None:
-    """Add the numbers (B, k) of a batch to `sums` (S, 3, K) of a layer: images, sum, sum of squares, in float64."""
+def add_images(sums: Tensor, layer: int, values: Tensor, members: Tensor) -> None:
+    """Add the numbers (B, k) of a batch to `sums` (G, S, 3, K) of a layer: images, sum, sum of squares, in float64.
+
+    `members` (G, B) says which image belongs to which group, see `groups.ImageGroups`.
+    """
     k = values.shape[1]
     values = values.double()
-    sums[layer, :, :k] += torch.stack([torch.full_like(values[0], len(values)), values.sum(0), values.square().sum(0)])
+    each = torch.stack([torch.ones_like(values), values, values.square()], 1)  # (B, 3, k)
+    sums[:, layer, :, :k] += (members @ each.flatten(1)).view(len(members), 3, k)
 
 
 def mean_of_images(
@@ -114,12 +131,12 @@ def mean_of_images(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean over images (S, K) and its 95 % interval, mean ± 1.96 · deviation / √images; NaN where there are none.
 
-    >>> sums = torch.zeros(1, 3, 2, dtype=torch.float64)
-    >>> add_images(sums, 0, torch.tensor([[1.0], [3.0]]))
+    >>> sums = torch.zeros(2, 1, 3, 2, dtype=torch.float64)
+    >>> add_images(sums, 0, torch.tensor([[1.0], [3.0]]), torch.eye(2, dtype=torch.float64))
     >>> [part.round(2).tolist() for part in mean_of_images(sums)]
     [[[2.0, nan]], [[0.04, nan]], [[3.96, nan]]]
     """
-    n, total, squares = sums.numpy(force=True).swapaxes(0, 1)  # each (S, K)
+    n, total, squares = sums.sum(0).numpy(force=True).swapaxes(0, 1)  # each (S, K)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = total / n
         variance = np.maximum(squares - n * mean**2, 0.0) / (n - 1)

@@ -27,6 +27,9 @@ from sightline.measure.feature_cache import describe_encoder
 __all__ = ["Cost", "Key", "Plan", "analysis_fingerprint", "announce", "make_plans", "probe"]
 
 
+KEPT = 1  # form of what is kept beside results; what was measured before there was any is measured again
+
+
 class Key(NamedTuple):
     """Whose activation: encoder, site and view."""
 
@@ -58,6 +61,11 @@ class Plan:
     precision: str
     cache: Path  # a folder for memory-mapped files
     left_out: Mapping[str, str]  # encoders that take no part, and why
+
+    @property
+    def stages(self) -> dict[str, tuple[int, ...]]:
+        """Blocks of each stage of the encoders that have stages."""
+        return {name: encoder.stages for name, encoder in self.encoders.items() if encoder.stages}
 
 
 def make_plans(
@@ -169,6 +177,7 @@ def analysis_fingerprint(name: str, config: Any, plan: Plan) -> str:
         {
             "analysis": name,
             "version": __version__,
+            "kept": KEPT,
             "config": asdict(config),
             "encoders": {
                 key: [describe_encoder(encoder), list(plan.sites[key])] for key, encoder in plan.encoders.items()

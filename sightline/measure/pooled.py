@@ -24,11 +24,13 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean
 from sightline.core.processes import barrier, rank
 from sightline.core.results import ABSENT
 from sightline.encoders.sites import token_view
 from sightline.measure.contract import Analysis
 from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 
 if TYPE_CHECKING:
@@ -145,6 +147,7 @@ class Pooled(Analysis):
         self.files = matrices(plan, splits, wanted)
         if not self.files:
             raise InputError("None of these sites has the pooling that is asked for; choose others")
+        self._groups: dict[str, ImageGroups] = {}
         self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
@@ -214,11 +217,42 @@ class Pooled(Analysis):
         values = parts[0] if len(parts) == 1 else SideBySide(parts)
         return Matrix(values, self.labelled(split) if labelled else self.rows[split])
 
+    def groups(self, split: str) -> ImageGroups:
+        """The groups of images that numbers of a split are kept by, for contrasts."""
+        if split not in self._groups:
+            self._groups[split] = ImageGroups(self.plan.images, [split])
+        return self._groups[split]
+
+    def by_group(self, split: str, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Sums over groups of the values (n, …) of the labelled images of a split, or of all that could be read."""
+        rows = self.rows[split] if len(values) == len(self.rows[split]) else self.labelled(split)
+        return self.groups(split).sums(split, rows, values)
+
+    def with_right(
+        self,
+        result: xr.Dataset,
+        split: str,
+        right: Mapping[tuple[str, str, str], npt.NDArray[np.float64]],
+        names: Sequence[str] = ("accuracy",),
+        labelled: bool = True,
+    ) -> xr.Dataset:
+        """The result with what contrasts of its accuracies need: right decisions by group, (names, G) or (G,)."""
+        dims, kept = ("encoder", "site", "feature"), Kept({"group": self.groups(split).axis})
+        axes = [[str(name) for name in result[dim].values] for dim in dims]
+        sums = np.zeros((*map(len, axes), len(names), GROUPS))
+        for at, of_groups in right.items():
+            sums[tuple(axis.index(name) for axis, name in zip(axes, at, strict=True))] = of_groups
+        images = self.by_group(split, np.ones(len(self.labelled(split) if labelled else self.rows[split])))
+        for number, name in enumerate(names):
+            right_of = {f"{name}_right": ((*dims, "group"), sums[..., number, :]), "images": (("group",), images)}
+            kept.add(name, Mean(f"{name}_right", "images"), **right_of)
+        return kept.beside(result)
+
     def dataset(
         self, names: Sequence[str], answers: Mapping[tuple[str, str, str], tuple[Sequence[float], str]]
     ) -> xr.Dataset:
         """Numbers `names` and the reason where there are none, over encoder, site and feature."""
-        layers, known = Layers(self.plan.sites), {feature for _, _, feature in answers}
+        layers, known = Layers(self.plan.sites, self.plan.stages), {feature for _, _, feature in answers}
         encoders, sites, features = layers.encoders, layers.sites, [name for name in FEATURES if name in known]
         values = np.full((len(names), len(encoders), len(sites), len(features)), np.nan)
         reason = np.full(values.shape[1:], ABSENT, dtype=object)

@@ -44,6 +44,7 @@ SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
     "detection": "A detector of the same kind was trained on each, and all were tested on the same images.",
+    "segmenters": "A head of the same kind was trained on each, and all were tested on the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 CARDS = 12  # of an analysis on the overview; the others are folded

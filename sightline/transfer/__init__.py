@@ -7,4 +7,5 @@ classification    its loss, and the learning rates of its layers
 evaluate          a classifier's decisions on a split
 trainings         runs that are made of trainings
 detection/        Mask R-CNN on any encoder
+segmentation/     a linear layer or UperNet on any encoder
 """

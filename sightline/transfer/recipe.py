@@ -40,7 +40,8 @@ def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], .
         found = str(other.pop())
         what, command = COMMANDS.get(found, (f"pre-training with {found}", "pretrain"))
         raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
-    return Recipe(*make_parts(name, (Optimization, Training, config), layers), name)
+    optimization, training, own = make_parts(name, (Optimization, Training, config), layers)
+    return Recipe(optimization, training, own, name)
 
 
 def resolve(

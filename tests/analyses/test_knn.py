@@ -16,6 +16,7 @@ from sightline.analyses import knn
 from sightline.analyses.knn import Analysis, Config
 from sightline.core.errors import InputError
 from sightline.measure.estimators.intervals import wilson
+from sightline.measure.estimators.neighbours import knn_predict
 from sightline.measure.plan import Key, Plan
 
 Array = np.ndarray[Any, Any]
@@ -170,3 +171,20 @@ def test_figure_has_the_numbers(tmp_path: Path) -> None:
     (figure,) = knn.figures(result)
     assert len(figure.table) == 2 * 3 + 2
     figure.chart.to_dict()
+
+
+def test_top_five_of_six(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, classes=tuple("abcdef"))
+    data = activations(plan)
+    result = run(plan, data, k=8)
+    labels, vectors = plan.images.labels, data[Key("vit", "norm", "plain")][:, 0].numpy()
+    best = knn_predict(vectors[:TRAIN], labels[:TRAIN], vectors[TRAIN:], k=8, top=5)
+    right = int((best == labels[TRAIN:, None]).any(1).sum())
+    got = result.sel(encoder="vit", site="norm", feature="cls")
+    assert got.top5_accuracy == right / TEST
+    assert (got.top5_accuracy_low, got.top5_accuracy_high) == wilson(right, TEST)
+    assert (result.top5_accuracy >= result.accuracy).where(result.accuracy.notnull(), True).all()
+    assert [figure.name for figure in knn.figures(result)] == ["depth", "top5"]
+    assert f"; top-5 {result.top5_accuracy.sel(encoder='vit').max():.0%}"[:8] in knn.headlines(result)[0][2]
+    older = result.drop_vars([f"top5_accuracy{end}" for end in ("", "_low", "_high")])
+    assert [figure.name for figure in knn.figures(older)] == ["depth"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from support.plans import LAYERS, TEST, activations, computed, make_plan
+from support.plans import TEST, activations, computed, make_plan
 
 from sightline.analyses import similarity
 from sightline.analyses.similarity import Analysis, Config
@@ -51,7 +52,7 @@ def features(plan: Plan, encoder: str, site: str, view: str) -> torch.Tensor | N
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_all_pairs_are_those_of_the_functions(name: str, plan: Plan, result: xr.Dataset) -> None:
-    layers = [(encoder, site) for encoder, sites in LAYERS.items() for site in sites]
+    layers = [(encoder, site) for encoder, sites in plan.sites.items() for site in sites]
     count = 0
     for view in ALL.tokens:
         for a in layers:
@@ -162,6 +163,6 @@ def test_figures_of_a_distance_rise(result: xr.Dataset) -> None:
         ({"variance": 1.5}, "above 0 and up to 1"),
     ],
 )
-def test_wrong_settings(settings: dict[str, object], sentence: str) -> None:
+def test_wrong_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        Config(**settings)  # type: ignore[arg-type]
+        Config(**settings)

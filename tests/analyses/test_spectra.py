@@ -182,6 +182,7 @@ def streamed(
     )
     plan: Any = SimpleNamespace(
         encoders={"e": SimpleNamespace(tokens=tokens, has_places=lambda _: True)},
+        stages={},
         sites={"e": tuple(activations)},
         shapes={"e": {site: tuple(x.shape[1:]) for site, x in activations.items()}},
         images=images,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import inspect
 import itertools
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.core.groups import Measured
 from sightline.core.run_folder import Run
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
@@ -25,9 +27,10 @@ from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images, join
 from sightline.images.views import make_view
+from sightline.measure import analyze as the_pass
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.plan import Cost, Key, Plan, make_plans
-from sightline.measure.streaming import result_of
+from sightline.measure.streaming import measured_of, result_of
 from sightline.report.figures import Figure
 
 ANALYSES = plugins.built_in("analyses")
@@ -80,28 +83,34 @@ def feed(metric: Any, plan: Plan, numbers: Any = None, change: Any = None, order
 
 
 def measured(name: str, plan: Plan, change: Any = None, order: int = 0) -> xr.Dataset:
+    return with_kept(name, plan, change, order).table
+
+
+def with_kept(name: str, plan: Plan, change: Any = None, order: int = 0) -> Measured:
     module = analysis(name)
     metric = module.Analysis(module.Config(), plan)
     feed(metric, plan, change=change, order=order)
-    return result_of(metric)
+    return Measured(name, *measured_of(metric))
 
 
 class Results(dict[str, xr.Dataset]):
-    """The result of each analysis, measured when it is first asked for."""
+    """The result of each analysis, measured when it is first asked for, and what is kept beside it."""
 
-    def __init__(self, measure: Callable[[str], xr.Dataset]) -> None:
+    def __init__(self, measure: Callable[[str], Measured]) -> None:
         super().__init__()
         self.measure = measure
+        self.whole: dict[str, Measured] = {}
 
     def __missing__(self, name: str) -> xr.Dataset:
-        self[name] = self.measure(name)
+        self.whole[name] = self.measure(name)
+        self[name] = self.whole[name].table
         return self[name]
 
 
 @pytest.fixture(scope="module")
-def results(encoders: Any, images: Images, tmp_path_factory: pytest.TempPathFactory) -> dict[str, xr.Dataset]:
+def results(encoders: Any, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("plain")
-    return Results(lambda name: measured(name, plan_of(name, encoders, images, folder)))
+    return Results(lambda name: with_kept(name, plan_of(name, encoders, images, folder)))
 
 
 @pytest.mark.parametrize("name", ANALYSES)
@@ -123,14 +132,26 @@ def test_an_analysis_says_what_it_is(name: str) -> None:
     functions = [value for word, value in vars(module).items() if inspect.isfunction(value) and word[0] != "_"]
     measures = [f for f in functions if f.__module__.startswith((module.__name__, "sightline.measure.estimators."))]
     assert any(">>>" in (measure.__doc__ or "") for measure in measures), "the measure on whole arrays, with a doctest"
+    assert doctest.testmod(module).failed == 0
     page = Path(__file__).parents[2] / "docs" / "analyses" / f"{name}.md"
     assert page.is_file(), f"{name} needs a page in docs/analyses"
 
 
+def nowhere(function: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*arguments: Any) -> Any:
+        with torch.device("meta"):
+            return function(*arguments)
+
+    return inside
+
+
 @pytest.mark.parametrize("name", ANALYSES)
 def test_the_pass_gives_what_its_plain_twin_gives(
-    name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset]
+    name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a default device that holds no numbers, so that no tensor can be made where nobody said."""
+    for part in ("_step", "measured_of"):
+        monkeypatch.setattr(the_pass, part, nowhere(getattr(the_pass, part)))
     run = sl.analyze(members(name, encoders), images, [name], batch=BATCH, workers=0, show_progress=False)
     xr.testing.assert_equal(run[name], results[name])
 
@@ -209,6 +230,31 @@ def test_results_survive_saving(name: str, results: dict[str, xr.Dataset], tmp_p
 
 
 @pytest.mark.parametrize("name", ANALYSES)
+def test_what_is_kept_gives_the_numbers_again(name: str, results: Results) -> None:
+    """Every number that has a recipe follows from the sums over groups, and changes when some of them are left out."""
+    assert name in results or len(results[name])
+    found = results.whole[name]
+    assert found.variables
+    changed = False
+    for variable in found.variables:
+        if found.recipe(variable) is None:
+            assert found.why_without(variable)
+            continue
+        values = found.table[variable]
+        known = np.nonzero(np.isfinite(values.values))
+        assert len(known[0]), f"{variable} has no number"
+        cells = dict(zip(map(str, values.dims), known, strict=True))
+        weights = np.ones((3, found.groups(variable)))
+        used = np.flatnonzero(found.used(variable, cells))
+        assert len(used) > 1
+        weights[[1, 2], used[:2]] = 0
+        again = found.values(variable, cells, weights)
+        np.testing.assert_allclose(again[0], values.values[known], rtol=1e-6, atol=1e-7, err_msg=variable)
+        changed |= bool((again[1:] != again[0]).any())
+    assert changed or all(found.recipe(variable) is None for variable in found.variables)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
 def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
     module = analysis(name)
     figures = module.figures(results[name])
@@ -227,11 +273,11 @@ def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
 
 
 def held(metric: Any) -> int:
-    """Bytes of all tensors and arrays that an analysis holds, but for the plan, which is not its own."""
+    """Bytes of all tensors and arrays that an analysis holds, but for plan and images, which are not its own."""
     seen, total, todo = set(), 0, [value for name, value in vars(metric).items() if not isinstance(value, Plan)]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, Plan | type):
+        if id(value) in seen or isinstance(value, Plan | Images | type):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor | np.ndarray):

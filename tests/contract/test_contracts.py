@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -28,39 +29,27 @@ ACCESS: dict[str, Any] = {
 }
 
 
-def test_mypy_sees_every_plugin() -> None:
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ACCESS for name in plugins.built_in(kind)])
+def test_mypy_sees_every_plugin(kind: str, name: str) -> None:
+    assert name in plugin_types.KINDS[kind], "run scripts/plugin_types.py, which scripts/check does, too"
+    assert ACCESS[kind](name) is plugin_types.KINDS[kind][name]
+
+
+def test_mypy_sees_every_kind_and_nothing_that_is_gone() -> None:
     assert plugin_types.KINDS.keys() == plugins.ROOMS.keys() == ACCESS.keys()
-    for kind, named in plugin_types.KINDS.items():
-        assert sorted(named) == plugins.built_in(kind)
-        for name, module in named.items():
-            assert ACCESS[kind](name) is module
+    assert {kind: sorted(named) for kind, named in plugin_types.KINDS.items()} == {
+        kind: plugins.built_in(kind) for kind in ACCESS
+    }
 
 
 @pytest.mark.parametrize(
     ("kind", "defaults", "named"),
     [
-        (
-            "analyses",
-            measure.OPTIONAL,
-            {
-                "PROJECTION": plugin_types.PROJECTION,
-                "IMAGES": plugin_types.IMAGES,
-                "TARGETS": plugin_types.ANALYSIS_TARGETS,
-                "Config": plugin_types.CONFIG,
-                "views": plugin_types.VIEWS,
-                "precision": plugin_types.PRECISION,
-                "summary": plugin_types.SUMMARY,
-                "tables": plugin_types.TABLES,
-            },
-        ),
-        (
-            "objectives",
-            objective.OPTIONAL,
-            {"LABELS": plugin_types.LABELS, "TARGETS": plugin_types.TARGETS, "first": plugin_types.FIRST},
-        ),
+        ("analyses", measure.OPTIONAL, plugin_types.ANALYSES_OPTIONAL),
+        ("objectives", objective.OPTIONAL, plugin_types.OBJECTIVES_OPTIONAL),
     ],
 )
-def test_mypy_sees_what_a_plugin_may_leave_out(kind: str, defaults: Any, named: dict[str, dict[str, Any]]) -> None:
+def test_mypy_sees_what_a_plugin_may_leave_out(kind: str, defaults: Any, named: Mapping[str, Any]) -> None:
     assert named.keys() == defaults.keys()
     for member, value in defaults.items():
         found = {name: getattr(ACCESS[kind](name), member) for name in plugins.built_in(kind)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 import torch
 from PIL import Image
 from support.documents import ROOT, Block, blocks
+from support.references import SMALL
 from torch import nn
 
 import sightline as sl
+from sightline.analyses.cka import Config as Cka
+from sightline.analyses.probes import Config as Probes
 
 # Blocks that train for minutes, or look at such a training; contract/test_docs.py checks that their calls fit.
 TRAIN = {"docs/dense.md", "docs/finetuning.md", "docs/pretraining.md", "docs/transfer.md", "docs/analyses/dynamics.md"}
@@ -79,9 +83,27 @@ def _run(at_hand: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _several(at_hand: dict[str, Any]) -> dict[str, Any]:
+    """A finished comparison of three encoders and of seeds of two of them in runs/x, measured once for all blocks."""
+    if "several" not in at_hand:
+        seeds = [f"{name}-{number}" for name in ("mae", "dino") for number in range(3)]
+        small = f"{SMALL.replace('depth=2', 'depth=4')}"
+        encoders = {
+            name: sl.load_encoder(f"{small}&seed={n}") for n, name in enumerate(["moco", "dino", "mae", *seeds])
+        }
+        sites = ["block.*", "norm"]
+        asked = {"cka": Cka(tokens=("all",)), "knn": None, "attention": None, "probes": Probes(kinds=("ridge",))}
+        run = sl.analyze(encoders, at_hand["images"], asked, sites=sites, out="runs/x", batch=8, show_progress=False)
+        at_hand["several"] = run.path.absolute() if run.path else None
+    else:
+        shutil.copytree(at_hand["several"], "runs/x")
+    return {"run": sl.open_run("runs/x")}
+
+
 # What a page takes for granted besides.
 OTHERWISE: dict[str, Any] = {
     "docs/runs.md": _run,
+    "docs/contrasts.md": _several,
     "docs/analyses/diversity.md": lambda known: {"before": known["patches"], "after": known["patches"] + 1},
     "docs/analyses/tokens.md": lambda known: {"tokens": known["x"][:24], "before": known["patches"][0]},
     "docs/images.md": lambda known: {"labels": known["labels"][:12] % 2, "pixels": known["pixels"][:12]},

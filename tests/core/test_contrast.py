@@ -241,7 +241,7 @@ def test_sums_of_another_result_are_not_taken(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"level": 1.0}, "between 0 and 1"),
+        ({"confidence": 1.0}, "between 0 and 1"),
         ({"method": "bootstap"}, "did you mean 'bootstrap'"),
         ({"one": "e9"}, "No encoder is e9"),
         ({"enkoder": "e0"}, "did you mean 'encoder'"),

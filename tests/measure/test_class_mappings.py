@@ -30,7 +30,7 @@ def test_the_16_categories_are_those_of_the_publication() -> None:
 
 def test_synsets_are_those_of_the_outputs() -> None:
     """timm knows the order of the 1000 classes by itself."""
-    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import ImageNetInfo
 
     info = ImageNetInfo("imagenet-1k")
     path = Path(shape_bias.__file__).parents[1] / "measure" / "mappings" / "imagenet16.csv"

@@ -16,6 +16,7 @@ from sightline.images.pipeline import Batch
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.plan import Key, Plan
+from sightline.measure.streaming import result_of
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +54,7 @@ def make_plan(
         name: SimpleNamespace(
             name=name, weights=name, module=nn.Identity(), reference=name, family="made", depth=2, heads=None,
             patch=None, tokens=LAYOUT if name.startswith("vit") else None, preprocess=Preprocess(),
-            classes=None, has_places=lambda _: True,
+            classes=None, has_places=lambda _: True, stages=(),
         )
         for name in layers
     }  # fmt: skip
@@ -96,4 +97,4 @@ def computed(metric: Any, plan: Plan, data: Mapping[Key, torch.Tensor], size: in
     """The result of an analysis of these activations."""
     torch.manual_seed(0)
     feed(metric, plan, data, size)
-    return type(metric).compute(metric)
+    return result_of(metric)

@@ -1,7 +1,7 @@
 """Every plugin of Sightline with its contract: mypy checks here that each file has what its contract asks for.
 
-`contract/test_contracts.py` checks that no plugin is missing. What a file may leave out is listed by member, so that
-mypy sees the type of it where a file has it.
+Written by scripts/plugin_types.py. What a file may leave out is listed by member, so that mypy sees the type of it
+where a file has it.
 """
 
 from __future__ import annotations
@@ -11,171 +11,210 @@ from typing import Any
 
 import xarray as xr
 
-from sightline.analyses import (
-    agreement,
-    attention,
-    cka,
-    diversity,
-    dynamics,
-    fourier,
-    invariance,
-    knn,
-    minibatch,
-    noise,
-    orientation,
-    probes,
-    segmentation,
-    shape_bias,
-    similarity,
-    spectra,
-    tokens,
-    transformations,
-)
+from sightline.analyses import agreement as analyses_agreement
+from sightline.analyses import attention as analyses_attention
+from sightline.analyses import cka as analyses_cka
+from sightline.analyses import diversity as analyses_diversity
+from sightline.analyses import dynamics as analyses_dynamics
+from sightline.analyses import fourier as analyses_fourier
+from sightline.analyses import invariance as analyses_invariance
+from sightline.analyses import knn as analyses_knn
+from sightline.analyses import minibatch as analyses_minibatch
+from sightline.analyses import noise as analyses_noise
+from sightline.analyses import orientation as analyses_orientation
+from sightline.analyses import probes as analyses_probes
+from sightline.analyses import segmentation as analyses_segmentation
+from sightline.analyses import shape_bias as analyses_shape_bias
+from sightline.analyses import similarity as analyses_similarity
+from sightline.analyses import spectra as analyses_spectra
+from sightline.analyses import tokens as analyses_tokens
+from sightline.analyses import transformations as analyses_transformations
 from sightline.core.contract import Study
 from sightline.encoders.contract import Family, Format, ModelSource
-from sightline.encoders.families import autoencoder, convnext, eva, projected, resnet, vit
-from sightline.encoders.families import huggingface as huggingface_family
-from sightline.encoders.formats import beit, convnext_v2, dino, mae, moco_v3, msn, simmim
-from sightline.encoders.sources import checkpoint, huggingface, run, timm, torchvision, zoo
+from sightline.encoders.families import autoencoder as families_autoencoder
+from sightline.encoders.families import convnext as families_convnext
+from sightline.encoders.families import eva as families_eva
+from sightline.encoders.families import huggingface as families_huggingface
+from sightline.encoders.families import projected as families_projected
+from sightline.encoders.families import resnet as families_resnet
+from sightline.encoders.families import vit as families_vit
+from sightline.encoders.formats import beit as formats_beit
+from sightline.encoders.formats import convnext_v2 as formats_convnext_v2
+from sightline.encoders.formats import dino as formats_dino
+from sightline.encoders.formats import mae as formats_mae
+from sightline.encoders.formats import moco_v3 as formats_moco_v3
+from sightline.encoders.formats import msn as formats_msn
+from sightline.encoders.formats import simmim as formats_simmim
+from sightline.encoders.sources import checkpoint as sources_checkpoint
+from sightline.encoders.sources import huggingface as sources_huggingface
+from sightline.encoders.sources import run as sources_run
+from sightline.encoders.sources import timm as sources_timm
+from sightline.encoders.sources import torchvision as sources_torchvision
+from sightline.encoders.sources import zoo as sources_zoo
 from sightline.images.contract import ImageSource
-from sightline.images.sources import arrays, coco, folder, masks, parquet, shapes
-from sightline.images.sources import huggingface as huggingface_images
+from sightline.images.sources import arrays as datasets_arrays
+from sightline.images.sources import coco as datasets_coco
+from sightline.images.sources import folder as datasets_folder
+from sightline.images.sources import huggingface as datasets_huggingface
+from sightline.images.sources import masks as datasets_masks
+from sightline.images.sources import parquet as datasets_parquet
+from sightline.images.sources import shapes as datasets_shapes
 from sightline.measure.contract import AnalysisFile, FurtherImages
 from sightline.report.figures import Table
-from sightline.studies import detection, reinit
+from sightline.studies import detection as studies_detection
+from sightline.studies import reinit as studies_reinit
+from sightline.studies import segmenters as studies_segmenters
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
-from sightline.training.objectives import beit as beit_objective
-from sightline.training.objectives import dino as dino_objective
-from sightline.training.objectives import hybrid, simclr, supervised
-from sightline.training.objectives import mae as mae_objective
-from sightline.training.objectives import moco_v3 as moco_v3_objective
-from sightline.training.objectives import msn as msn_objective
-from sightline.training.objectives import simmim as simmim_objective
+from sightline.training.objectives import beit as objectives_beit
+from sightline.training.objectives import dino as objectives_dino
+from sightline.training.objectives import hybrid as objectives_hybrid
+from sightline.training.objectives import mae as objectives_mae
+from sightline.training.objectives import moco_v3 as objectives_moco_v3
+from sightline.training.objectives import msn as objectives_msn
+from sightline.training.objectives import simclr as objectives_simclr
+from sightline.training.objectives import simmim as objectives_simmim
+from sightline.training.objectives import supervised as objectives_supervised
 
 ANALYSES: Mapping[str, AnalysisFile] = {
-    "agreement": agreement,
-    "attention": attention,
-    "cka": cka,
-    "diversity": diversity,
-    "dynamics": dynamics,
-    "fourier": fourier,
-    "invariance": invariance,
-    "knn": knn,
-    "minibatch": minibatch,
-    "noise": noise,
-    "orientation": orientation,
-    "probes": probes,
-    "segmentation": segmentation,
-    "shape_bias": shape_bias,
-    "similarity": similarity,
-    "spectra": spectra,
-    "tokens": tokens,
-    "transformations": transformations,
+    "agreement": analyses_agreement,
+    "attention": analyses_attention,
+    "cka": analyses_cka,
+    "diversity": analyses_diversity,
+    "dynamics": analyses_dynamics,
+    "fourier": analyses_fourier,
+    "invariance": analyses_invariance,
+    "knn": analyses_knn,
+    "minibatch": analyses_minibatch,
+    "noise": analyses_noise,
+    "orientation": analyses_orientation,
+    "probes": analyses_probes,
+    "segmentation": analyses_segmentation,
+    "shape_bias": analyses_shape_bias,
+    "similarity": analyses_similarity,
+    "spectra": analyses_spectra,
+    "tokens": analyses_tokens,
+    "transformations": analyses_transformations,
 }
-PROJECTION: Mapping[str, tuple[str, ...]] = {
-    "cka": cka.PROJECTION,
-    "invariance": invariance.PROJECTION,
-    "knn": knn.PROJECTION,
-    "similarity": similarity.PROJECTION,
-    "transformations": transformations.PROJECTION,
+ANALYSES_PROJECTION: Mapping[str, tuple[str, ...]] = {
+    "cka": analyses_cka.PROJECTION,
+    "invariance": analyses_invariance.PROJECTION,
+    "knn": analyses_knn.PROJECTION,
+    "similarity": analyses_similarity.PROJECTION,
+    "transformations": analyses_transformations.PROJECTION,
 }
-IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": shape_bias.IMAGES}
-ANALYSIS_TARGETS: Mapping[str, bool] = {}
-CONFIG: Mapping[str, type[Any]] = {
-    "agreement": agreement.Config,
-    "attention": attention.Config,
-    "cka": cka.Config,
-    "dynamics": dynamics.Config,
-    "invariance": invariance.Config,
-    "knn": knn.Config,
-    "minibatch": minibatch.Config,
-    "noise": noise.Config,
-    "orientation": orientation.Config,
-    "probes": probes.Config,
-    "segmentation": segmentation.Config,
-    "shape_bias": shape_bias.Config,
-    "similarity": similarity.Config,
-    "spectra": spectra.Config,
-    "tokens": tokens.Config,
-    "transformations": transformations.Config,
+ANALYSES_IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": analyses_shape_bias.IMAGES}
+ANALYSES_TARGETS: Mapping[str, bool] = {}
+ANALYSES_CONFIG: Mapping[str, type[Any]] = {
+    "agreement": analyses_agreement.Config,
+    "attention": analyses_attention.Config,
+    "cka": analyses_cka.Config,
+    "dynamics": analyses_dynamics.Config,
+    "invariance": analyses_invariance.Config,
+    "knn": analyses_knn.Config,
+    "minibatch": analyses_minibatch.Config,
+    "noise": analyses_noise.Config,
+    "orientation": analyses_orientation.Config,
+    "probes": analyses_probes.Config,
+    "segmentation": analyses_segmentation.Config,
+    "shape_bias": analyses_shape_bias.Config,
+    "similarity": analyses_similarity.Config,
+    "spectra": analyses_spectra.Config,
+    "tokens": analyses_tokens.Config,
+    "transformations": analyses_transformations.Config,
 }
-VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
-    "invariance": invariance.views,
-    "noise": noise.views,
-    "orientation": orientation.views,
-    "shape_bias": shape_bias.views,
-    "transformations": transformations.views,
+ANALYSES_VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
+    "invariance": analyses_invariance.views,
+    "noise": analyses_noise.views,
+    "orientation": analyses_orientation.views,
+    "shape_bias": analyses_shape_bias.views,
+    "transformations": analyses_transformations.views,
 }
-PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": probes.precision}
-SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
-    "probes": probes.summary,
-    "segmentation": segmentation.summary,
-    "transformations": transformations.summary,
+ANALYSES_PRECISION: Mapping[str, Callable[[Any], str]] = {"probes": analyses_probes.precision}
+ANALYSES_SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
+    "probes": analyses_probes.summary,
+    "segmentation": analyses_segmentation.summary,
+    "transformations": analyses_transformations.summary,
 }
-TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
-
-OBJECTIVES: Mapping[str, ObjectiveFile] = {
-    "beit": beit_objective,
-    "dino": dino_objective,
-    "hybrid": hybrid,
-    "mae": mae_objective,
-    "moco_v3": moco_v3_objective,
-    "msn": msn_objective,
-    "simclr": simclr,
-    "simmim": simmim_objective,
-    "supervised": supervised,
-}
-LABELS: Mapping[str, bool] = {"supervised": supervised.LABELS}
-TARGETS: Mapping[str, bool] = {}
-FIRST: Mapping[str, Callable[[Any, Backbone], First | None]] = {
-    "beit": beit_objective.first,
-    "hybrid": hybrid.first,
-}
-
-FORMATS: Mapping[str, Format] = {
-    "beit": beit,
-    "convnext_v2": convnext_v2,
-    "dino": dino,
-    "mae": mae,
-    "moco_v3": moco_v3,
-    "msn": msn,
-    "simmim": simmim,
-}
-SOURCES: Mapping[str, ModelSource] = {
-    "checkpoint": checkpoint,
-    "huggingface": huggingface,
-    "run": run,
-    "timm": timm,
-    "torchvision": torchvision,
-    "zoo": zoo,
+ANALYSES_TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
+DATASETS: Mapping[str, ImageSource] = {
+    "arrays": datasets_arrays,
+    "coco": datasets_coco,
+    "folder": datasets_folder,
+    "huggingface": datasets_huggingface,
+    "masks": datasets_masks,
+    "parquet": datasets_parquet,
+    "shapes": datasets_shapes,
 }
 FAMILIES: Mapping[str, Family] = {
-    "autoencoder": autoencoder,
-    "convnext": convnext,
-    "eva": eva,
-    "huggingface": huggingface_family,
-    "projected": projected,
-    "resnet": resnet,
-    "vit": vit,
+    "autoencoder": families_autoencoder,
+    "convnext": families_convnext,
+    "eva": families_eva,
+    "huggingface": families_huggingface,
+    "projected": families_projected,
+    "resnet": families_resnet,
+    "vit": families_vit,
 }
-DATASETS: Mapping[str, ImageSource] = {
-    "arrays": arrays,
-    "coco": coco,
-    "folder": folder,
-    "huggingface": huggingface_images,
-    "masks": masks,
-    "parquet": parquet,
-    "shapes": shapes,
+FORMATS: Mapping[str, Format] = {
+    "beit": formats_beit,
+    "convnext_v2": formats_convnext_v2,
+    "dino": formats_dino,
+    "mae": formats_mae,
+    "moco_v3": formats_moco_v3,
+    "msn": formats_msn,
+    "simmim": formats_simmim,
 }
-STUDIES: Mapping[str, Study] = {"detection": detection, "reinit": reinit}
-
+OBJECTIVES: Mapping[str, ObjectiveFile] = {
+    "beit": objectives_beit,
+    "dino": objectives_dino,
+    "hybrid": objectives_hybrid,
+    "mae": objectives_mae,
+    "moco_v3": objectives_moco_v3,
+    "msn": objectives_msn,
+    "simclr": objectives_simclr,
+    "simmim": objectives_simmim,
+    "supervised": objectives_supervised,
+}
+OBJECTIVES_LABELS: Mapping[str, bool] = {"supervised": objectives_supervised.LABELS}
+OBJECTIVES_TARGETS: Mapping[str, bool] = {}
+OBJECTIVES_FIRST: Mapping[str, Callable[[Any, Backbone], First | None]] = {
+    "beit": objectives_beit.first,
+    "hybrid": objectives_hybrid.first,
+}
+SOURCES: Mapping[str, ModelSource] = {
+    "checkpoint": sources_checkpoint,
+    "huggingface": sources_huggingface,
+    "run": sources_run,
+    "timm": sources_timm,
+    "torchvision": sources_torchvision,
+    "zoo": sources_zoo,
+}
+STUDIES: Mapping[str, Study] = {
+    "detection": studies_detection,
+    "reinit": studies_reinit,
+    "segmenters": studies_segmenters,
+}
 KINDS: Mapping[str, Mapping[str, object]] = {
     "analyses": ANALYSES,
     "datasets": DATASETS,
     "families": FAMILIES,
     "formats": FORMATS,
     "objectives": OBJECTIVES,
-    "sources": {**SOURCES, **FORMATS},
     "studies": STUDIES,
+    "sources": {**SOURCES, **FORMATS},
+}
+ANALYSES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
+    "PROJECTION": ANALYSES_PROJECTION,
+    "IMAGES": ANALYSES_IMAGES,
+    "TARGETS": ANALYSES_TARGETS,
+    "Config": ANALYSES_CONFIG,
+    "views": ANALYSES_VIEWS,
+    "precision": ANALYSES_PRECISION,
+    "summary": ANALYSES_SUMMARY,
+    "tables": ANALYSES_TABLES,
+}
+OBJECTIVES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
+    "LABELS": OBJECTIVES_LABELS,
+    "TARGETS": OBJECTIVES_TARGETS,
+    "first": OBJECTIVES_FIRST,
 }

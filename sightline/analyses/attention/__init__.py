@@ -27,9 +27,11 @@ from sightline.analyses.attention.charts import headlines as headlines
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean, Spread
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.measure import contract
 from sightline.measure.estimators.attention import EPSILON, distance_and_nmi, nmi_of, patch_distances, unattended
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 
@@ -149,7 +151,7 @@ class Analysis(contract.Analysis):
     """Sums both numbers of every head over images, and keeps quantised maps of a few images."""
 
     products = True
-    sums: Tensor  # (S, 3, 2 (H + 1))
+    sums: Tensor  # (G, S, 3, 2 (H + 1))
     flaws: Tensor  # (S, 2): images whose numbers are not finite, those of them where a mask is why
     seen: Tensor  # (viewer images,)
 
@@ -161,9 +163,10 @@ class Analysis(contract.Analysis):
             whose, why = next(zip(self.layers, self.problems, strict=True))
             raise InputError(f"attention cannot be measured: at {whose[1]} of {whose[0]}, {why}; leave it out")
         self.heads = max(plan.shapes[encoder][site][0] for encoder, site in self.layers)
-        self.viewer = Viewer(config.viewer_images, plan)
+        self.viewer, self.groups = Viewer(config.viewer_images, plan), ImageGroups(plan.images, plan.splits)
         s, shown = len(self.layers), len(self.viewer.rows)
-        for name, shape in {"sums": (s, 3, 2 * (self.heads + 1)), "flaws": (s, 2), "seen": (shown,)}.items():
+        states = {"sums": (GROUPS, s, 3, 2 * (self.heads + 1)), "flaws": (s, 2), "seen": (shown,)}
+        for name, shape in states.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         for name, sizes in self.viewer.shapes.items():
             # One process fills the slot of an image, so that bytes cannot overflow in their sum.
@@ -195,12 +198,13 @@ class Analysis(contract.Analysis):
                     if shown is not None and shown.maps is not None:
                         state = getattr(self, f"viewer_map_{look.number}")
                         state[slots, layer, : shown.maps.shape[1]] = shown.maps
+        members = self.groups.members(batch, self.sums.device)
         for layer, (encoder, site) in enumerate(self.layers):
             if (found := reductions[Key(encoder, site, "plain")]) is None:
                 continue
             bad = ~found.values[:, 0].isfinite().all(-1)  # the mean over heads has the flaw of any of them
             self.flaws[layer] += torch.stack([bad.sum(), (bad & found.unattended).sum()])
-            add_images(self.sums, layer, torch.where(bad[:, None, None], math.nan, found.values).flatten(1))
+            add_images(self.sums, layer, torch.where(bad[:, None, None], math.nan, found.values).flatten(1), members)
 
     def compute(self) -> xr.Dataset:
         """Distance, its fraction of the diagonal, and NMI of every head and layer, and the maps of the viewer."""
@@ -225,15 +229,35 @@ class Analysis(contract.Analysis):
         attrs = {
             "interval": "95 % over images",
             "std": "over the heads of a layer",
-            "images": int(self.sums[:, 0, 0].max()),
+            "images": int(self.sums[:, :, 0, 0].sum(0).max()),
             "viewer_images": int(self.seen.sum()),
         }
         result = xr.Dataset(data, coords={**layers.coords(), "head": np.arange(self.heads)}, attrs=attrs)
+        result = self._kept(scales).beside(result)
         seen = self.seen.numpy(force=True) > 0
         return result.assign(self.viewer.variables(self.metric_state, seen)) if seen.any() else result
 
+    def _kept(self, scales: Mapping[str, npt.NDArray[np.float64]]) -> Kept:
+        """Sums by groups of images, for contrasts."""
+        layers, kept, axes = self.layers, Kept({"group": self.groups.axis}), ("encoder", "site")
+        sums = self.sums.unflatten(-1, (-1, 2))  # (G, S, 3, H + 1, 2)
+        images = ((*axes, "group"), layers.by_group(sums[:, :, 0, 0, 0]))
+        for name, scale in scales.items():
+            measure = name.removesuffix("_relative")
+            of = sums[:, :, 1, :, MEASURES.index(measure)]
+            parts = {
+                "images": images,
+                f"{measure}_sum": ((*axes, "group", "head"), layers.by_group(of[:, :, 1:])),
+                f"{measure}_mean_sum": ((*axes, "group"), layers.by_group(of[:, :, 0])),
+                f"{name}_unit": (axes, layers.spread(scale)),
+            }
+            kept.add(f"{name}_mean", Mean(f"{measure}_mean_sum", "images", f"{name}_unit"), **parts)
+            kept.add(name, Mean(f"{measure}_sum", "images", f"{name}_unit"))
+            kept.add(f"{name}_std", Spread(name, "head"))
+        return kept
+
     def _reason(self, layer: int) -> str:
-        images = int(self.sums[layer, 0, 0])
+        images = int(self.sums[:, layer, 0, 0].sum())
         bad, masked = (int(count) for count in self.flaws[layer])
         if masked:
             return f"in {masked} of {images} images a query may attend to no patch"
@@ -252,4 +276,4 @@ def cost(config: Config, plan: Plan) -> Cost:
     """Memory for the sums and the viewer's maps; nothing on disk."""
     heads = [plan.shapes[encoder][site][0] for encoder, site in Layers(plan.sites)]
     viewer = sum(math.prod(shape) for shape in Viewer(config.viewer_images, plan).shapes.values())
-    return Cost(memory=viewer + 8 * 3 * 2 * len(heads) * (max(heads) + 1), disk=0)
+    return Cost(memory=viewer + 8 * 3 * 2 * GROUPS * len(heads) * (max(heads) + 1), disk=0)

@@ -25,8 +25,10 @@ from torch import Tensor
 from sightline.analyses.cka.charts import figures as figures
 from sightline.analyses.cka.charts import headlines as headlines
 from sightline.analyses.cka.charts import study_figure as study_figure
+from sightline.analyses.cka.matching import block_distances
 from sightline.analyses.cka.matching import summaries as summaries
-from sightline.core.results import ABSENT
+from sightline.core.groups import Alignment, Best, Binned, Kept, Pairs, Picked
+from sightline.core.results import ABSENT, sites_of
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, own_of, products, ratio
 from sightline.measure.estimators.cka import cka as cka
@@ -72,6 +74,9 @@ BY_DEFAULT = True
 INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 
+PAIR = ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
+
+
 @dataclass(frozen=True)
 class Config:
     """`tokens`: token views to compare; `unbiased=False` takes the biased HSIC, which is too high for few images.
@@ -100,7 +105,7 @@ class Analysis(GramSums):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("cka", config, plan)
-        self.layers = Layers(plan.sites)
+        self.layers = Layers(plan.sites, plan.stages)
         t, s = len(self.config.tokens), len(self.layers)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         self.add_sums(
@@ -158,7 +163,7 @@ class Analysis(GramSums):
             full, each = self._at_once(full, each, reason == "")
         unlabelled = np.where(np.isnan(each["class_cka"]), self._why_no_class(of_class, labelled), "")
         reasons = {"reason": reason, "class_reason": np.where(reason == "", unlabelled, reason)}
-        dims, pair = ("tokens", "encoder", "site"), ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
+        dims, pair = ("tokens", "encoder", "site"), PAIR
         result = xr.Dataset(
             {
                 **{name: (pair, self.layers.spread_pairs(values)) for name, values in full.items()},
@@ -173,7 +178,28 @@ class Analysis(GramSums):
                 "labelled_images": int(self.labelled.sum()),
             },
         )
-        return result.merge(summaries(result))
+        result = result.merge(summaries(result))
+        return self._kept(result).beside(result)
+
+    def _kept(self, result: xr.Dataset) -> Kept:
+        """HSIC by groups of batches, of each pair of layers once, for contrasts."""
+        kept, there = self.kept_batches(), self.images.numpy(force=True) > 0
+        hsic = self.hsic.numpy(force=True)[:, there][..., *np.tril_indices(len(self.layers))].astype(np.float32)
+        classes = self.classes.numpy(force=True)[:, there].transpose(2, 1, 0, 3, 4)  # (S, G, T, 2, 2)
+        layers, over = self.layers.spread(np.arange(len(self.layers)), -1), ("encoder", "site", "batches", "tokens")
+        kept.add(
+            "cka", Pairs("hsic", "layer"), hsic=(("tokens", "batches", "pair"), hsic),
+            layer=(("encoder", "site"), layers),
+        )  # fmt: skip
+        kept.add("diagonal", Picked("cka", "site_b", "diagonal_site"))
+        kept.add("row_max", Best("cka"))
+        kept.add("row_depth", Best("cka", depth=True))
+        distances = block_distances(np.array(self.layers.sites), sites_of(result)).astype(np.int16)
+        kept.add("distance_cka", Binned("cka", "distance", "distances"), distances=(PAIR[1:], distances))
+        parts = {"class_cross": (0, 1), "class_own": (0, 0), "class_labels": (1, 1)}
+        by_layer = {name: (over, self.layers.spread(classes[..., a, b])) for name, (a, b) in parts.items()}
+        kept.add("class_cka", Alignment(*parts), **by_layer)
+        return kept
 
     def _at_once(self, full: Values, each: Values, known: npt.NDArray[np.bool_]) -> tuple[Values, Values]:
         """Full-batch CKA of all pairs (T, S, S) and with the labels (T, S), in place of the minibatch ones."""

@@ -98,24 +98,40 @@ def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64], of: Measure) -> p
         for j in own[b]
     ]  # fmt: skip
     columns = ["pair", "encoder_a", "encoder_b", "row", "column", "site_a", "site_b"]
-    return pd.DataFrame(rows, columns=[*columns, "value", "low", "high", "null", "reason"])
+    table = pd.DataFrame(rows, columns=[*columns, "value", "low", "high", "null", "reason"])
+    if "stage" not in result.coords:
+        return table
+    stages = result.stage.to_series()
+    for axis, end in (("row", "a"), ("column", "b")):
+        layers = pd.MultiIndex.from_frame(table[[f"encoder_{end}", f"site_{end}"]])
+        table[f"{axis}_stage"] = stages.reindex(layers).to_numpy()
+    return table
 
 
 def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     chart = heatmap(
         cells, row_title="block of A", column_title="block of B", value_title=of.title, facet="pair", step=10,
-        details={"site_a": "layer of A", "site_b": "layer of B"}, domain=of.domain,
+        details={"site_a": "layer of A", "site_b": "layer of B"} | _stage_titles(cells), domain=of.domain,
     )  # fmt: skip
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
+    text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
     return Figure("pairs", "All pairs of encoders", text, chart, cells)
+
+
+def _stage_titles(table: pd.DataFrame) -> dict[str, str]:
+    """What tooltips call the stages, where there are any."""
+    titles = {"row_stage": "stage of A", "column_stage": "stage of B", "stage": "stage of A"}
+    return {column: title for column, title in titles.items() if column in table}
 
 
 def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, which: str, of: Measure) -> Figure:
     """Each block of A with the block of B that `match` names, for every ordered pair of encoders."""
     sides = ["encoder", "site"]
     turned = cells.rename(columns={f"{s}_{x}": f"{s}_{y}" for s in sides for x, y in ("ab", "ba")})
-    turned = turned.rename(columns={"row": "column", "column": "row"})
+    turned = turned.rename(
+        columns={f"{x}{end}": f"{y}{end}" for x, y in (("row", "column"), ("column", "row")) for end in ("", "_stage")}
+    )
     both = pd.concat([cells, turned])
     chosen = match.isel(tokens=0, drop=True).to_dataframe("site_b").reset_index()
     keys = [f"{s}_{x}" for s in sides for x in "ab"]
@@ -123,11 +139,16 @@ def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, wh
     table = chosen[keys].merge(both[both.encoder_a != both.encoder_b], on=keys)
     table = table.rename(columns={"encoder_b": "series", "site_a": "site", "row": "block"})
     table, axis = with_depth(table, "encoder_a")
-    table = table[["encoder_a", "series", "depth", "site", "site_b", "value", "low", "high", "null", "reason"]]
+    columns = ["encoder_a", "series", "depth", "site", "site_b", "value", "low", "high", "null", "reason"]
+    if "row_stage" in table:
+        first = table.groupby(["encoder_a", "row_stage"]).depth.transform("min")
+        table = table.assign(stage=table.row_stage, starts=(table.row_stage > 1) & (table.depth == first))
+        columns += ["stage", "starts"]
+    table = table[columns]
     chart = curve_over_depth(
         table, value_title=of.title, depth_title=f"{axis} of A", series_title="compared with",
         series=list(map(str, match.encoder_a.values)), facet="encoder_a", domain=of.domain,
-        details={"encoder_a": "A", "site": "layer of A", "site_b": "layer of B"},
+        details={"encoder_a": "A", "site": "layer of A", "site_b": "layer of B"} | _stage_titles(table),
     )  # fmt: skip
     text = f"{of.title} of each block with the block of the other encoder {which}; dashes: shuffled pairs of images."
     return Figure(name, title, text, chart, table)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ABSENT, of_decoder
+from sightline.core.results import of_decoder, relative_depths, sites_of
 from sightline.encoders.sites import layer_type
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["layers_of_same_depth", "summaries"]
+__all__ = ["block_distances", "layers_of_same_depth", "summaries"]
 
 
 AXES = ("tokens", "encoder_a", "encoder_b", "site_a")
@@ -24,6 +24,7 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
     """The closest layer, the layer at the same depth, and the mean over distance in depth, from `result[name]`.
 
     row_max, row_argmax       over the layers of B that have the layer type of the layer of A
+    row_depth                 block of that layer over the number of blocks of B
     diagonal, diagonal_site   with the layer of B of the same type and relative depth; decoders with decoders
     distance_cka              mean over the pairs of blocks i of A and j of B that are `distance` apart in depth:
                               |i/(depth_A − 1) − j/(depth_B − 1)| · (smaller depth − 1), rounded, which is |i − j| in
@@ -33,19 +34,25 @@ def summaries(result: xr.Dataset, name: str = "cka", distance: bool = False) -> 
     last one is distance_NAME.
     """
     values = result[name].transpose(*AXES, "site_b")
-    has = (result.reason != ABSENT).any("tokens").transpose("encoder", "site").values
-    parts = [_closest(values, distance), _at_the_same_depth(values, has), _over_distance(values, has, name)]
+    has = sites_of(result)
+    parts = [
+        _closest(values, distance, relative_depths(result)),
+        _at_the_same_depth(values, has),
+        _over_distance(values, has, name),
+    ]
     return xr.merge(parts, join="exact", compat="equals")
 
 
-def _closest(values: xr.DataArray, distance: bool) -> xr.Dataset:
+def _closest(values: xr.DataArray, distance: bool, depths: npt.NDArray[np.float64]) -> xr.Dataset:
     sites = values.site_b.values.astype(str)
     kinds = np.array([layer_type(site) for site in sites])
     alike = np.where(kinds[:, None] == kinds, values.values, np.nan)
     best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
     names = np.where(np.isfinite(maximum), sites[best], "")
-    return xr.Dataset({"row_max": (AXES, maximum), "row_argmax": (AXES, names)}, _coords(values))
+    known = np.where(np.isfinite(maximum), depths[np.arange(len(depths))[:, None], best], np.nan)  # of B and its layer
+    found = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, known)}
+    return xr.Dataset(found, _coords(values))
 
 
 def _at_the_same_depth(values: xr.DataArray, has: npt.NDArray[np.bool_]) -> xr.Dataset:
@@ -63,25 +70,17 @@ def _at_the_same_depth(values: xr.DataArray, has: npt.NDArray[np.bool_]) -> xr.D
 
 
 def _over_distance(values: xr.DataArray, has: npt.NDArray[np.bool_], name: str) -> xr.Dataset:
-    sites = values.site_b.values.astype(str)
-    kinds = np.array([layer_type(site) for site in sites])
-    blocks = [np.flatnonzero(row & np.char.startswith(sites, "block.") & (kinds == "block")) for row in has]
-    steps = max([1, *map(len, blocks)])
+    numbers, distances = values.values, block_distances(values.site_b.values.astype(str), has)
+    steps = max(1, int(distances.max(initial=-1)) + 1)
     mean = np.full((*values.shape[:3], steps), np.nan)
     pairs = np.zeros(mean.shape, np.int64)
-    relative = np.full(mean.shape[1:], np.nan)
-    for a, b in itertools.product(range(len(has)), repeat=2):
-        n, m = len(blocks[a]), len(blocks[b])
-        last = min(n, m) - 1
-        steps_apart = np.rint(_apart(n, m) * last / (max(n - 1, 1) * max(m - 1, 1)))
-        part = values.values[:, a, b][:, blocks[a][:, None], blocks[b]]  # (T, blocks of A, blocks of B)
-        known = np.isfinite(part) & ((a != b) | (blocks[a][:, None] <= blocks[b]))
-        relative[a, b, : last + 1] = np.arange(last + 1) / max(last, 1)
-        for step in range(last + 1):
-            here = known & (steps_apart == step)
-            pairs[:, a, b, step] = here.sum((1, 2))
-            with np.errstate(invalid="ignore"):
-                mean[:, a, b, step] = np.where(here, part, 0).sum((1, 2)) / pairs[:, a, b, step]
+    for step in range(steps):
+        here = np.isfinite(numbers) & (distances == step)
+        pairs[..., step] = here.sum((-2, -1))
+        with np.errstate(invalid="ignore"):
+            mean[..., step] = np.where(here, numbers, 0).sum((-2, -1)) / pairs[..., step]
+    last = distances.max((-2, -1))[..., None]
+    relative = np.where(np.arange(steps) <= last, np.arange(steps) / np.maximum(last, 1), np.nan)
     apart = (*AXES[:3], "distance")
     return xr.Dataset(
         {f"distance_{name}": (apart, mean), "distance_pairs": (apart, pairs)},
@@ -91,6 +90,19 @@ def _over_distance(values: xr.DataArray, has: npt.NDArray[np.bool_], name: str) 
 
 def _coords(values: xr.DataArray) -> dict[str, xr.DataArray]:
     return {axis: values[axis] for axis in AXES}
+
+
+def block_distances(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Distance in depth of all pairs of blocks, (A, B, sites, sites); −1 where one is no block, or counts elsewhere."""
+    kinds = np.array([layer_type(site) for site in sites])
+    blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
+    found = np.full((len(has), *has.shape, len(sites)), -1)
+    for a, b in itertools.product(range(len(has)), repeat=2):
+        n, m = len(blocks[a]), len(blocks[b])
+        apart = np.rint(_apart(n, m) * (min(n, m) - 1) / (max(n - 1, 1) * max(m - 1, 1))).astype(np.int64)
+        once = (a != b) | (blocks[a][:, None] <= blocks[b])
+        found[a, b, blocks[a][:, None], blocks[b]] = np.where(once, apart, -1)
+    return found
 
 
 def _apart(a: int, b: int) -> npt.NDArray[np.int64]:

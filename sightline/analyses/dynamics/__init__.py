@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -25,6 +25,7 @@ from sightline.analyses.dynamics.charts import figures as figures
 from sightline.analyses.dynamics.charts import headlines as headlines
 from sightline.analyses.dynamics.paths import Trajectory, paths_of, trainings_of
 from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
+from sightline.core.groups import Alignment, Kept
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.cka import GROUPS, centre, products
 from sightline.measure.gram_sums import GramSums, check_tokens
@@ -108,7 +109,28 @@ class Analysis(GramSums):
             start=("encoder", [places[name][0].start for name in encoders]),
         )
         attrs = {"estimator": "unbiased minibatch", "batch": self.plan.batch, "interval": "95 % bootstrap over batches"}
-        return result.merge(paths_of(self.plan.encoders, self.trainings)).assign_attrs(attrs)
+        paths = paths_of(self.plan.encoders, self.trainings)
+        kept = self._kept()
+        numbers = [str(name) for name, values in paths.data_vars.items() if values.dtype.kind == "f"]
+        kept.nothing("it is a number of a training, and no image changes it; give several seeds", *numbers)
+        return kept.beside(result.merge(paths).assign_attrs(attrs))
+
+    def _kept(self) -> Kept:
+        """HSIC by groups of batches, for contrasts."""
+        kept, there = self.kept_batches(), self.images.numpy(force=True) > 0
+        hsic, own = (state.numpy(force=True)[:, there].swapaxes(0, 1) for state in (self.hsic, self.own))
+        cross = np.stack([self._spread(group) for group in hsic])
+        rows, columns = (
+            np.stack([_over(layers, group[:, at], np.nan) for group in own])
+            for layers, at in ((self.moving, self.rows), (self.others, self.columns))
+        )
+        kept.add(
+            "cka", Alignment("cross", "own", "others"),
+            cross=(("batches", "tokens", "encoder", "site", "other", "other_site"), cross),
+            own=(("batches", "tokens", "encoder", "site"), rows),
+            others=(("batches", "tokens", "other", "other_site"), columns),
+        )  # fmt: skip
+        return kept
 
     def _cka(self) -> xr.Dataset:
         hsic, own, images = (state.numpy(force=True) for state in (self.hsic, self.own, self.images))
@@ -159,9 +181,9 @@ def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers
     return every, moving, fixed
 
 
-def _over(layers: Layers, reason: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+def _over(layers: Layers, values: npt.NDArray[Any], fill: Any = ABSENT) -> npt.NDArray[Any]:
     """(T, S) over layers → (T, encoders, sites)."""
-    return np.moveaxis(layers.spread(reason.T, ABSENT), -1, 0)
+    return np.moveaxis(layers.spread(values.T, fill), -1, 0)
 
 
 def cost(config: Config, plan: Plan) -> Cost:

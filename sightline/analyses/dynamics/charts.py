@@ -74,7 +74,8 @@ def _over_epochs(result: xr.Dataset) -> Figure:
     )  # fmt: skip
     text = (
         "Distance from the start over the length of the path, up to each epoch: 1 is a straight path. all: the weights "
-        "of the whole encoder; the others: those of one type of layer, in all blocks together."
+        "of the whole encoder; attention: those of all its attention layers; the others: those of one type of layer, "
+        "in all blocks together."
     )
     return Figure("efficiency", "Path efficiency over epochs", text, chart, table.drop(columns=["series", "depth"]))
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "Trajectory", "path_efficiency", "paths_of", "trainings_of"]
 
 
-ALL, OUTSIDE = "all", "outside blocks"
+ALL, ATTENTION, OUTSIDE = "all", "attention", "outside blocks"
+ATTENTION_MODULES = {"attn", "attention", "self_attn", "self_attention"}  # as they are called in a block
 Weights: TypeAlias = Any  # tensors by name: a mapping, or a safetensors file that is open
 START, STILL = "the path starts here", "these weights have not moved"
 
@@ -145,10 +146,24 @@ def groups_of(encoder: Encoder) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _attends(layer: str) -> bool:
+    """Whether weights of a block belong to its attention.
+
+    >>> _attends("attn.qkv"), _attends("self_attention"), _attends("norm1")
+    (True, True, False)
+    """
+    return layer.partition(".")[0] in ATTENTION_MODULES
+
+
 def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -> xr.Dataset:
-    """Distance, length and efficiency of the paths of all weights by place and layer; `all` is the sum over either."""
+    """Distance, length and efficiency of the paths of all weights by place and layer.
+
+    `all` is the sum over either, `attention` that over the layers of attention, without the norm before it.
+    """
     groups = [list(groups_of(encoders[training.start]).values()) for training in trainings]
     axes = [[ALL, *dict.fromkeys(group[axis] for found in groups for group in found)] for axis in (0, 1)]
+    if attends := any(map(_attends, axes[1])):
+        axes[1].insert(1, ATTENTION)
     parts, reasons = [], []
     for training, found in zip(trainings, groups, strict=True):
         path = [dict(encoders[name].module.named_parameters()) for name in training.epochs.values()]
@@ -157,6 +172,8 @@ def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -
         for group, values in zip(found, np.moveaxis(_squares(path), -1, 0), strict=True):
             i, j = (axis.index(word) for axis, word in zip(axes, group, strict=True))
             where = ([0, 0, i, i], [0, j, 0, j])
+            if attends and _attends(group[1]):
+                where = ([*where[0], 0, i], [*where[1], 1, 1])
             squares[:, :, *where] += values[..., None]
             there[where] = True
         values = _path(squares)

@@ -21,7 +21,7 @@ Shapes: n images, D width, C classes, K settings, L penalties.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +31,26 @@ import xarray as xr
 from sightline.analyses.probes.advice import headlines as headlines
 from sightline.analyses.probes.advice import summary as summary
 from sightline.analyses.probes.charts import figures as figures
-from sightline.analyses.probes.results import BEST, ProbeOutcome, ProbePlace, dataset_of
+from sightline.analyses.probes.results import (
+    BEST,
+    OVER,
+    ProbeOutcome,
+    ProbePlace,
+    axes_of,
+    dataset_of,
+    reference_of,
+    spread,
+)
 from sightline.analyses.probes.results import mean_of_best as mean_of_best
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Kept, Mean
 from sightline.core.processes import shared
 from sightline.core.results import of_decoder
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import fit_ridge
 from sightline.measure.estimators.sweep import Labelled, Sweep, Swept, hold_out, train_sweep, training_bytes
+from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FEATURES, Pooled, disk, every_site, flaw, widths
 from sightline.measure.request import check_labels
@@ -167,7 +178,20 @@ class Analysis(Pooled):
         found = {at: answer for part in shared(jobs, lambda job: self._probe(*job)) for at, answer in part.items()}
         last = {job: last_of(self._sites(*job)) for job in jobs}
         result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
-        return result.assign_attrs(self._protocol())
+        return self._kept(found, last, result).beside(result.assign_attrs(self._protocol()))
+
+    def _kept(
+        self, found: Mapping[ProbePlace, ProbeOutcome], last: Mapping[tuple[str, str], str], result: xr.Dataset
+    ) -> Kept:
+        """Right decisions of all probes by groups of images, and how many more than those of the last layer."""
+        kept = Kept({"group": self.groups("test").axis})
+        right = {at: self.by_group("test", a.right) for at, a in found.items() if a.right is not None}
+        gain = {at: of - right[to] for at, of in right.items() if (to := reference_of(at, last)) in right}
+        images = (("group",), self.by_group("test", np.ones(len(self.labels("test")))))
+        for name, sums in {"accuracy": right, "gain": gain}.items():
+            part = ((*OVER, "group"), spread(sums, axes_of(result), (GROUPS,)))
+            kept.add(name, Mean(f"{name}_sum", "images"), **{f"{name}_sum": part, "images": images})
+        return kept
 
     def _probe(self, encoder: str, feature: str) -> dict[ProbePlace, ProbeOutcome]:
         """All probes of an encoder on one kind of feature."""
@@ -187,7 +211,9 @@ class Analysis(Pooled):
         if todo:
             shapes = list(todo.values())
             title = f"Probes of {encoder}, {feature}"
-            swept = train_sweep(shapes, self.config, train, selection, self._classes, self.plan.seed, title)
+            swept = train_sweep(
+                shapes, self.config, train, selection, self._classes, self.plan.seed, title, self.device
+            )
             found |= zip(todo, _answers(swept, test), strict=True)
         return found
 

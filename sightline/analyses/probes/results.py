@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
     from sightline.measure.plan import Plan
 
-__all__ = ["BEST", "ProbeOutcome", "ProbePlace", "best_of", "dataset_of", "mean_of_best"]
+__all__ = [
+    "BEST",
+    "OVER",
+    "ProbeOutcome",
+    "ProbePlace",
+    "axes_of",
+    "best_of",
+    "dataset_of",
+    "mean_of_best",
+    "reference_of",
+    "spread",
+]
 
 
 BEST = 5  # settings whose mean and spread are reported
@@ -104,13 +115,26 @@ def dataset_of(
         columns = zip(Setting._fields, zip(*settings, strict=True), strict=True)
         coords |= {"config": np.arange(len(settings))} | {name: ("config", list(values)) for name, values in columns}
     if "ridge" in probes:
-        path = _spread({at: a.errors for at, a in found.items() if a.errors is not None}, axes, (len(PENALTIES),))
+        path = spread({at: a.errors for at, a in found.items() if a.errors is not None}, axes, (len(PENALTIES),))
         data["ridge_error"] = (("encoder", "site", "feature", "penalty"), path[:, axes[1].index("ridge")])
         coords["penalty"] = list(PENALTIES)
     return xr.Dataset(data, coords)
 
 
-def _spread(
+def axes_of(result: xr.Dataset) -> Axes:
+    """Names along the axes of a result."""
+    encoders, probes, sites, features = ([str(name) for name in result[dim].values] for dim in OVER)
+    return encoders, probes, sites, features
+
+
+def reference_of(at: ProbePlace, last: Mapping[tuple[str, str], str]) -> ProbePlace:
+    """The probe that another one gains over: the linear one on the last layer, of ridge the ridge."""
+    return ProbePlace(
+        at.encoder, "ridge" if at.probe == "ridge" else "linear", last[at.encoder, at.feature], at.feature
+    )
+
+
+def spread(
     values: Mapping[ProbePlace, Any], axes: Axes, size: tuple[int, ...] = (), fill: Any = np.nan
 ) -> npt.NDArray[Any]:
     """Values of probes, each of this size → (encoders, probes, sites, features, …), `fill` elsewhere."""
@@ -129,19 +153,14 @@ def _accuracies(
     """Accuracy, gain and lead of all probes with their intervals, and the accuracy by which a setting was chosen."""
     right = {at: answer.right for at, answer in found.items() if answer.right is not None}
 
-    def reference(at: ProbePlace) -> ProbePlace:
-        return ProbePlace(
-            at.encoder, "ridge" if at.probe == "ridge" else "linear", last[at.encoder, at.feature], at.feature
-        )
-
     triples = {
         "accuracy": {at: accuracy_of(decided, np.ones_like(decided)) for at, decided in right.items()},
-        "gain": {at: _difference(found, at, reference(at)) for at in right},
+        "gain": {at: _difference(found, at, reference_of(at, last)) for at in right},
         "lead": {at: _difference(found, best.get(at.encoder), at) for at in right},
     }
-    spread = {name: _spread(values, axes, (3,)) for name, values in triples.items()}
-    chosen_by = _spread({at: answer.selection for at, answer in found.items()}, axes)
-    return {f"{name}{end}": (OVER, v[..., i]) for name, v in spread.items() for i, end in enumerate(ENDS)} | {
+    each = {name: spread(values, axes, (3,)) for name, values in triples.items()}
+    chosen_by = spread({at: answer.selection for at, answer in found.items()}, axes)
+    return {f"{name}{end}": (OVER, v[..., i]) for name, v in each.items() for i, end in enumerate(ENDS)} | {
         "selection": (OVER, chosen_by)
     }
 
@@ -149,11 +168,11 @@ def _accuracies(
 def _of_settings(found: Mapping[ProbePlace, ProbeOutcome], axes: Axes, count: int) -> dict[str, Any]:
     """Numbers of every setting, which one was chosen, mean and spread of the best ones."""
     swept = {at: answer.settings for at, answer in found.items() if answer.settings is not None}
-    every = np.moveaxis(_spread(swept, axes, (3, count)), -2, 0)
-    best = _spread({at: mean_of_best(*numbers[1:]) for at, numbers in swept.items()}, axes, (2,))
+    every = np.moveaxis(spread(swept, axes, (3, count)), -2, 0)
+    best = spread({at: mean_of_best(*numbers[1:]) for at, numbers in swept.items()}, axes, (2,))
     return {
         **{name: ((*OVER, "config"), part) for name, part in zip(OF_SETTINGS, every, strict=True)},
-        "chosen": (OVER, _spread({at: answer.chosen for at, answer in found.items()}, axes, fill=-1)),
+        "chosen": (OVER, spread({at: answer.chosen for at, answer in found.items()}, axes, fill=-1)),
         "mean_of_best": (OVER, best[..., 0]),
         "std_of_best": (OVER, best[..., 1]),
     }
@@ -167,7 +186,7 @@ def _reasons(plan: Plan, axes: Axes, found: Mapping[ProbePlace, ProbeOutcome]) -
         at: NO_SUCH_PROBE if (at.encoder, at.site, at.feature) in known else "this site has no such feature"
         for at in places
     }
-    return _spread(reasons | {at: a.reason for at, a in found.items()}, axes, fill=ABSENT).astype(str)
+    return spread(reasons | {at: a.reason for at, a in found.items()}, axes, fill=ABSENT).astype(str)
 
 
 def _difference(

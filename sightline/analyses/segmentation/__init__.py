@@ -32,13 +32,16 @@ from sightline.analyses.segmentation.charts import summary as summary
 from sightline.analyses.segmentation.pictures import pictures_of
 from sightline.analyses.segmentation.scoring import Scores, Scoring, maps_of
 from sightline.core.errors import InputError
+from sightline.core.groups import Axis, Kept, LeftOut
 from sightline.core.results import ABSENT, ENDS
+from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import token_view
 from sightline.images.label_maps import BACKGROUND, shares
 from sightline.measure import contract
-from sightline.measure.estimators.lda import Sums, add_patches
+from sightline.measure.estimators.lda import PatchSums, add_patches
 from sightline.measure.estimators.lda import lda_scores as lda_scores
 from sightline.measure.estimators.overlap import mean_iou as mean_iou
+from sightline.measure.estimators.overlap import mean_over_classes
 from sightline.measure.feature_cache import Features, describe_features, reserve
 from sightline.measure.layers import Layers, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
@@ -106,7 +109,7 @@ class Config:
 
 
 class Analysis(contract.Analysis):
-    """Sums of training patches for LDA; patches of val, test and some training images go to disk, and are scored."""
+    """Sums of training patches for LDA; patches of val, test and some training images go to disk to be scored."""
 
     seen: Tensor  # (splits,) images whose patches were written
     weights: Tensor  # (L, C + 1) pixels of each class, in patches
@@ -152,7 +155,7 @@ class Analysis(contract.Analysis):
                 counted = shares(maps, *which, self.classes - 1) * fitted[:, None, None]
                 self.shares[which] = torch.from_numpy(counted.astype(np.float32)).to(self.weights.device)
 
-    def reduce(self, key: Key, activation: Tensor) -> Sums | None:
+    def reduce(self, key: Key, activation: Tensor) -> PatchSums | None:
         """Sums of training patches. What is kept goes to disk at once: all layers of a batch would fill the memory."""
         batch, shape = self.batch, self.shapes.get((key.encoder, key.site))
         if batch is None or shape is None:
@@ -170,7 +173,7 @@ class Analysis(contract.Analysis):
             return None
         return add_patches(patches.flatten(0, 1).float(), self.shares[encoder.preprocess, shape[:2]].flatten(0, 1))
 
-    def update(self, batch: Batch, reductions: Mapping[Key, Sums | None]) -> None:
+    def update(self, batch: Batch, reductions: Mapping[Key, PatchSums | None]) -> None:
         """Add up."""
         for key, sums in reductions.items():
             if sums is not None:
@@ -182,11 +185,11 @@ class Analysis(contract.Analysis):
         written = np.isin(rows, self.sample).sum() if batch.split == "train" else len(rows)
         self.seen[self.plan.splits.index(batch.split)] += int(written)
 
-    def sums(self, encoder: str, site: str) -> Sums:
+    def sums(self, encoder: str, site: str) -> PatchSums:
         """Of a layer."""
         number = self.layers.index(encoder, site)
         squares, values = (getattr(self, f"{name}_{number}").cpu() for name in ("squares", "values"))
-        return Sums(squares, values, self.weights[number].cpu())
+        return PatchSums(squares, values, self.weights[number].cpu())
 
     def compute(self) -> xr.Dataset:
         """mIoU and IoU of every layer with LDA, of the chosen one with a softmax, and pictures."""
@@ -197,7 +200,22 @@ class Analysis(contract.Analysis):
         rows = finish_files(found, dict(zip(splits, self.seen.tolist(), strict=True)), self.plan.images.name)
         scoring = Scoring(self.config, self.plan, self.shapes, self.files, self.sample, self.held_out, rows)
         scores = scoring.run({layer: self.sums(*layer) for layer in self.shapes})
-        return self._dataset(scores).assign(pictures_of(self.config.pictures, scoring, scores))
+        result = self._dataset(scores).assign(pictures_of(self.config.pictures, scoring, scores))
+        return self._kept(scores, len(rows["test"])).beside(result)
+
+    def _kept(self, scores: Scores, images: int) -> Kept:
+        """IoU without each lot of test images, for contrasts."""
+        which = ["lots", self.plan.images.digest("test"), images]
+        kept = Kept({"lot": Axis(fingerprint(which)[:16], "lots of test images")})
+        lots = max((len(rest) for rest in scores.rest.values()), default=1)
+        nothing, over = np.full((lots, self.classes), np.nan), ("encoder", "site", "lot")
+        iou = self.layers.spread(np.stack([scores.rest.get(layer, nothing) for layer in self.layers]))
+        softmax = np.stack([scores.rest.get((name, ""), nothing) for name in self.layers.encoders])
+        for name, dims, rest in (("", over, iou), ("softmax_", ("encoder", "lot"), softmax)):
+            mean = mean_over_classes(rest)
+            kept.add(f"{name}miou", LeftOut(f"{name}miou_rest"), **{f"{name}miou_rest": (dims, mean)})
+            kept.add(f"{name}iou", LeftOut(f"{name}iou_rest"), **{f"{name}iou_rest": ((*dims, "class"), rest)})
+        return kept
 
     def _dataset(self, scores: Scores) -> xr.Dataset:
         layers, names = self.layers, [BACKGROUND, *self.plan.images.classes]

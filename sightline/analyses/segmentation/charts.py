@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import colorsys
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
-from PIL import Image
 
 from sightline.core.results import interval
-from sightline.report.figures import Figure, over_depth
+from sightline.report.figures import Figure, class_colours, class_figure, over_depth, picture_grid, picture_url
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import xarray as xr
 
-__all__ = ["class_colours", "figures", "headlines", "picture_url", "summary"]
+__all__ = ["figures", "headlines", "summary"]
 
 
-GOLDEN = 0.618034  # neighbours in the order of classes get hues that lie far apart
-BACKGROUND_GREY, LEFT_OUT = (225, 225, 225), (60, 60, 60)
 CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
 
 
@@ -107,45 +100,11 @@ def _classes(result: xr.Dataset) -> Figure | None:
     table = _best_iou(result)
     if table.empty:
         return None
-    order = table.groupby("class").iou.mean().sort_values(ascending=False).index.tolist()
-    tip = [
-        "encoder:N", "class:N", alt.Tooltip("iou:Q", format=".1%", title="IoU"),
-        alt.Tooltip("pixels:Q", format=",", title="test pixels"),
-    ]  # fmt: skip
-    chart = (
-        alt.Chart(table)
-        .mark_point(filled=True, size=40)
-        .encode(
-            x=alt.X("iou:Q", title="IoU").axis(format="%"),
-            y=alt.Y("class:N", title=None, sort=order),
-            color=alt.Color("encoder:N", title="encoder"),
-            tooltip=tip,
-        )
-        .properties(width=360, height=alt.Step(16))
-    )
     caption = "At the chosen block of each encoder, the easiest class on top; classes without test pixels are left out."
-    return Figure("classes", "IoU of each class", caption, chart, table)
+    return class_figure(table, caption)
 
 
 # Pictures
-
-
-def class_colours(count: int) -> npt.NDArray[np.uint8]:
-    """Colours of the channels 0 … count − 1, the background first, and of what is left out, last: (count + 1, 3)."""
-    colours = [BACKGROUND_GREY]
-    for number in range(count - 1):
-        hue, lightness = (number * GOLDEN) % 1, (0.45, 0.62)[number % 2]
-        red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.75)
-        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
-    return np.array([*colours, LEFT_OUT], np.uint8)
-
-
-def picture_url(pixels: npt.NDArray[np.uint8], side: int) -> str:
-    """uint8 (y, x, 3) as a PNG of about `side` pixels, each of them a square, in a data: address."""
-    times = max(1, round(side / max(pixels.shape[:2])))
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.repeat(times, 0).repeat(times, 1)).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _gallery(result: xr.Dataset) -> Figure | None:
@@ -177,7 +136,7 @@ def _gallery(result: xr.Dataset) -> Figure | None:
         "Decisions at the chosen block of each encoder, at every pixel that it sees; background is light, pixels that "
         "are left out dark."
     )
-    chart = _images(table, columns, CELL) + points
+    chart = picture_grid(table, columns, CELL) + points
     return Figure("pictures", "Images, labels and decisions", caption, chart, table.drop(columns="url"))
 
 
@@ -205,22 +164,10 @@ def _components(result: xr.Dataset) -> Figure | None:
         "The first three principal components of the patches as red, green and blue: one basis and one scale for "
         "all pictures of a block, so that a colour means the same in them; two blocks or encoders do not compare."
     )
-    chart = _images(table, columns, SMALL_CELL)
+    chart = picture_grid(table, columns, SMALL_CELL)
     return Figure("components", "Principal components of the patches", caption, chart, table.drop(columns="url"))
 
 
 def _with_pictures(result: xr.Dataset) -> list[tuple[int, str]]:
     names = enumerate(result.encoder.values)
     return [(number, str(name)) for number, name in names if f"picture_pixels_{number}" in result]
-
-
-def _images(table: pd.DataFrame, columns: list[str], side: int) -> Any:
-    rows = list(dict.fromkeys(table.row))
-    x = alt.X("column:N", title=None).scale(domain=columns).axis(orient="top", labelAngle=0 if side > 100 else -60)
-    y = alt.Y("row:N", title=None).scale(domain=rows).axis(labelLimit=120)
-    return (
-        alt.Chart(table)
-        .mark_image(width=side, height=side)
-        .encode(x=x, y=y, url="url:N", tooltip=["row:N", "column:N"])
-        .properties(width=alt.Step(side + 6), height=alt.Step(side + 6))
-    )

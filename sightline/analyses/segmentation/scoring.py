@@ -19,7 +19,7 @@ from torch import Tensor
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, of_decoder
 from sightline.images.label_maps import seen_part, shares, upsampling
-from sightline.measure.estimators.lda import Lda, Sums, fit_lda
+from sightline.measure.estimators.lda import Lda, PatchSums, fit_lda
 from sightline.measure.estimators.overlap import count_overlap, iou_of, jackknife, mean_over_classes
 from sightline.measure.estimators.pixels import draw_pixels, fit_softmax, stack_pixels
 
@@ -55,6 +55,8 @@ class Scores:
     softmax_iou: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     probes: dict[str, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # encoder → weight, bias, classes
     fits: dict[Layer, Lda] = field(default_factory=dict)
+    # IoU (lots, C + 1) without each lot of test images; of the softmax under the name of no site
+    rest: dict[Layer, npt.NDArray[np.float64]] = field(default_factory=dict)
     pixels: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # of each class in test
     chosen_on: str = ""
     counts: dict[str, int] = field(default_factory=dict)  # images by split
@@ -72,7 +74,7 @@ class Scoring:
     held_out: npt.NDArray[np.int64]  # those of them that choose
     rows: Mapping[str, npt.NDArray[np.int64]]  # split → rows of the files that could be read
 
-    def run(self, sums: Mapping[Layer, Sums]) -> Scores:
+    def run(self, sums: Mapping[Layer, PatchSums]) -> Scores:
         """All of it."""
         scores = Scores()
         for layer, of_layer in sums.items():
@@ -201,12 +203,14 @@ class Scoring:
         for layer in scores.fits:
             groups = np.stack([answer[layer] for answer in answers])
             scores.iou[layer] = iou_of(groups.sum(0))
+            scores.rest[layer] = iou_of(groups.sum(0) - groups)
             for name, number in zip((f"miou{end}" for end in ENDS), jackknife(groups), strict=True):
                 scores.of_layers[name][layer] = number
             scores.pixels = groups.sum(0)[2].astype(np.float64)
         for encoder in scores.probes:
             groups = np.stack([answer[encoder, ""] for answer in answers])
             scores.softmax[encoder], scores.softmax_iou[encoder] = jackknife(groups), iou_of(groups.sum(0))
+            scores.rest[encoder, ""] = iou_of(groups.sum(0) - groups)
 
     def _pixel_counts(self, scores: Scores, lot: npt.NDArray[np.int64]) -> dict[Layer, npt.NDArray[np.int64]]:
         """Overlap (3, C + 1) of every layer with LDA, and of the softmax under the name of no site."""
@@ -255,10 +259,9 @@ def decide(scores: Tensor, preprocess: Preprocess, shape: Sequence[int]) -> Tens
         torch.from_numpy(upsampling(window, cells))
         for window, cells in zip(preprocess.windows(*shape), scores.shape[1:3], strict=True)
     )
-    wide = torch.einsum("xw,nhwc->nhxc", across, scores)
-    band = max(1, NUMBERS // max(1, wide[:, 0].numel()))
-    parts = [torch.einsum("yh,nhxc->nyxc", part, wide).argmax(-1) for part in down.split(band)]
-    return torch.cat(parts, 1)
+    wide = scores.permute(3, 0, 1, 2).contiguous() @ across.T  # classes first: the largest of them is found fastest
+    band = max(1, NUMBERS // max(1, wide[:, :, 0].numel()))
+    return torch.cat([(part @ wide).max(0).indices for part in down.split(band)], 1)
 
 
 def maps_of(images: Images, split: str, rows: npt.NDArray[np.int64]) -> Maps:

@@ -29,14 +29,24 @@ from torch import Tensor
 
 from sightline.analyses.tokens.charts import figures as figures
 from sightline.analyses.tokens.charts import headlines as headlines
-from sightline.analyses.tokens.clouds import AXES, ITERATIONS, PERPLEXITY, distances_of, embed, silhouettes
+from sightline.analyses.tokens.clouds import (
+    AXES,
+    ITERATIONS,
+    PERPLEXITY,
+    distances_of,
+    embed,
+    silhouettes,
+    silhouettes_left_out,
+)
 from sightline.analyses.tokens.clouds import silhouette as silhouette
 from sightline.analyses.tokens.clouds import token_clouds as token_clouds
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, LeftOut
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 
@@ -148,8 +158,11 @@ class Analysis(contract.Analysis):
         ids = images.ids[images.indices(SPLITS[0])][self.rows]
         stream = Layers({e: [s for s in sites if not s.endswith(".mid")] for e, sites in self.plan.sites.items()})
         tokens = [self._state("tokens", *layer).cpu()[seen] for layer in stream]
-        return xr.Dataset(
-            self._silhouettes(stream, tokens, labels[seen])
+        groups = ImageGroups(images, SPLITS[:1])
+        kept = Kept({"group": groups.axis})
+        of_images = torch.from_numpy(groups.of(SPLITS[0])[self.rows])[seen]
+        result = xr.Dataset(
+            self._silhouettes(stream, tokens, labels[seen], of_images, kept)
             | self._clouds(stream, seen[self.shown].numpy())
             | self._tsne(stream, tokens, seen.numpy()),
             coords=stream.coords()
@@ -171,16 +184,22 @@ class Analysis(contract.Analysis):
                 "tsne": f"perplexity {PERPLEXITY}, {ITERATIONS} iterations, seed {self.plan.seed}",
             },
         )
+        return kept.beside(result)
 
-    def _silhouettes(self, stream: Layers, tokens: Sequence[Tensor], labels: Tensor) -> dict[str, Any]:
-        scores, reasons = zip(*(_scores(x, labels) for x in tokens), strict=True)
+    def _silhouettes(
+        self, stream: Layers, tokens: Sequence[Tensor], labels: Tensor, groups: Tensor, kept: Kept
+    ) -> dict[str, Any]:
+        scores, left_out, reasons = zip(*(_scores(x, labels, groups) for x in tokens), strict=True)
         values, whys = np.array(scores), np.array(reasons)  # (S, 2, 3), (S, 2)
+        without = np.array(left_out)  # (S, 2, G)
         layer = ("encoder", "site")
         found: dict[str, Any] = {}
         for kind, name in enumerate(("silhouette_image", "silhouette_class")):
             for bound, end in enumerate(ENDS):
                 found[f"{name}{end}"] = (layer, stream.spread(values[:, kind, bound]))
             found[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
+            part = ((*layer, "group"), stream.spread(without[:, kind]))
+            kept.add(name, LeftOut(f"{name}_kept"), **{f"{name}_kept": part})
         return found
 
     def _clouds(self, stream: Layers, seen: npt.NDArray[Any]) -> dict[str, Any]:
@@ -215,7 +234,7 @@ class Analysis(contract.Analysis):
         for e, encoder in enumerate(stream.encoders):
             blocks = [site for site in stream.of[encoder] if layer_type(site) == "block" and "decoder" not in site]
             sites.append(blocks[-1] if blocks else "")
-            x = tokens[stream.index(encoder, blocks[-1])] if blocks else torch.empty(0, 0, 0)
+            x = tokens[stream.index(encoder, blocks[-1])] if blocks else torch.empty(0, 0, 0, device="cpu")
             if not self.config.tsne:
                 reasons.append("not asked for (tsne=False)")
             elif 0 < len(x) * x.shape[1] < 5:
@@ -300,8 +319,11 @@ def _flaw(x: Tensor) -> str:
     return "all tokens are the same" if (x == x.flatten(0, -2)[0]).all() else ""
 
 
-def _scores(x: Tensor, labels: Tensor) -> tuple[npt.NDArray[Any], tuple[str, str]]:
-    """Silhouettes by image and by class of tokens (I, T, D), (2, 3) with their interval over images, and reasons."""
+def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, str]]:
+    """Silhouettes by image and by class of tokens (I, T, D), (2, 3) with their interval over images, and reasons.
+
+    Also those without each group of images, (2, G); `of_images` (I,) are the groups.
+    """
     classes, flaw = len(torch.unique(labels[labels >= 0])), _flaw(x)
     by_image = by_class = flaw
     if not flaw and 1 in x.shape[:2]:
@@ -309,15 +331,21 @@ def _scores(x: Tensor, labels: Tensor) -> tuple[npt.NDArray[Any], tuple[str, str
     if not flaw and classes in (0, 1, len(x)):
         by_class = "the sample has no two classes" if classes < 2 else "no two images of the sample share a class"
     reasons = (by_image, by_class)
-    scores = np.full((2, 3), np.nan)
+    scores, left_out = np.full((2, 3), np.nan), np.full((2, GROUPS), np.nan)
+    out = torch.arange(GROUPS, device=of_images.device)[:, None] == of_images
+    each = torch.eye(len(x), dtype=torch.float64, device=x.device)
     distances = None if all(reasons) else distances_of(x.flatten(0, 1))
-    for row, groups in enumerate((torch.arange(len(x)), labels)):
+    numbers = torch.arange(len(x), device=x.device)
+    for row, groups in enumerate((numbers, labels)):
         if not reasons[row] and distances is not None:
             groups = groups.repeat_interleave(x.shape[1])
-            of_images = torch.from_numpy(silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
-            add_images(sums := torch.zeros(1, 3, 1, dtype=torch.float64), 0, of_images[:, None])
+            means = torch.from_numpy(silhouettes(distances, groups)).view(x.shape[:2]).mean(1)
+            sums = torch.zeros(len(x), 1, 3, 1, dtype=torch.float64, device=x.device)
+            add_images(sums, 0, means[:, None], each)
             scores[row] = np.ravel(mean_of_images(sums))
-    return scores, reasons
+            images = numbers.repeat_interleave(x.shape[1])
+            left_out[row] = np.where(out.any(1), silhouettes_left_out(distances, images, groups, out), scores[row, 0])
+    return scores, left_out, reasons
 
 
 def cost(config: Config, plan: Plan) -> Cost:

@@ -18,7 +18,17 @@ from sightline.core.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["AXES", "ITERATIONS", "PERPLEXITY", "distances_of", "embed", "silhouette", "silhouettes", "token_clouds"]
+__all__ = [
+    "AXES",
+    "ITERATIONS",
+    "PERPLEXITY",
+    "distances_of",
+    "embed",
+    "silhouette",
+    "silhouettes",
+    "silhouettes_left_out",
+    "token_clouds",
+]
 
 
 AXES = 3
@@ -92,6 +102,34 @@ def silhouettes(distances: Tensor, groups: Tensor) -> npt.NDArray[Any]:
         return np.full(len(groups), np.nan)
     square, of = distances.numpy(force=True), groups.numpy(force=True)
     found: npt.NDArray[Any] = silhouette_samples(square, of, metric="precomputed")
+    return found
+
+
+def silhouettes_left_out(distances: Tensor, images: Tensor, groups: Tensor, out: Tensor) -> npt.NDArray[np.float64]:
+    """Mean silhouette of tokens in groups (n,) without some of their images: those of each row of `out` (G, I).
+
+    `images` (n,) is the image of each token, from 0 on. NaN where fewer than two groups are left.
+
+    >>> x = torch.tensor([[0.0], [1.0], [10.0], [11.0], [30.0], [31.0]])
+    >>> of = torch.arange(6) // 2
+    >>> out = torch.tensor([[False, False, False], [False, False, True]])
+    >>> silhouettes_left_out(distances_of(x), of, of, out).round(4).tolist() == [
+    ...     round(silhouette(x, of), 4), round(silhouette(x[:4], of[:4]), 4)]
+    True
+    """
+    _, of = torch.unique(groups, return_inverse=True)
+    own = torch.nn.functional.one_hot(of).double()  # (n, C)
+    stays = ~out[:, images]  # (G, n)
+    sums = torch.einsum("ij,gj,jc->gic", distances, stays.double(), own)
+    count = stays.double() @ own  # (G, C)
+    alone = torch.gather(count, 1, of.expand(len(out), -1)) <= 1
+    mine = own.bool()
+    within = (sums * own).sum(-1) / (torch.gather(count, 1, of.expand(len(out), -1)) - 1)
+    others = (sums / count[:, None]).masked_fill(mine | (count[:, None] == 0), math.inf).amin(-1)
+    scores = ((others - within) / torch.maximum(others, within)).masked_fill(alone, 0.0)
+    scores = scores.nan_to_num(nan=0.0)  # tokens that coincide with those of their group and of another one
+    mean = torch.where(stays, scores, 0.0).sum(1) / stays.sum(1)
+    found: npt.NDArray[np.float64] = torch.where((count > 0).sum(1) > 1, mean, math.nan).numpy(force=True)
     return found
 
 

@@ -28,7 +28,7 @@ def anatomy(module: Any, size: tuple[int, int]) -> Anatomy:
         f"head.{number}": Tap(layer)
         for number, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear))
     }
-    return Anatomy("convnext", len(blocks), taps)
+    return Anatomy("convnext", len(blocks), taps, stages=tuple(len(stage.blocks) for stage in module.stages))
 
 
 def _block_taps(prefix: str, block: Any) -> dict[str, Tap]:

@@ -19,9 +19,8 @@ def matches(module: nn.Module) -> bool:
 
 def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
     """Sites of a ResNet; blocks are counted over all stages."""
-    blocks = [
-        block for name, stage in module.named_children() if name.startswith("layer") for block in stage.children()
-    ]
+    stages = [list(stage.children()) for name, stage in module.named_children() if name.startswith("layer")]
+    blocks = [block for stage in stages for block in stage]
     taps = {"embed": Tap(blocks[0], "input")}
     for number, block in enumerate(blocks):
         last = next((getattr(block, name) for name in LAST_LAYERS if getattr(block, name, None) is not None), None)
@@ -31,4 +30,4 @@ def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
         taps[f"block.{number}"] = Tap(block)
     if isinstance(module.fc, nn.Linear):
         taps["head.0"] = Tap(module.fc)
-    return Anatomy("resnet", len(blocks), taps)
+    return Anatomy("resnet", len(blocks), taps, stages=tuple(map(len, stages)))

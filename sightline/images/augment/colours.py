@@ -205,8 +205,8 @@ def blur(x: Tensor, sigma: Tensor, largest: float) -> Tensor:
 @lru_cache(maxsize=8)
 def _shifts(length: int, radius: int) -> Tensor:
     """Matrix k adds the pixels k to the left and k to the right, mirrored at the borders: (R + 1, length²)."""
-    result = torch.zeros(radius + 1, length, length)
-    here = torch.arange(length)
+    result = torch.zeros(radius + 1, length, length, device="cpu")
+    here = torch.arange(length, device="cpu")
     for k in range(radius + 1):
         for there in (here - k, here + k) if k else (here,):
             mirrored = (length - 1) - ((length - 1) - there.abs()).abs()

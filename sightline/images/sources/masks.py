@@ -47,7 +47,7 @@ OUTSIDE = -3
 LOOKED_AT = 16  # masks that are read before anything starts
 
 
-class Pair(NamedTuple):
+class MaskedImage(NamedTuple):
     """An image and its mask, below the folder."""
 
     split: str
@@ -55,10 +55,10 @@ class Pair(NamedTuple):
     mask: str
 
 
-class Layout(NamedTuple):
+class MaskLayout(NamedTuple):
     """What a folder holds."""
 
-    pairs: list[Pair]
+    pairs: list[MaskedImage]
     classes: tuple[str, ...]
     numbers: NDArray[np.int64]  # (256,), what each number of a mask becomes; OUTSIDE where it has no meaning
 
@@ -186,22 +186,22 @@ def _numbers(classes: int, zero: str, ignored: int) -> NDArray[np.int64]:
     return found
 
 
-def _ade(root: Path, chosen: Mapping[str, Any]) -> Layout:
+def _ade(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
     names = _named(root, chosen, _ade_names(root))
-    return Layout(
+    return MaskLayout(
         _mirrored(root, "images", "annotations"),
         names,
         _numbers(len(names), chosen["zero"] or "ignored", chosen["ignored"]),
     )
 
 
-def _plain(root: Path, chosen: Mapping[str, Any]) -> Layout:
+def _plain(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
     names = _named(root, chosen, ())
     pairs = _mirrored(root, "images", "masks")
-    return Layout(pairs, names, _numbers(len(names), chosen["zero"] or "background", chosen["ignored"]))
+    return MaskLayout(pairs, names, _numbers(len(names), chosen["zero"] or "background", chosen["ignored"]))
 
 
-def _voc(root: Path, chosen: Mapping[str, Any]) -> Layout:
+def _voc(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
     names = _named(root, chosen, VOC)
     pairs = []
     for split in ("train", "val", "test"):
@@ -211,11 +211,11 @@ def _voc(root: Path, chosen: Mapping[str, Any]) -> Layout:
         for word in file.read_text().split():
             mask = f"SegmentationClass/{word}.png"
             if (root / mask).is_file():  # those of test are not published
-                pairs.append(Pair(split, f"JPEGImages/{word}.jpg", mask))
-    return Layout(pairs, names, _numbers(len(names), chosen["zero"] or "background", chosen["ignored"]))
+                pairs.append(MaskedImage(split, f"JPEGImages/{word}.jpg", mask))
+    return MaskLayout(pairs, names, _numbers(len(names), chosen["zero"] or "background", chosen["ignored"]))
 
 
-def _cityscapes(root: Path, chosen: Mapping[str, Any]) -> Layout:
+def _cityscapes(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
     if chosen["classes"] or chosen["zero"]:
         raise InputError("The classes of Cityscapes are those of the benchmark; leave out classes and zero")
     by_id, by_train_id = np.full(256, VOID), np.full(256, VOID)
@@ -229,14 +229,14 @@ def _cityscapes(root: Path, chosen: Mapping[str, Any]) -> Layout:
             mask = mask.with_name(f"{stem}_gtFine_labelIds.png")
         split = split_name(folder.parts[0]) or ""
         if mask.is_file() and split != "test":  # whose labels are not published
-            pairs.append(Pair(split, image.relative_to(root).as_posix(), mask.relative_to(root).as_posix()))
+            pairs.append(MaskedImage(split, image.relative_to(root).as_posix(), mask.relative_to(root).as_posix()))
     kinds = {pair.mask.rpartition("_")[2] for pair in pairs}
     if len(kinds) > 1:
         raise InputError(f"Some masks of {root} are labelIds and some labelTrainIds; keep one kind")
-    return Layout(pairs, tuple(CITYSCAPES.values()), by_train_id if own else by_id)
+    return MaskLayout(pairs, tuple(CITYSCAPES.values()), by_train_id if own else by_id)
 
 
-LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, Mapping[str, Any]], Layout]] = {
+LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, Mapping[str, Any]], MaskLayout]] = {
     ("leftImg8bit", "gtFine"): _cityscapes,
     ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"): _voc,
     ("images", "annotations"): _ade,
@@ -244,7 +244,7 @@ LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, Mapping[str, Any]], Layout]] =
 }
 
 
-def _mirrored(root: Path, images: str, masks: str) -> list[Pair]:
+def _mirrored(root: Path, images: str, masks: str) -> list[MaskedImage]:
     """Images with the mask of the same name in the other folder; a missing one is an error."""
     files = sorted(path for path in (root / images).rglob("*") if path.suffix.lower() in ENDINGS)
     pairs, missing = [], []
@@ -252,7 +252,7 @@ def _mirrored(root: Path, images: str, masks: str) -> list[Pair]:
         inner = path.relative_to(root / images)
         mask = (root / masks / inner).with_suffix(".png")
         split = split_name(inner.parts[0]) if len(inner.parts) > 1 else None
-        pairs.append(Pair(split or "", path.relative_to(root).as_posix(), mask.relative_to(root).as_posix()))
+        pairs.append(MaskedImage(split or "", path.relative_to(root).as_posix(), mask.relative_to(root).as_posix()))
         if not mask.is_file():
             missing.append(pairs[-1])
     if missing:

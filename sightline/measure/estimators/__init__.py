@@ -8,6 +8,9 @@ neighbours      exact nearest neighbours and their votes
 rank            effective rank of a spectrum
 intervals       accuracies and their intervals
 ridge           a linear classifier in closed form
+lda             linear discriminant analysis from sums over patches
+pixels          a softmax trained on pixels
+overlap         intersection over union, and its interval
 probes          classifiers on frozen features, many at once
 probe_batches   rows of features in random order
 sweep           every combination of settings, and which is chosen

@@ -185,7 +185,7 @@ class FullBatch:
 
     def _by_layer(self, values: Tensor, layers: slice = slice(None)) -> Tensor:
         """Sums over the features of each of these layers, (…, W) → (…, S)."""
-        return torch.stack([piece.sum(-1) for piece in values.split(self.widths[layers], -1)], -1)
+        return torch.stack([piece.sum(-1) for piece in torch.split(values, self.widths[layers], -1)], -1)
 
     def _blocks(self, products: Tensor) -> Iterator[_Block]:
         """What belongs to each of the pairs, as views into the sums."""

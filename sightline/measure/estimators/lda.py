@@ -28,13 +28,13 @@ from torch import Tensor
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.results import NOT_FINITE
 
-__all__ = ["Lda", "Sums", "add_patches", "fit_lda", "lda_scores"]
+__all__ = ["Lda", "PatchSums", "add_patches", "fit_lda", "lda_scores"]
 
 
 CONSTANT = 1e-12  # variances below this share of the squared mean are rounding: of features in float32
 
 
-class Sums(NamedTuple):
+class PatchSums(NamedTuple):
     """What LDA needs of all patches, in float64; sums of parts add up."""
 
     squares: Tensor  # (D, D): Σ w x xᵀ
@@ -53,7 +53,7 @@ class Lda:
     covariance: Tensor  # float64 (D, D): of all patches
 
 
-def add_patches(patches: Tensor, shares: Tensor) -> Sums:
+def add_patches(patches: Tensor, shares: Tensor) -> PatchSums:
     """Sums of patches (p, D) with shares (p, C).
 
     Products are taken about the mean of these patches, in float32, and moved to the origin in float64: features may
@@ -67,10 +67,10 @@ def add_patches(patches: Tensor, shares: Tensor) -> Sums:
     rest, origin = (weight @ x).double(), about.double()
     cross = torch.outer(origin, rest)
     squares = ((x * weight[:, None]).T @ x).double() + cross + cross.T + n * torch.outer(origin, origin)
-    return Sums(squares, (shares.T @ x).double() + torch.outer(total, origin), total)
+    return PatchSums(squares, (shares.T @ x).double() + torch.outer(total, origin), total)
 
 
-def fit_lda(sums: Sums, shrinkages: Sequence[float]) -> Lda | str:
+def fit_lda(sums: PatchSums, shrinkages: Sequence[float]) -> Lda | str:
     """The classifiers for each shrinkage, or why there are none."""
     squares, values, weights = (part.double().cpu() for part in sums)
     if not (squares.isfinite().all() and values.isfinite().all()):
@@ -87,7 +87,7 @@ def fit_lda(sums: Sums, shrinkages: Sequence[float]) -> Lda | str:
     means = values[classes] / weights[classes, None] - mean  # about the mean of all, which changes no decision
     within = covariance - (means * prior[:, None]).T @ means
     spread, axes = torch.linalg.eigh(within)
-    rates = torch.tensor(shrinkages, dtype=torch.float64)[:, None]
+    rates = torch.tensor(shrinkages, dtype=torch.float64, device=spread.device)[:, None]
     damped = (1 - rates) * spread.clamp(min=0) + rates * spread.mean()  # (R, D)
     turned = axes.T @ means.T  # (D, c)
     weight = axes @ (turned / damped[:, :, None])  # (R, D, c)
@@ -110,6 +110,6 @@ def lda_scores(train: Array, labels: Array, test: Array, shrinkage: float = 1e-3
     fitted = fit_lda(add_patches(x.double(), shares), (shrinkage,))
     if isinstance(fitted, str):
         raise ValueError(fitted)
-    scores = torch.full((len(z), shares.shape[1]), -torch.inf, dtype=torch.float64)
+    scores = torch.full((len(z), shares.shape[1]), -torch.inf, dtype=torch.float64, device=z.device)
     scores[:, fitted.classes] = z.double() @ fitted.weight[0] + fitted.bias[0]
     return like(test, scores)

@@ -38,14 +38,15 @@ QUERIES = 1024  # rows of a block of similarities
 
 
 @torch.no_grad()
-def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float) -> Tensor:
-    """Code of the winning class of each test row."""
+def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float, top: int = 1) -> Tensor:
+    """Codes of the classes with the most votes for each test row, (n, top), most first."""
     k = min(k, len(train))
     codes = codes.to(train.device)
-    winners = [codes[:0]]
+    winners = [codes.new_empty(0, top)]
     for block in test.blocks():
         keys = nearest(train, test.unit(block).to(train.device), k)
-        winners += [_vote(part, codes, temperature) for part in torch.split(keys, max(1, BLOCK_NUMBERS // (k * k)))]
+        parts = torch.split(keys, max(1, BLOCK_NUMBERS // (k * k)))
+        winners += [_vote(part, codes, temperature, top) for part in parts]
     return torch.cat(winners)
 
 
@@ -103,14 +104,24 @@ def _rank(train: Rows, queries: Tensor, candidates: Tensor, k: int) -> Tensor:
     return torch.cat(ranked)
 
 
-def _vote(keys: Tensor, codes: Tensor, temperature: float) -> Tensor:
-    """Code of the class with the largest sum of exp(cosine / T); of equal sums the smallest code."""
+def _vote(keys: Tensor, codes: Tensor, temperature: float, top: int) -> Tensor:
+    """Codes of the classes with the largest sums of exp(cosine / T), (b, top); of equal sums the smallest code first.
+
+    Where fewer classes have votes, the last one of them is repeated.
+    """
     similarity, label = _similarity(keys), codes[row_of(keys)]  # (b, k)
     weight = ((similarity - similarity[:, :1]) / temperature).exp()  # the shift cancels, and keeps exp finite
     same = label.unsqueeze(1) == label.unsqueeze(2)  # (b, k, k)
     votes = (weight.unsqueeze(1) * same).sum(2)
-    wins = votes >= votes.amax(1, keepdim=True) * (1 - 1e-9)
-    return label.masked_fill(~wins, len(codes)).amin(1)
+    winners: list[Tensor] = []
+    for _ in range(top):
+        wins = votes >= votes.amax(1, keepdim=True) * (1 - 1e-9)
+        winner = label.masked_fill(~wins, len(codes)).amin(1)
+        if winners:
+            winner = torch.where(votes.amax(1) > 0, winner, winners[-1])
+        winners.append(winner)
+        votes = votes.masked_fill(label == winner.unsqueeze(1), 0.0)
+    return torch.stack(winners, 1)
 
 
 def _keys(similarity: Tensor, row: Tensor) -> Tensor:
@@ -235,6 +246,7 @@ def knn_predict(
     k: int = 20,
     temperature: float = 0.07,
     device: torch.device | str | None = None,
+    top: int = 1,
 ) -> Array:
     """Class of each test feature: votes of its k nearest training features by cosine, weighted exp(cosine / T).
 
@@ -246,9 +258,12 @@ def knn_predict(
     of them vote. Ties (similarities within 3e-11, votes within one part in 1e9): the smaller training row is the
     nearer one, the smaller label wins. A feature of zeros has similarity 0 with everything. NaN and infinity are an
     error. Memory beside the input: some 0.5 GB whatever the number of features. They are compared on `device`, or where
-    the training features are.
+    the training features are. With `top` above 1 the classes with the most votes, (n, top), most first; where fewer
+    have any, the last of them is repeated.
     """
     check_votes(k, temperature)
+    if top < 1:
+        raise InputError(f"k-NN gives at least one class for each feature, not {top}")
     rows, queries = Rows(train, "training", device), Rows(test, "test", device)
     width, wanted = rows.shape[1], queries.shape[1]
     if width != wanted:
@@ -259,10 +274,9 @@ def knn_predict(
         )
     if isinstance(labels, Tensor):
         classes, codes = torch.unique(labels, return_inverse=True)
-        winners: Tensor = classes[predict(rows, codes, queries, k, temperature).to(classes.device)]
-        return winners
+        winners: Tensor = classes[predict(rows, codes, queries, k, temperature, top).to(classes.device)]
+        return winners if top > 1 else winners[:, 0]
     names, inverse = np.unique(np.asarray(labels), return_inverse=True)
-    chosen: np.ndarray[Any, Any] = names[
-        predict(rows, torch.from_numpy(inverse), queries, k, temperature).cpu().numpy()
-    ]
-    return chosen
+    codes = predict(rows, torch.from_numpy(inverse), queries, k, temperature, top)
+    chosen: np.ndarray[Any, Any] = names[codes.cpu().numpy()]
+    return chosen if top > 1 else chosen[:, 0]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sightline.core.results import NORMAL_95
 
-__all__ = ["count_overlap", "iou_of", "jackknife", "mean_iou"]
+__all__ = ["count_overlap", "iou_of", "jackknife", "jackknife_difference", "mean_iou", "mean_over_classes"]
 
 
 def count_overlap(decided: NDArray[Any], truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -31,11 +31,9 @@ def count_overlap(decided: NDArray[Any], truth: NDArray[Any], classes: int) -> N
     >>> count_overlap(np.array([0, 1, 1, 1]), np.array([0, 0, 1, -1]), 2).tolist()
     [[1, 1], [1, 2], [2, 1]]
     """
-    known = truth >= 0
-    decided, truth = decided[known], truth[known]
-    parts = (truth[decided == truth], decided, truth)
-    found: NDArray[np.int64] = np.stack([np.bincount(part.ravel(), minlength=classes) for part in parts])
-    return found
+    cells = np.bincount(((truth + 1) * classes + decided).ravel(), minlength=(classes + 1) * classes)
+    confusion = cells.reshape(classes + 1, classes)[1:]  # the first row has what is left out
+    return np.stack([confusion.diagonal(), confusion.sum(0), confusion.sum(1)])
 
 
 def iou_of(counts: NDArray[Any]) -> NDArray[np.float64]:
@@ -72,11 +70,26 @@ def jackknife(counts: NDArray[Any]) -> tuple[float, float, float]:
     >>> [round(number, 2) for number in jackknife(counts)]
     [0.71, 0.22, 1.0]
     """
+    value, half = _spread(*_left_out(counts))
+    low, high = np.clip([value - half, value + half], 0, 1).tolist()  # NaN stays NaN
+    return value, low, high
+
+
+def jackknife_difference(counts: NDArray[Any], others: NDArray[Any]) -> tuple[float, float, float]:
+    """mIoU minus that of other decisions on the same groups of images, and its 95 % interval."""
+    (value, without), (other, without_other) = _left_out(counts), _left_out(others)
+    difference, half = _spread(value - other, without - without_other)
+    return difference, difference - half, difference + half
+
+
+def _left_out(counts: NDArray[Any]) -> tuple[float, NDArray[np.float64]]:
+    """mIoU over all groups, and without each of them (G,)."""
     counts = np.asarray(counts, np.float64)
-    value = float(mean_over_classes(iou_of(counts.sum(0))))
-    groups = len(counts)
-    if groups < 2:
-        return value, math.nan, math.nan
-    without = mean_over_classes(iou_of(counts.sum(0) - counts))
-    half = NORMAL_95 * math.sqrt((groups - 1) * float(np.nanvar(without)))
-    return value, max(0.0, value - half), min(1.0, value + half)
+    return float(mean_over_classes(iou_of(counts.sum(0)))), mean_over_classes(iou_of(counts.sum(0) - counts))
+
+
+def _spread(value: float, without: NDArray[np.float64]) -> tuple[float, float]:
+    """The value, and half of its interval; NaN for a single group."""
+    if len(without) < 2:
+        return value, math.nan
+    return value, NORMAL_95 * math.sqrt((len(without) - 1) * float(np.nanvar(without)))

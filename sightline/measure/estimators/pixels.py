@@ -27,7 +27,7 @@ BATCH, AT_ONCE = 32, 64  # images of a step, and pixels of each
 WEIGHT_DECAY = 1e-3
 
 
-class Rows(Protocol):
+class _Rows(Protocol):
     """Features of images, in memory or on disk."""
 
     def __getitem__(self, rows: Any, /) -> Any: ...
@@ -63,7 +63,7 @@ def stack_pixels(parts: list[Pixels]) -> Pixels:
 
 
 def fit_softmax(
-    features: Rows,
+    features: _Rows,
     pixels: Pixels,
     start: tuple[Tensor, Tensor],
     mean: Tensor,
@@ -85,15 +85,15 @@ def fit_softmax(
     usable = (labels >= 0).any(1).nonzero()[:, 0]
     random = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=WEIGHT_DECAY)
-    order = torch.empty(0, dtype=torch.int64)
+    order = torch.empty(0, dtype=torch.int64, device="cpu")
     with torch.enable_grad():
         for step in range(steps):
             if len(order) < min(BATCH, len(usable)):
-                order = usable[torch.randperm(len(usable), generator=random)]
+                order = usable[torch.randperm(len(usable), generator=random, device="cpu")]
             chosen, order = order[:BATCH], order[BATCH:]
             x = torch.from_numpy(np.array(features[chosen.numpy()], np.float32)).view(len(chosen), -1, len(centre))
             scores = ((x - centre) / scale) @ weight + bias  # (k, P, C)
-            some = (chosen[:, None], torch.randperm(labels.shape[1], generator=random)[:AT_ONCE])
+            some = (chosen[:, None], torch.randperm(labels.shape[1], generator=random, device="cpu")[:AT_ONCE])
             around = patches[some].flatten(1)[..., None].expand(-1, -1, scores.shape[2])
             found = scores.gather(1, around).unflatten(1, (-1, 4))
             logits = (found * weights[some][..., None]).sum(2)

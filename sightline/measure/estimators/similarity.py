@@ -141,7 +141,7 @@ def rsa(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, dissimilarity: str
     """
     check_choices(dissimilarity=dissimilarity)
     matrices = [centred_ranks(v, dissimilarity) for v in _same_images(x, y)]
-    return float(ratio(rank_products(matrices, [torch.arange(len(matrices[0]))])[0])[0, 1])
+    return float(ratio(rank_products(matrices, [torch.arange(len(matrices[0]), device="cpu")])[0])[0, 1])
 
 
 def mutual_knn(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, k: int = 10) -> float:
@@ -185,7 +185,7 @@ def _of_arrays(
     x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, measure: str, variance: float = 0.99, weights: str = "both"
 ) -> float:
     check_choices(variance=variance)
-    a, b = (cloud_of(v.__getitem__, len(v), v.device, variance) for v in _same_images(x, y))
+    a, b = (cloud_of(v.__getitem__, len(v), variance) for v in _same_images(x, y))
     if a.constant or b.constant:
         return math.nan
     return compare(a, b, (measure,), weights=weights, influences=False)[measure].value
@@ -212,19 +212,19 @@ class Cloud:
 
     def blocks(self, order: Tensor | None = None) -> Iterator[Tensor]:
         """The images, or those of `order`, some at a time."""
-        rows = torch.arange(self.images) if order is None else order
-        return (self.read(part) - self.mean for part in rows.split(BLOCK))
+        rows = torch.arange(self.images, device="cpu") if order is None else order
+        return (self.read(part) - self.mean for part in torch.split(rows, BLOCK))
 
 
-def cloud_of(read: Read, images: int, device: torch.device, variance: float) -> Cloud:
+def cloud_of(read: Read, images: int, variance: float) -> Cloud:
     """The cloud of features that `read` gives of these images, and the components that explain the variance.
 
     Features that are not finite have a square that is not.
     """
-    parts = torch.arange(images).split(BLOCK)
+    parts = torch.split(torch.arange(images, device="cpu"), BLOCK)
     mean = torch.stack([read(part).double().sum(0) for part in parts]).sum(0) / images
     if images <= len(mean):
-        whole = read(torch.arange(images)).double() - mean
+        whole = read(torch.arange(images, device="cpu")).double() - mean
         if not whole.isfinite().all():
             return Cloud(read, mean, images, math.nan, mean[:, None], mean[:, None])
         coordinates = torch.linalg.qr(whole.T, mode="r").R.T  # (n, n): of the same lengths and angles
@@ -232,7 +232,10 @@ def cloud_of(read: Read, images: int, device: torch.device, variance: float) -> 
         loadings = whole.T @ (coordinates @ whitening)
         square = float(values.sum())
         return Cloud(coordinates.__getitem__, coordinates.new_zeros(()), images, square, whitening, loadings)
-    moment = torch.stack([(part := read(rows).double() - mean).T @ part for rows in parts]).sum(0)
+    moment = mean.new_zeros(len(mean), len(mean))
+    for rows in parts:
+        centred = read(rows).double() - mean
+        moment += centred.T @ centred
     if not moment.isfinite().all():
         return Cloud(read, mean, images, math.nan, mean[:, None], mean[:, None])
     values, whitening = _components(moment, _rounding(mean, images), variance)
@@ -299,7 +302,8 @@ def _rotation(a: Cloud, b: Cloud, cross: Tensor, influences: bool) -> tuple[floa
 
     def of_images(x: Tensor, y: Tensor) -> Tensor:
         lengths = x.square().sum(1) / a.square + y.square().sum(1) / b.square
-        return ((x @ best) * y).sum(1) / norm - value / 2 * lengths
+        moved: Tensor = ((x @ best) * y).sum(1) / norm - value / 2 * lengths
+        return moved
 
     return value, of_images
 
@@ -318,7 +322,8 @@ def _canonical(
     def part(weights: Tensor) -> tuple[float, Callable[[Tensor, Tensor], Tensor]]:
         def of_images(x: Tensor, y: Tensor) -> Tensor:
             h, g = x @ left, y @ right  # canonical variates, (b, K)
-            return (h * g - correlations / 2 * (h.square() + g.square())) @ weights
+            moved: Tensor = (h * g - correlations / 2 * (h.square() + g.square())) @ weights
+            return moved
 
         return float(correlations @ weights), of_images
 
@@ -384,6 +389,7 @@ def overlap(a: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:
     `order` pairs image i of `a` with order[i] of `b`.
     """
     if order is not None:
+        order = order.to(b.device)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         b = back[b[order]]
@@ -401,8 +407,9 @@ def influence_of_ratio(sums: npt.NDArray[np.float64], degree: int) -> npt.NDArra
     own = np.diagonal(sums, axis1=1, axis2=2)  # (G, S)
     with np.errstate(divide="ignore", invalid="ignore"):
         value, share, root = ratio(sums.sum(0)), own / own.sum(0), np.sqrt(own.sum(0))
-        moved = sums / (root[:, None] * root) - value / 2 * (share[:, :, None] + share[:, None, :])
-    return degree * moved
+        both = share[:, :, None] + share[:, None, :]
+        moved: npt.NDArray[np.float64] = degree * (sums / (root[:, None] * root) - value / 2 * both)
+    return moved
 
 
 def bootstrap_linear(

@@ -3,6 +3,7 @@
 theme     fonts and colours, light and dark
 charts    heat maps, curves, and the linked view of the report
 depth     from a result to a table and a figure over depth
+pictures  maps of classes in colours, pictures in rows and columns, IoU of each class
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sightline.report.figures.depth import (
     present,
     with_depth,
 )
+from sightline.report.figures.pictures import class_colours, class_figure, coloured, picture_grid, picture_url
 from sightline.report.figures.theme import DARK, LIGHT, same_colours, theme
 
 __all__ = [
@@ -26,12 +28,17 @@ __all__ = [
     "Table",
     "accuracy_over_depth",
     "accuracy_table",
+    "class_colours",
+    "class_figure",
+    "coloured",
     "curve_over_depth",
     "depth_table",
     "heatmap",
     "interval_of",
     "linked_charts",
     "over_depth",
+    "picture_grid",
+    "picture_url",
     "present",
     "same_colours",
     "theme",

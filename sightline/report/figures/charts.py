@@ -65,10 +65,15 @@ def heatmap(
     rows, columns  the order on the axes; None sorts what is there
     facet          a column that cuts the cells into panels, each with axes of its own
     details        more columns for the tooltip, each with its title
+
+    Columns `row_stage` and `column_stage`, numbers from 1, draw a line wherever a stage begins.
     """
+    cells = _with_starts(cells, facet)
     told = {**(details or {}), "row": row_title, "column": column_title}
     heat = _Heat(_numbered(cells, facet), (row_title, rows), (column_title, columns), labelAngle=0 if facet else -90)
-    chart = alt.layer(*heat.layers(value_title, told, domain)).properties(width=alt.Step(step), height=alt.Step(step))
+    layers = heat.layers(value_title, told, domain)
+    layers += heat.stages() if "row_starts" in cells else []
+    chart = alt.layer(*layers).properties(width=alt.Step(step), height=alt.Step(step))
     if facet:
         chart = chart.properties(width=PANEL, height=PANEL)
         chart = chart.facet(_panels(facet), columns=4)
@@ -93,10 +98,15 @@ def curve_over_depth(
 
     series      the order of the colours; give all encoders of the run, so that each keeps its colour in every figure
     reference   (value, what it is)
+
+    A column `starts` draws a vertical line where it is true: a stage of a residual network begins.
     """
     points = _numbered(points, facet)
     curve = _Curve(points, value_title, depth_title, domain, percent)
     layers = curve.layers(series_title, series, details or {"site": "site"})
+    if "starts" in points:  # of stages
+        begin = alt.Chart(points).transform_filter("datum.starts")
+        layers.insert(0, begin.mark_rule(style="reference").encode(x=alt.X("depth:Q")))
     if reference is not None:
         once = alt.Chart(points).transform_aggregate(rows="count()")  # one line in each panel, not one for each row
         layers.append(
@@ -170,6 +180,28 @@ class _Heat:
             known.mark_rect().encode(x=self.x, y=self.y, color=colour, tooltip=tip),
         ]  # fmt: skip
 
+    def stages(self) -> list[alt.Chart]:
+        """Lines where a stage begins: below its first row, which is above the rows before it, left of its column."""
+        rows, columns = (self.base.transform_filter(f"datum.{axis}_starts") for axis in ("row", "column"))
+        return [
+            rows.mark_rule(style="stage").encode(y=alt.Y("row:O", bandPosition=1)),
+            columns.mark_rule(style="stage").encode(x=alt.X("column:O", bandPosition=0)),
+        ]
+
+
+def _with_starts(cells: pd.DataFrame, facet: str | None) -> pd.DataFrame:
+    """Mark one cell of each row and column that is the first of a stage, but for the first stage of a panel."""
+    if "row_stage" not in cells:
+        return cells
+    panels = cells[facet] if facet else pd.Series("", cells.index)
+    starts = {}
+    for axis, other in (("row", "column"), ("column", "row")):
+        stage = cells[f"{axis}_stage"]
+        first = cells[axis] == cells[axis].groupby([panels, stage]).transform("min")
+        once = cells[other] == cells[other].groupby(panels).transform("min")
+        starts[f"{axis}_starts"] = first & once & (stage > stage.groupby(panels).transform("min"))
+    return cells.assign(**starts)
+
 
 class _Curve:
     """Parts of lines over depth: points with their interval in words, and the axes."""
@@ -185,7 +217,7 @@ class _Curve:
         self.value_title, self.style = value_title, ".1%" if percent else ".4f"
         self.base = alt.Chart(points).transform_calculate(between=_between(self.style))
         # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
-        whole = depth_title.startswith(("block", "epoch", "depth"))
+        whole = depth_title.startswith(("block", "epoch", "depth", "log₂"))
         words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
         x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1, labelExpr=words)
         self.x = x.scale(nice=False, padding=8)

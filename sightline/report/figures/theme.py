@@ -58,6 +58,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
             "null": {"color": soft, "strokeDash": [3, 3], "strokeWidth": 1.2},
             "reference": {"color": soft, "strokeDash": [6, 3], "strokeWidth": 1.2},
             "marked": {"color": accent[0], "strokeWidth": 2.5},
+            "stage": {"color": "#ffffff", "strokeWidth": 1, "opacity": 0.9},
             "best": {"color": "#ffffff", "stroke": "#1c2026", "strokeWidth": 0.8},
         },
     }

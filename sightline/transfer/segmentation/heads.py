@@ -73,7 +73,7 @@ class Scales(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:  # one (B, 4D, h, w) -> (B, D, …) each
         """Fine to coarse."""
         (whole,) = maps
-        return [up(part) for up, part in zip(self.up, whole.split(self.width, 1), strict=True)]
+        return [up(part) for up, part in zip(self.up, torch.split(whole, self.width, 1), strict=True)]
 
 
 class UperNet(nn.Module):

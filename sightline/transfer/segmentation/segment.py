@@ -320,7 +320,7 @@ def _read(file: Path) -> dict[str, Segmented]:
         with np.load(file, allow_pickle=False) as kept:
             nothing = np.zeros((0, 0), np.int16)
             return {
-                str(name): Segmented(counts, kept[f"picture_{i}"] if f"picture_{i}" in kept else nothing)
+                str(name): Segmented(counts, kept.get(f"picture_{i}", nothing))
                 for i, (name, counts) in enumerate(zip(kept["ids"], kept["counts"], strict=True))
             }
     except (OSError, ValueError, KeyError) as error:

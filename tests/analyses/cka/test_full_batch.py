@@ -14,6 +14,7 @@ from support.plans import TEST, TRAIN, activations, computed, feed, make_plan
 
 from sightline.analyses.cka import Analysis, Config, cost
 from sightline.core.errors import InputError
+from sightline.core.groups import split
 from sightline.measure import gram_sums
 from sightline.measure.estimators.cka import cka
 from sightline.measure.plan import Key, Plan
@@ -27,8 +28,7 @@ POOLS = {
 
 
 def measure(plan: Plan, data: dict[Key, torch.Tensor], **settings: Any) -> xr.Dataset:
-    result: xr.Dataset = computed(Analysis(Config(bootstrap=20, **settings), plan), plan, data)
-    return result
+    return split(computed(Analysis(Config(bootstrap=20, **settings), plan), plan, data))[0]
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
@@ -63,7 +63,7 @@ def test_batches_do_not_matter_and_processes_add_up(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=ONLY)
     data = activations(plan)
     config = Config(full_batch=True, bootstrap=20)
-    whole = computed(Analysis(config, plan), plan, data)
+    whole, _ = split(computed(Analysis(config, plan), plan, data))
     other = computed(Analysis(config, plan), plan, data, size=5)
     np.testing.assert_allclose(other.cka, whole.cka, rtol=0, atol=1e-12)
     one, two = (Analysis(config, plan) for _ in range(2))

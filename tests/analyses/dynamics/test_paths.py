@@ -138,7 +138,9 @@ def test_every_group_is_its_weights_as_one_vector() -> None:
     groups = groups_of(encoders["runs/mine, epoch 0"])
     for place in result.place.values:
         for weights in result.weights.values:
-            names = [n for n, (p, w) in groups.items() if place in ("all", p) and weights in ("all", w)]
+            several = {"all": lambda _: True, "attention": lambda layer: layer.startswith("attn.")}
+            belongs = several.get(str(weights), str(weights).__eq__)
+            names = [n for n, (p, w) in groups.items() if place in ("all", p) and belongs(w)]
             cell = result.sel(place=place, weights=weights)
             if not names:
                 assert (cell.efficiency_reason == ABSENT).all()
@@ -154,6 +156,7 @@ def test_every_group_is_its_weights_as_one_vector() -> None:
                 np.testing.assert_allclose(cell.efficiency, plain(path), rtol=1e-10)
             assert cell.efficiency_reason.values.tolist() == [START, "", "", ""]
     assert set(result.place.values) == {"all", "outside blocks", "block.0", "block.1"}
+    assert result.weights.values.tolist()[:2] == ["all", "attention"]
 
 
 def test_trainings_of_other_architectures_lie_side_by_side() -> None:

@@ -13,12 +13,12 @@ from torch import nn
 
 import sightline as sl
 from sightline.analyses import segmentation
-from sightline.analyses.segmentation.charts import class_colours, picture_url
 from sightline.analyses.segmentation.pictures import components
 from sightline.core.errors import InputError
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.lda import Lda, add_patches, fit_lda
+from sightline.report.figures import class_colours, coloured, picture_url
 
 SIZE, PATCH = 32, 4
 
@@ -145,6 +145,7 @@ def test_components_are_those_of_an_svd() -> None:
 
 def test_colours_of_classes_differ() -> None:
     assert len(np.unique(class_colours(40), axis=0)) == 41
+    np.testing.assert_array_equal(coloured(np.array([[-1, 3]]), 40)[0], class_colours(40)[[40, 3]])
     assert picture_url(np.zeros((4, 4, 3), np.uint8), 8).startswith("data:image/png;base64,")
 
 

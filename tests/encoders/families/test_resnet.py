@@ -8,6 +8,7 @@ from torch import nn
 from torchvision.models import resnet as tv
 
 from sightline.encoders.loading import load_encoder
+from sightline.encoders.sites import stage_numbers
 from sightline.encoders.watching import capture
 
 SMALL = "@random?num_classes=5"
@@ -112,3 +113,19 @@ def test_a_kept_activation_survives_what_happens_in_place():
 def test_torchvision_modules_from_python():
     module = tv.ResNet(tv.BasicBlock, [1, 1, 1, 1])
     assert list(load_encoder(module).sites)[:3] == ["embed", "block.0.residual", "block.0"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "stages"),
+    [
+        ("timm:resnet18@random", (2, 2, 2, 2)),
+        ("torchvision:resnet50@random", (3, 4, 6, 3)),
+        ("timm:convnext_atto@random", (2, 2, 6, 2)),
+    ],
+)
+def test_blocks_have_their_stage(reference: str, stages: tuple[int, ...]) -> None:
+    encoder = load_encoder(reference)
+    assert encoder.stages == stages
+    assert sum(stages) == encoder.depth
+    last = f"block.{encoder.depth - 1}"
+    assert stage_numbers(["embed", "block.0", f"block.{stages[0]}.residual", last, "head.0"], stages) == [0, 1, 2, 4, 0]

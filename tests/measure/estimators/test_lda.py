@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from sightline.measure.estimators.lda import Lda, Sums, add_patches, fit_lda, lda_scores
+from sightline.measure.estimators.lda import Lda, PatchSums, add_patches, fit_lda, lda_scores
 
 
 def patches(seed: int, n: int = 300, width: int = 12, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,7 +21,7 @@ def patches(seed: int, n: int = 300, width: int = 12, classes: int = 5) -> tuple
     return x + 20, labels
 
 
-def fitted(sums: Sums, *shrinkages: float) -> Lda:
+def fitted(sums: PatchSums, *shrinkages: float) -> Lda:
     found = fit_lda(sums, shrinkages)
     assert isinstance(found, Lda)
     return found
@@ -45,7 +45,7 @@ def test_sums_of_parts_in_float32_are_those_of_the_whole_in_float64() -> None:
     x = (x + 1000).float()
     shares = torch.nn.functional.one_hot(labels, 5).double()
     parts = [add_patches(x[part], shares[part]) for part in (slice(0, 7), slice(7, 400), slice(400, 1000))]
-    together = Sums(*(sum(part[1:], part[0]) for part in zip(*parts, strict=True)))
+    together = PatchSums(*(sum(part[1:], part[0]) for part in zip(*parts, strict=True)))
     whole = x.double()
     torch.testing.assert_close(together.squares, whole.T @ whole, rtol=1e-11, atol=0)
     centred = together.squares - torch.outer(whole.sum(0), whole.sum(0)) / len(x)

@@ -133,6 +133,27 @@ def test_ties_go_to_the_smaller_row_and_the_smaller_label() -> None:
     assert knn_predict(same, np.array([7, 3, 7] + [3] * 97), same[:1], k=3) == 7  # rows 0 to 2
 
 
+def test_top_five_are_the_classes_with_the_most_votes() -> None:
+    random = np.random.default_rng(3)
+    train, test, labels = random.normal(size=(60, 8)), random.normal(size=(25, 8)), random.integers(0, 12, 60)
+    best = knn_predict(train, labels, test, k=15, top=5)
+    np.testing.assert_array_equal(best[:, 0], plain(train, labels, test, 15))
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train, test)]
+    for query, found in zip(unit[1], best, strict=True):
+        cosine = unit[0] @ query
+        near = np.argsort(-cosine)[:15]
+        votes = np.bincount(labels[near], np.exp(cosine[near] / 0.07), minlength=12)
+        expected = [c for c in np.argsort(-votes) if votes[c] > 0][:5]
+        assert found[: len(expected)].tolist() == expected
+    few = knn_predict(train, labels % 2, torch.from_numpy(test).numpy(), k=15, top=3)
+    assert (few[:, 2] == few[:, 1]).all()  # there are no more than two
+    names = np.array(list("abcdefghijkl"))
+    assert (knn_predict(train, names[labels], test, k=15, top=5) == names[best]).all()
+    assert (knn_predict(train, torch.from_numpy(labels), test, k=15, top=5).numpy() == best).all()
+    with pytest.raises(InputError, match="at least one class for each feature, not 0"):
+        knn_predict(train, labels, test, top=0)
+
+
 def test_few_images() -> None:
     train, labels = np.eye(3), np.array([5, 6, 7])
     np.testing.assert_array_equal(knn_predict(train, labels, train), labels)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, jaccard_score
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from sightline.measure.estimators.overlap import count_overlap, iou_of, jackknife, mean_iou
+from sightline.measure.estimators.overlap import count_overlap, iou_of, jackknife, jackknife_difference, mean_iou
 
 
 @given(st.integers(0, 10**6), st.integers(2, 6))
@@ -42,3 +43,10 @@ def test_the_jackknife_is_that_of_the_formula() -> None:
     deviation = np.sqrt(11 / 12 * np.square(without - np.mean(without)).sum())
     np.testing.assert_allclose([value - low, high - value], 1.959963984540054 * deviation)
     assert np.isnan(jackknife(groups[:1])[1])
+    shifted = np.stack([count_overlap(d, t, 3) for d, t in zip(decided[:, ::-1], truth[:, ::-1], strict=True)])
+    assert jackknife_difference(groups, shifted) == (0, 0, 0)  # the same pixels in another order
+    worse = groups.copy()
+    worse[:, 0] //= 2
+    difference, low, high = jackknife_difference(groups, worse)
+    assert difference == pytest.approx(value - jackknife(worse)[0])
+    assert high - low < jackknife(groups)[2] - jackknife(groups)[1]  # paired

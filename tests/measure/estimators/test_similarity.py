@@ -179,20 +179,20 @@ def test_duplicates_are_neighbours_of_each_other() -> None:
 def test_influences_are_derivatives(shape: tuple[int, int, int]) -> None:
     """Of the weights of images, with the means held fixed, by finite differences."""
     x, y = (torch.from_numpy(centred(v)) for v in arrays(*shape))
-    clouds = [cloud_of(v.__getitem__, len(v), v.device, 1.0) for v in (x, y)]
-    found = compare(*clouds, ("procrustes", "svcca"))
+    a, b = (cloud_of(v.__getitem__, len(v), 1.0) for v in (x, y))
+    found = compare(a, b, ("procrustes", "svcca"))
     step = 1e-5
     for image in (0, 3):
         weight = torch.ones(len(x), 1, dtype=torch.float64)
         weight[image] += step
-        a, b = (v * weight.sqrt() for v in (x, y))
-        moved = torch.linalg.svdvals(a.T @ b).sum() / a.norm() / b.norm()
+        c, d = (v * weight.sqrt() for v in (x, y))
+        moved = torch.linalg.svdvals(c.T @ d).sum() / torch.linalg.norm(c) / torch.linalg.norm(d)
         expected = (float(moved) - found["procrustes"].value) / step
         influences = found["procrustes"].influences
         assert influences is not None
         assert float(influences[image]) == pytest.approx(expected, rel=1e-3, abs=1e-8)
         if shape[0] > sum(shape[1:]):
-            whitened = [torch.linalg.qr(v)[0] for v in (a, b)]
+            whitened = [torch.linalg.qr(v)[0] for v in (c, d)]
             expected = float(torch.linalg.svdvals(whitened[0].T @ whitened[1]).mean()) - found["svcca"].value
             influences = found["svcca"].influences
             assert influences is not None
@@ -202,12 +202,12 @@ def test_influences_are_derivatives(shape: tuple[int, int, int]) -> None:
 def interval_width(name: str, x: Array, y: Array) -> float:
     """Of the interval of one draw, over images one by one."""
     n, parts = len(x), [torch.from_numpy(v) for v in (x, y)]
-    each = list(torch.arange(n).split(1))
+    each = list(torch.split(torch.arange(n), 1))
     if name == "rsa":
         influences = influence_of_ratio(rank_products([centred_ranks(v, "euclidean") for v in parts], each), 2)[:, 0, 1]
     else:
-        clouds = [cloud_of(v.__getitem__, n, v.device, 1.0) for v in parts]
-        found = compare(*clouds, (name,))[name].influences
+        one, other = (cloud_of(v.__getitem__, n, 1.0) for v in parts)
+        found = compare(one, other, (name,))[name].influences
         assert found is not None
         influences = found.numpy()
     low, high = bootstrap_linear(np.zeros(()), influences, 400, 0)

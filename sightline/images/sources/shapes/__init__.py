@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,10 +37,12 @@ COUNTS = {"plain": (16384, 2048, 2048), "conflict": (7680, 960, 1920), "scenes":
 DRAWING = 2  # a change of the drawn bits takes a new number, so that cached features of the old ones are not found
 MOST_IMAGES = 10_000_000
 DRAWS = 512  # random numbers at hand for an image; a scene of eight objects takes some 300
+REMEMBERED = 256  # pixels of the side of images that are kept for a while: 46 MB at most
 SMALLEST = 12  # visible pixels at 64 × 64 that make an object of a scene worth an annotation
 
 
 Window: TypeAlias = tuple[slice, slice]  # rows, columns
+Drawing: TypeAlias = tuple[np.ndarray, np.ndarray, list[int]]
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -97,7 +100,7 @@ class Shapes:
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Images at these positions; each is drawn by itself."""
-        return [Item(image, None) for image, _, _ in self._draw(indices)]
+        return [Item(image.copy(), None) for image, _, _ in self._draw(indices)]
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
         """The objects in these images, those in front last, and the class of each pixel.
@@ -106,22 +109,29 @@ class Shapes:
         """
         return [annotate(owner, labels) for _, owner, labels in self._draw(indices)]
 
-    def _draw(self, indices: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray, list[int]]]:
-        """Pixels, the number of the object that each of them shows (−1: none), and the objects' classes."""
-        ends = np.cumsum(self.counts)
-        split = np.searchsorted(ends, np.asarray(indices), side="right")
-        numbers = np.asarray(indices) - (ends - self.counts)[split]
-        keys = mix(numbers + (split << 32), DRAWINGS.index(self.kind), self.seed)
-        labels, textures = cues(self.kind, numbers)
-        for key, label, texture in zip(keys, labels.tolist(), textures.tolist(), strict=True):
-            dice, canvas = Dice(mix(key + np.arange(DRAWS, dtype=np.uint64))), Canvas(self.size)
-            light = dice.between(0.5, 0.75)  # where it comes from, in turns: from above, mostly from the left
-            background(canvas, dice)
-            if self.kind == "scenes":
-                owner, shown = scene(canvas, dice, light, label)
-            else:
-                owner, shown = portrait(canvas, dice, light, label, texture), [label]
-            yield canvas.finish(dice, light), owner, shown
+    def _draw(self, indices: Sequence[int]) -> Iterator[Drawing]:
+        drawn = remembered if self.size <= REMEMBERED else draw
+        return (drawn(self, int(index)) for index in indices)
+
+
+def draw(shapes: Shapes, index: int) -> Drawing:
+    """Pixels, the number of the object that each of them shows (−1: none), and the objects' classes."""
+    ends = np.cumsum(shapes.counts)
+    split = np.searchsorted(ends, [index], side="right")
+    numbers = index - (ends - shapes.counts)[split]
+    (key,) = mix(numbers + (split << 32), DRAWINGS.index(shapes.kind), shapes.seed)
+    label, texture = (int(cue[0]) for cue in cues(shapes.kind, numbers))
+    dice, canvas = Dice(mix(key + np.arange(DRAWS, dtype=np.uint64))), Canvas(shapes.size)
+    light = dice.between(0.5, 0.75)  # where it comes from, in turns: from above, mostly from the left
+    background(canvas, dice)
+    if shapes.kind == "scenes":
+        owner, shown = scene(canvas, dice, light, label)
+    else:
+        owner, shown = portrait(canvas, dice, light, label, texture), [label]
+    return canvas.finish(dice, light), owner, shown
+
+
+remembered = lru_cache(maxsize=64)(draw)  # who reads the images of a batch often asks for their targets next
 
 
 def annotate(owner: np.ndarray, labels: Sequence[int]) -> Targets[NDArray[Any]]:

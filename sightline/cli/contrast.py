@@ -1,0 +1,134 @@
+"""`sightline contrast`: a difference of measured numbers, with its interval."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sightline.cli.application import app
+from sightline.core.errors import InputError, some
+
+if TYPE_CHECKING:
+    from sightline.core.run_folder import Run
+
+
+@app.command()
+def contrast(
+    run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Number of a result, `knn.accuracy`; without it all that there are are listed.")
+    ] = None,
+    this: Annotated[
+        str, typer.Option(help="Which numbers: `encoder=dino,depth=last half`; `a|b` means both, `0.5..1` a range.")
+    ] = "",
+    that: Annotated[
+        str, typer.Option(help="Which numbers are subtracted, in the same way, or a plain number such as 0.25.")
+    ] = "0",
+    where: Annotated[str, typer.Option(help="What holds for both: `layer_type=block,tokens=all`.")] = "",
+    seeds: Annotated[
+        list[str] | None,
+        typer.Option(help="Encoders that differ in their seed only: `mae=mae-0|mae-1`, then choose `encoder=mae`."),
+    ] = None,
+    statistic: Annotated[
+        Literal["mean", "median", "max", "min", "std"], typer.Option(help="Of the numbers that are meant.")
+    ] = "mean",
+    confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.95,
+    method: Annotated[
+        Literal["jackknife", "bootstrap"], typer.Option(help="bootstrap suits what is not smooth, such as a maximum.")
+    ] = "jackknife",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Compare two measured numbers on the same images: their difference, its interval and its p.
+
+    Is MoCo more like DINO than like MAE?
+
+    `sightline contrast runs/x cka.diagonal --this other=dino --that other=mae
+    --where encoder=moco,layer_type=block,tokens=all`
+
+    Which encoder attends farther in its last half? How many points does DINO lead in k-NN at the last block?
+
+    `sightline contrast runs/x attention.distance_mean --this encoder=moco --that encoder=mae --where 'depth=last half'`
+
+    `sightline contrast runs/x knn.accuracy --this encoder=dino --that encoder=mae --where site=block.11,feature=cls`
+
+    Layers and heads that are not named are all meant, and their mean is taken; `sightline contrast runs/x` lists the
+    numbers and what they can be chosen by.
+    """
+    import numpy as np
+
+    from sightline.core.run_folder import open_run
+
+    opened = open_run(run)
+    if name is None:
+        typer.echo(_numbers(opened))
+        return
+    if not this:
+        raise InputError(
+            f"Say which numbers are meant, --this encoder=NAME; {name} can be chosen by {_choices(opened, name)}"
+        )
+    found = opened.contrast(
+        name, parse_choice(this), _number_or_choice(that), statistic=getattr(np, statistic),
+        seeds=_seeds(seeds or []), confidence=confidence, method=method, **parse_choice(where),
+    )  # fmt: skip
+    typer.echo(found.table().to_json(orient="records", lines=True, force_ascii=False).strip() if json else str(found))
+
+
+def parse_choice(text: str) -> dict[str, Any]:
+    """Words and what is meant by them.
+
+    >>> parse_choice("encoder=a|b, site=block.*,frequency=0.6..0.9,depth=last half")
+    {'encoder': ['a', 'b'], 'site': 'block.*', 'frequency': slice(0.6, 0.9, None), 'depth': 'last half'}
+    """
+    found: dict[str, Any] = {}
+    for part in re.split(r",(?=\s*\w+=)", text) if text.strip() else []:
+        word, sign, value = part.strip().partition("=")
+        if not sign or not word.isidentifier() or not value:
+            raise InputError(
+                f"{part.strip()!r} chooses nothing; write word=value, such as encoder=mae or tokens=all|cls"
+            )
+        ends = re.fullmatch(r"([\d.]*?)\.\.([\d.]*)", value)
+        if ends and (ends[1] or ends[2]):
+            found[word] = slice(*(float(end) if end else None for end in ends.groups()))
+        else:
+            found[word] = value.split("|") if "|" in value else value
+    return found
+
+
+def _number_or_choice(text: str) -> dict[str, Any] | float:
+    try:
+        return float(text)
+    except ValueError:
+        return parse_choice(text)
+
+
+def _seeds(words: list[str]) -> dict[str, list[str]]:
+    pairs = [word.partition("=") for word in words]
+    for word, (name, _, members) in zip(words, pairs, strict=True):
+        if not name or not members:
+            raise InputError(f"--seeds {word}: write name=encoder|encoder, such as --seeds 'mae=mae-0|mae-1'")
+    return {name: members.split("|") for name, _, members in pairs}
+
+
+def _numbers(run: Run) -> str:
+    """All numbers of a run that can be contrasted, and what they can be chosen by."""
+    lines = []
+    for analysis in run:
+        measured = run.measured(analysis)
+        if measured.kept is None:
+            lines.append(f"{analysis}: measured by an earlier version; give the same command again to measure it anew")
+            continue
+        lines += [
+            f"{analysis}.{variable}: {_choices(run, f'{analysis}.{variable}')}" for variable in measured.variables
+        ]
+    return "\n".join(lines)
+
+
+def _choices(run: Run, name: str) -> str:
+    analysis, _, variable = name.partition(".")
+    measured = run.measured(analysis)
+    values = measured.table[measured.chosen(variable or None)]
+    dims = {str(dim): values[dim].values.tolist() if dim in values.coords else [] for dim in values.dims}
+    return ", ".join(f"{dim} ({some(map(str, names), most=4)})" if names else dim for dim, names in dims.items())

@@ -1,0 +1,254 @@
+"""How well are images segmented from these encoders? A head of the same kind each, frozen or end to end.
+
+    mIoU   mean over classes of the pixels that are decided right over those that are decided or there
+
+over all pixels of the test images at the resolution of their labels, with windows that slide over the images
+(transfer/segmentation/sliding.py). Intervals are over groups of test images, which are the same for all encoders, so
+that differences are paired.
+
+Source: Oquab et al. 2023, "DINOv2" (a linear head); Xiao et al. 2018, "Unified Perceptual Parsing for Scene
+Understanding", Bao et al. 2022, "BEiT", and Park et al. 2023, table G.1 (UperNet).
+
+RUN/trainings/ENCODER             a training each, with its segments.npz
+RUN/results/segmenters.nc, …      see core/run_folder.py
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from sightline.core import ownership
+from sightline.core.processes import by_first
+from sightline.core.results import ENDS, interval
+from sightline.core.run_folder import Run, plan_run
+from sightline.encoders.encoder import Encoder
+from sightline.images.label_maps import BACKGROUND, channels
+from sightline.images.loading import load_images
+from sightline.images.sets import Images
+from sightline.images.thumbnails import thumbnail_size
+from sightline.measure.estimators.overlap import iou_of, jackknife, jackknife_difference
+from sightline.measure.request import named_encoders
+from sightline.report.figures import Figure, Table, class_figure, coloured
+from sightline.training.folder import start
+from sightline.training.launch import Launch
+from sightline.training.recipe import read_recipe
+from sightline.transfer.segmentation.segment import NAME, Config, check, make_recipe, shown_ids, train_segmenter
+from sightline.transfer.segmentation.sliding import Segmented
+from sightline.transfer.trainings import begin, folder_of, question
+
+__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "segment", "tables"]
+
+
+TITLE = "Segmentation with a trained head"
+QUESTION = "How well is the class of every pixel told by a head that was trained on these encoders?"
+FORMULA = """\
+IoU_c = pixels of class c decided as c / (pixels of class c + pixels decided as c − the former)
+mIoU  = mean over classes of IoU_c
+s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± 1.96 · s"""
+HOW_TO_READ = """\
+Each encoder has a head of the same kind, trained with the same settings. Frozen encoders with a linear head show what
+the patches hold already; UperNet, or an encoder that is trained along, what they are a good start for. All pixels are
+counted into one confusion, at the resolution of the labels; pixels without a label are left out, and so are classes
+that neither occur nor are decided. A difference between two encoders is more certain than the two intervals suggest,
+because both see the same images: its own interval is in the second table. Intervals do not tell how much another seed
+of the training would change. The analysis `segmentation` says which block to take, without any training."""
+SOURCE = (
+    'Oquab et al. 2023, "DINOv2"; Xiao et al. 2018, "Unified Perceptual Parsing for Scene Understanding"; Bao et al. '
+    '2022, "BEiT"; Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", table G.1'
+)
+
+KIND = "segmenters"
+GROUPS = 50  # of test images, for intervals
+NOT_YET = "it is not trained yet"
+
+
+def segment(
+    encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
+    images: str | Images | None = None,
+    out: str | Path = "runs/segment",
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    devices: int | None = None,
+    nodes: int = 1,
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Run:
+    """Train a segmenter on each encoder and measure it on the test images; gives `run["segmenters"]`.
+
+    `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it:
+    `segment(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"head": "upernet"})`. Called again it goes on where it
+    stopped.
+    """
+    members, out = named_encoders(encoders), Path(out)
+    base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
+    launch = Launch(True, False, device, devices, nodes, workers, show_progress)
+    fabric, data = start(base, None if images is None else load_images(images), launch)
+    for encoder in members.values():
+        check(base, encoder, data)
+    request, key = question(KIND, members, data, base.values())
+    run = plan_run(out, request, overwrite)
+    if run.finished(KIND, key):
+        return run
+    fabric.barrier()  # all have looked at the folder before one of them writes to it
+    by_first(lambda: begin(run, overwrite))
+    found: dict[str, dict[str, Segmented]] = {}
+    for name, encoder in members.items():
+        folder = folder_of(out, name)
+        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
+        found[name] = train_segmenter(encoder, data, folder, recipe=recipe, settings=settings, launch=launch)
+        result = functools.partial(_result, found, list(members), data, base.config)
+        done = {"fingerprint": key} if len(found) == len(members) else {}
+        by_first(lambda result=result, done=done: run.save(KIND, result().assign_attrs(done)))  # type: ignore[misc]
+    return run
+
+
+def _result(
+    found: Mapping[str, Mapping[str, Segmented]], encoders: Sequence[str], data: Images, config: Config
+) -> xr.Dataset:
+    """mIoU and IoU with intervals, differences, and the gallery, as far as they are known."""
+    names = [BACKGROUND, *data.classes]
+    common = [image for image in next(iter(found.values())) if all(image in of for of in found.values())]
+    groups = {name: _groups(np.stack([of[image].counts for image in common])) for name, of in found.items()}
+    miou, apart = np.full((len(encoders), 3), np.nan), np.full((len(encoders), len(encoders), 3), np.nan)
+    iou = np.full((len(encoders), len(names)), np.nan)
+    for i, name in enumerate(encoders):
+        if name in groups:
+            miou[i], iou[i] = jackknife(groups[name]), iou_of(groups[name].sum(0))
+            for j, other in enumerate(encoders):
+                if other in groups:
+                    apart[i, j] = jackknife_difference(groups[name], groups[other])
+    first = next(iter(groups.values()))
+    data_vars: dict[str, Any] = {
+        **{f"miou{end}": ("encoder", miou[:, k]) for k, end in enumerate(ENDS)},
+        **{f"difference{end}": (("encoder", "other"), apart[..., k]) for k, end in enumerate(ENDS)},
+        "iou": (("encoder", "class"), iou),
+        "pixels": ("class", first.sum(0)[2].astype(np.float64)),
+        "reason": ("encoder", np.array(["" if name in found else NOT_YET for name in encoders])),
+    }
+    result = xr.Dataset(
+        data_vars,
+        coords={"encoder": list(encoders), "other": list(encoders), "class": names},
+        attrs={
+            "test_images": len(common),
+            "head": config.head,
+            "encoders": "frozen" if config.frozen else "trained along",
+            "interval": f"95 %: jackknife over {len(first)} groups of the test images, the same for all encoders",
+            "labels": "their own resolution; pixels without a label are left out",
+            "windows": "of the size that was trained with, sliding by two thirds over images resized to it on their "
+            "shorter side; scores averaged",
+            "upsampling": "bilinear",
+        },
+    )
+    return result.merge(_gallery(found, data))
+
+
+def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n, 3, K) of images → (g, 3, K) of groups of them, neighbours in different ones."""
+    number = min(GROUPS, len(counts))
+    return np.stack([counts[start::number].sum(0) for start in range(number)])
+
+
+def _gallery(found: Mapping[str, Mapping[str, Segmented]], data: Images) -> xr.Dataset:
+    """Some test images: the image, its labels, and the decisions of each encoder."""
+    place = {str(data.ids[i]): int(i) for i in data.indices("test")}
+    shown = [image for image in shown_ids(data) if all(image in of for of in found.values())]
+    classes, rows = len(data.classes) + 1, []
+    for image in shown:
+        pixels = data.source.read([place[image]])[0].image
+        truth = data.targets([place[image]])[0].segmentation
+        assert pixels is not None, "it was read before"
+        assert truth is not None
+        pictures = [_thumbnail(pixels), coloured(_thumbnail(channels(truth)), classes)]
+        rows.append([*pictures, *(coloured(of[image].picture, classes) for of in found.values())])
+    if not rows:
+        return xr.Dataset()
+    side = max(max(picture.shape[:2]) for row in rows for picture in row)
+    about = {
+        "title": "Images, labels and decisions",
+        "caption": "Light grey is the background, dark what is left out; each class has a colour of its own.",
+    }
+    axes = [f"gallery_{axis}" for axis in ("row", "column", "y", "x", "rgb")]
+    squares = np.array([[_square(picture, side) for picture in row] for row in rows], np.uint8)
+    return xr.Dataset(
+        {"gallery": (axes, squares, about)},
+        coords={"gallery_row": shown, "gallery_column": ["image", "labels", *found]},
+    )
+
+
+def _thumbnail(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Pixels (H, W, …) under the centres of a small picture's."""
+    rows, columns = (
+        (2 * np.arange(n) + 1) * length // (2 * n)
+        for n, length in zip(thumbnail_size(pixels.shape[:2]), pixels.shape[:2], strict=True)
+    )
+    found: NDArray[Any] = pixels[rows[:, None], columns]
+    return found
+
+
+def _square(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    whole = np.full((side, side, 3), 255, np.uint8)
+    whole[: picture.shape[0], : picture.shape[1]] = picture
+    return whole
+
+
+# The page
+
+
+def tables(result: xr.Dataset) -> list[Table]:
+    """mIoU as the papers print it, and differences from the first encoder."""
+    head = {"linear": "a linear head", "upernet": "UperNet"}[str(result.attrs["head"])]
+    found = [
+        Table(
+            "mIoU",
+            f"In per cent, {head} on encoders that are {result.attrs['encoders']}; {result.attrs['interval']}.",
+            ["encoder", "mIoU", "95 %"],
+            [[str(name), *_cells(result.sel(encoder=name), "miou", "")] for name in result.encoder.values],
+        )
+    ]
+    if result.sizes["encoder"] > 1:
+        first = str(result.encoder.values[0])
+        others = result.encoder.values[1:]
+        found.append(
+            Table(
+                f"Differences from {first}",
+                f"mIoU minus that of {first} in points, on the same images.",
+                ["encoder", "difference", "95 %"],
+                [[str(n), *_cells(result.sel(encoder=n, other=first), "difference", "+")] for n in others],
+            )
+        )
+    return found
+
+
+def _cells(one: xr.Dataset, name: str, sign: str) -> list[str]:
+    value, low, high = (100 * one[f"{name}{end}"].item() for end in ENDS)
+    if not np.isfinite(value):
+        return ["–", "–"]
+    return [f"{value:{sign}.1f}", f"{low:{sign}.1f} – {high:{sign}.1f}"]
+
+
+def figures(result: xr.Dataset) -> list[Figure]:
+    """IoU of each class."""
+    table = result[["iou", "pixels"]].to_dataframe().reset_index().dropna(subset="iou")
+    caption = "The easiest class on top; those without test pixels are left out."
+    return [] if table.empty else [class_figure(table, caption)]
+
+
+def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
+    """mIoU of each encoder."""
+    lines = []
+    for name in result.encoder.values:
+        value, low, high = (result[f"miou{end}"].sel(encoder=name).item() for end in ENDS)
+        if np.isfinite(value):
+            detail = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}, {interval(low, high)}"
+            lines.append((str(name), f"{value:.1%}", detail))
+    return lines
