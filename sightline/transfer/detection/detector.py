@@ -42,6 +42,7 @@ __all__ = ["Anchors", "Detector", "Found", "Heads", "RegionPool"]
 UNALIGNED = 0.5  # pixels of the frame by which torchvision's masks to learn from lie beside their boxes
 ANCHOR = 8  # side of an anchor in cells: 32 pixels at stride 4, 512 at stride 64
 SHAPES = (0.5, 1.0, 2.0)  # height over width
+SAMPLES = 2  # places along each side of a pooled cell at which a map is read
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class RegionPool(nn.Module):
         pooled = first.new_zeros(len(rois), first.shape[1], self.size, self.size)
         for level, stride in enumerate(self.strides):
             where = torch.nonzero(levels == level)[:, 0]
-            part = roi_align(maps[str(stride)], rois[where], self.size, 1 / stride, sampling_ratio=0, aligned=True)
+            part = roi_align(maps[str(stride)], rois[where], self.size, 1 / stride, SAMPLES, aligned=True)
             pooled[where] = part.to(pooled.dtype)
         return pooled
 
