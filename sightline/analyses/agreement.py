@@ -291,11 +291,12 @@ class Analysis(DecisionAnalysis):
         right = np.zeros((GROUPS, len(names)))
         for a, own in decided.items():
             i = names.index(a)
-            np.add.at(chosen, (groups, i, own), 1)
+            np.add.at(chosen, (groups, np.full(len(own), i), own), 1)
             right[:, i] = self.by_group("test", own == truth)
             for b, other in decided.items():
                 same = own == other
-                np.add.at(both, (groups[same], i, names.index(b), own[same]), 1)
+                at = np.full((2, int(same.sum())), [[i], [names.index(b)]])
+                np.add.at(both, (groups[same], *at, own[same]), 1)
         parts = {"chosen": (("group", "encoder", "choice"), chosen), "both": ((*both_dims, "choice"), both)}
         for name in ("f1", "kappa"):
             kept.add(name, TopChoices("chosen", "both", kappa=name == "kappa"), **parts)

@@ -316,7 +316,9 @@ class Analysis(contract.Analysis):
             at_levels = np.take_along_axis(values, np.broadcast_to(columns, (GROUPS, *columns.shape)), 2)
             # With the mean left in, the images would need a second decomposition.
             names = NAMES[:-1] if cloud == "image" and self.centred else NAMES
-            parts = {f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(names)}
+            parts: dict[str, tuple[tuple[str, ...], npt.NDArray[Any]]] = {
+                f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(names)
+            }
             parts[f"{cloud}_delta"] = ((*axes, "level"), at_levels)
             for name, (dims, part) in parts.items():
                 spread = (dims, self.layers.spread(part.swapaxes(0, 1)))

@@ -104,7 +104,7 @@ def sync_batch_norm(module: nn.Module) -> nn.Module:
     if world() == 1:
         return module
     if any(p.is_cuda for p in module.parameters()):
-        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return synced
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):

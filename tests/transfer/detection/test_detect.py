@@ -18,9 +18,10 @@ import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
+from sightline.core.stopping import Stopped
 from sightline.encoders.files.weights import hash_weights
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.optimization import make_optimizer
 from sightline.training.recipe import make_recipe as make_pretraining
 from sightline.training.recipe import read_recipe
