@@ -19,7 +19,7 @@ from sightline.images.targets import Targets
 from sightline.studies import detection
 from sightline.studies.detection import NOT_YET, detect, figures, headlines, limits_of, tables
 from sightline.transfer.detection.average_precision import Range, ap_of, jackknife, parts_of, replicates
-from sightline.transfer.detection.detect import Config, truth_of
+from sightline.transfer.detection.detect import Config, train_detector, truth_of
 from sightline.transfer.detection.masks import run_lengths
 from sightline.transfer.detection.objects import Detections, objects_of, read_detections
 from sightline.transfer.detection.pictures import SIDE, Misses, draw, misses
@@ -121,7 +121,7 @@ def test_a_finished_study_is_not_repeated(run: sl.Run, monkeypatch: pytest.Monke
 
 
 def test_a_stopped_study_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, begun = detection.train_detector, []
+    train, begun = train_detector, []
 
     def stopping(encoder: sl.Encoder, *words: Any, **more: Any) -> Any:
         begun.append(encoder.name)

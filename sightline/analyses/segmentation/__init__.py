@@ -221,9 +221,10 @@ class Analysis(contract.Analysis):
         layers, names = self.layers, [BACKGROUND, *self.plan.images.classes]
         why = {layer: "" if layer in self.shapes else "this site has no patches on a grid" for layer in layers}
         why |= scores.reasons
-        over, data = ("encoder", "site"), {}
-        for name, values in scores.of_layers.items():
-            data[name] = (over, layers.spread(np.array([values.get(layer, math.nan) for layer in layers])))
+        over = ("encoder", "site")
+        data: dict[str, tuple[str | tuple[str, ...], npt.NDArray[Any]]] = {}
+        for name, numbers in scores.of_layers.items():
+            data[name] = (over, layers.spread(np.array([numbers.get(layer, math.nan) for layer in layers])))
         nothing = np.full(self.classes, np.nan)
         iou = np.stack([scores.iou.get(layer, nothing) for layer in layers])
         data["iou"] = ((*over, "class"), layers.spread(iou))

@@ -159,7 +159,8 @@ def _components(result: xr.Dataset) -> Figure | None:
             ]
     if not rows:
         return None
-    table = pd.DataFrame(sorted(rows, key=lambda row: int(row["row"].partition(" ")[0])))
+    rows.sort(key=lambda row: int(row["row"].partition(" ")[0]))
+    table = pd.DataFrame(rows)
     caption = (
         "The first three principal components of the patches as red, green and blue: one basis and one scale for "
         "all pictures of a block, so that a colour means the same in them; two blocks or encoders do not compare."

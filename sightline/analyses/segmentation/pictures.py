@@ -13,7 +13,7 @@ The components of a layer are those of all training patches, from the sums of LD
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def pictures_of(count: int, scoring: Scoring, scores: Scores) -> dict[str, xr.Da
     if any(one is None for one in pixels):
         return {}
     maps = maps_of(images, "test", rows)
-    found = {}
+    found: dict[str, Any] = {}
     for number, encoder in enumerate(scoring.plan.sites):
         if encoder not in scores.chosen:
             continue
@@ -89,7 +89,8 @@ def components(patches: Tensor, fitted: Lda) -> Tensor:
     _, axes = torch.linalg.eigh(fitted.covariance)
     axes = axes[:, -COLOURS:].flip(1)
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    return (patches.double() - fitted.mean) @ axes
+    components: Tensor = (patches.double() - fitted.mean) @ axes
+    return components
 
 
 def _components(

@@ -107,7 +107,7 @@ class Scoring:
             f"val, {len(rows)} images" if split == "val" else f"{len(rows)} training images that nothing else uses"
         )
         answers = shared(_lots(rows), lambda lot: self._patch_counts(scores.fits, split, lot))
-        found = {layer: sum(answer[layer] for answer in answers) for layer in scores.fits}
+        found = {layer: np.sum([answer[layer] for answer in answers], 0) for layer in scores.fits}
         best = {layer: mean_over_classes(iou_of(counts)) for layer, counts in found.items()}  # (R,)
         where = {layer: int(np.nanargmax(values)) for layer, values in best.items() if np.isfinite(values).any()}
         for layer in scores.fits.keys() - where.keys():

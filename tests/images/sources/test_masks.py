@@ -45,7 +45,7 @@ def test_ade20k_leaves_0_out_and_counts_classes_from_1(tmp_path: Path) -> None:
     assert {split: len(where) for split, where in images.splits.items()} == {"train": 2, "val": 2}
     assert len(images.classes) == 150
     np.testing.assert_array_equal(segmentation(images), np.where(NUMBERS == 0, VOID, NUMBERS - 1))
-    assert images.source.read([0])[0].image.shape == (6, 8, 3)  # type: ignore[union-attr]
+    assert images.source.read([0])[0].image.shape == (6, 8, 3)
     assert (images.labels == -1).all()
     (tmp_path / "objectInfo150.txt").write_text(
         "Idx\tRatio\tName\n1\t0.1\twall\n2\t0.1\tbuilding, edifice\n3\t0\tsky\n"

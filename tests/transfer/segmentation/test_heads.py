@@ -28,10 +28,12 @@ def copied(ours: torch.nn.Module, theirs: torch.nn.Module, names: dict[str, str]
 
 
 def config() -> Any:
-    from transformers import ResNetConfig, UperNetConfig
+    import transformers
 
-    return UperNetConfig(
-        backbone_config=ResNetConfig(out_features=["stage1"]), hidden_size=CHANNELS, auxiliary_channels=CHANNELS,
+    kinds: Any = transformers  # whose configurations mypy knows without what they inherit
+
+    return kinds.UperNetConfig(
+        backbone_config=kinds.ResNetConfig(out_features=["stage1"]), hidden_size=CHANNELS, auxiliary_channels=CHANNELS,
         num_labels=CLASSES, auxiliary_num_convs=1, auxiliary_concat_input=False, pool_scales=[1, 2, 3, 6],
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ def test_windows_slide_over_an_image_and_their_scores_are_averaged() -> None:
             ramp = torch.arange(6.0).expand(len(images), 1, 6, 6)
             return torch.cat([ramp, torch.full_like(ramp, 2.9)], 1)
 
-    sliding = Sliding(Columns(), Preprocess((6, 6)), 2, torch.device("cpu"))  # type: ignore[arg-type]
+    sliding = Sliding(Columns(), Preprocess((6, 6)), 2, torch.device("cpu"))
     decided = sliding.decide(torch.zeros(3, 6, 9, dtype=torch.uint8), (6, 9))
     assert starts(9, 6) == [0, 3]
     # Columns 3 to 5 are seen twice, as 3 4 5 and as 0 1 2: 1.5 2.5 3.5 on average.
