@@ -271,7 +271,7 @@ class Analysis(DecisionAnalysis):
                 "probe": classifiers.about(self.config),
             },
         )
-        return self._kept(sums.unflatten(-1, shape[1:]), pairs, reason, decided).beside(result)
+        return self._kept(sums.reshape(*sums.shape[:-1], *shape[1:]), pairs, reason, decided).beside(result)
 
     def _kept(
         self,

@@ -235,7 +235,7 @@ class Analysis(contract.Analysis):
             attrs={"interval": "95 % over images, normal", "tokens": "patches"},
         )
         kept, by_group = Kept({"group": self.groups.axis}), (*dims[:2], "group", dims[2])
-        count, total = (self.layers.by_group(self.sums[:, :, n, 0].unflatten(1, shape)) for n in range(2))
+        count, total = (self.layers.by_group(self.sums[:, :, n, 0].reshape(-1, *shape)) for n in range(2))
         kept.add("cosine", Mean("sum", "images"), sum=(by_group, total), images=(by_group, count))
         return kept.beside(result.transpose("kind", "encoder", "site"))
 

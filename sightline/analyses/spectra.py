@@ -318,7 +318,7 @@ class Analysis(contract.Analysis):
             at_levels = np.take_along_axis(values, np.broadcast_to(columns, (GROUPS, *columns.shape)), 2)
             # With the mean left in, the images would need a second decomposition.
             names = NAMES[:-1] if cloud == "image" and self.centred else NAMES
-            parts: dict[str, tuple[tuple[str, ...], npt.NDArray[Any]]] = {
+            parts: dict[str, tuple[tuple[str, ...], Numbers]] = {
                 f"{cloud}_{name}": (axes, values[:, :, n]) for n, name in enumerate(names)
             }
             parts[f"{cloud}_delta"] = ((*axes, "level"), at_levels)

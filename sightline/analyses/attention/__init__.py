@@ -240,7 +240,7 @@ class Analysis(contract.Analysis):
     def _kept(self, scales: Mapping[str, npt.NDArray[np.float64]]) -> Kept:
         """Sums by groups of images, for contrasts."""
         layers, kept, axes = self.layers, Kept({"group": self.groups.axis}), ("encoder", "site")
-        sums = self.sums.unflatten(-1, (-1, 2))  # (G, S, 3, H + 1, 2)
+        sums = self.sums.reshape(*self.sums.shape[:-1], -1, 2)  # (G, S, 3, H + 1, 2)
         images = ((*axes, "group"), layers.by_group(sums[:, :, 0, 0, 0]))
         for name, scale in scales.items():
             measure = name.removesuffix("_relative")
