@@ -45,8 +45,6 @@ from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, over_depth
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.images.pipeline import Batch
 
 
