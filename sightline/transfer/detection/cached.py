@@ -87,11 +87,12 @@ class _Reader:
         good = [(int(row), item.image) for row, item in zip(job, items, strict=True) if item.image is not None]
         errors = [(int(r), i.error or "unknown reason") for r, i in zip(job, items, strict=True) if i.image is None]
         rows, sizes = [row for row, _ in good], [image.shape[:2] for _, image in good]
-        lengths = np.array(sizes).reshape(-1, 2)
+        lengths: NDArray[np.int64] = np.array(sizes, np.int64).reshape(-1, 2)
         where = boxes(lengths[:, 0], lengths[:, 1], self.policy, np.zeros(len(rows), np.uint64))
         size = self.policy.size
         pixels = [crop_one(image, box, False, self.policy) for (_, image), box in zip(good, where, strict=True)]
-        fills = [tuple(filled(0, int(box[2]), n, size)[1] for n in s) for box, s in zip(where, sizes, strict=True)]
+        sides = zip(where[:, 2].tolist(), sizes, strict=True)
+        fills = [(filled(0, side, h, size)[1], filled(0, side, w, size)[1]) for side, (h, w) in sides]
         known = [] if self.targets is None else self.targets.targets(self.positions[rows].tolist())
         moved = [move(one, box, False, size, s) for one, box, s in zip(known, where, sizes, strict=False)]
         stacked = np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8)

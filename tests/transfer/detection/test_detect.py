@@ -20,7 +20,7 @@ from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
 from sightline.encoders.files.weights import hash_weights
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop, Stopped
+from sightline.training.loop import Loop
 from sightline.training.optimization import make_optimizer
 from sightline.training.recipe import make_recipe as make_pretraining
 from sightline.training.recipe import read_recipe
@@ -103,7 +103,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     run, told = tmp_path / "run", {key: value for key, value in settings.items() if key not in ("objective", "encoder")}
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) >= 2 else 0)
-        with pytest.raises(Stopped, match="after step 2 of 6"):
+        with pytest.raises(sl.Stopped, match="after step 2 of 6"):
             train(run, **told)
     assert not (run / "detections.json").exists()
     train_detector(out=run, launch=Launch(resume=True, show_progress=False, workers=0))
