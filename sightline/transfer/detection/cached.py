@@ -92,10 +92,8 @@ class _Reader:
         where = boxes(lengths[:, 0], lengths[:, 1], self.policy, np.zeros(len(rows), np.uint64))
         size = self.policy.size
         pixels = [crop_one(image, box, False, self.policy) for (_, image), box in zip(good, where, strict=True)]
-        fills = [
-            (filled(0, int(box[2]), height, size)[1], filled(0, int(box[2]), width, size)[1])
-            for box, (height, width) in zip(where, sizes, strict=True)
-        ]
+        sides = zip(where[:, 2].tolist(), sizes, strict=True)
+        fills = [(filled(0, side, h, size)[1], filled(0, side, w, size)[1]) for side, (h, w) in sides]
         known = [] if self.targets is None else self.targets.targets(self.positions[rows].tolist())
         moved = [move(one, box, False, size, s) for one, box, s in zip(known, where, sizes, strict=False)]
         stacked = np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8)

@@ -104,7 +104,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     run, told = tmp_path / "run", {key: value for key, value in settings.items() if key not in ("objective", "encoder")}
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) >= 2 else 0)
-        with pytest.raises(Stopped, match="after step 2 of 6"):
+        with pytest.raises(sl.Stopped, match="after step 2 of 6"):
             train(run, **told)
     assert not (run / "detections.json").exists()
     train_detector(out=run, launch=Launch(resume=True, show_progress=False, workers=0))
