@@ -118,7 +118,7 @@ def _numbers(run: Run) -> str:
     for analysis in run:
         measured = run.measured(analysis)
         if measured.kept is None:
-            lines.append(f"{analysis}: measured by an earlier version; give the same command again to measure it anew")
+            lines.append(f"{analysis}: measured by an earlier version; run the same command again to measure it")
             continue
         lines += [
             f"{analysis}.{variable}: {_choices(run, f'{analysis}.{variable}')}" for variable in measured.variables

@@ -8,6 +8,7 @@ streaming       from a metric to its result
 resume          sums on disk, so that a stopped pass continues
 layers          encoders × sites, and where they lie in a result
 gram_sums       what the analyses by CKA share
+groups          groups of images, for intervals of differences
 pooled          pooled features of a pass
 feature_cache   features on disk
 inversion       pictures from features of images and mirror images

@@ -89,9 +89,9 @@ def test_numbers_are_meant_by_value_and_range() -> None:
         ({"feature": "cls"}, "several values of encoder"),
         ({"encoder": "dep", "feature": "cls"}, "No encoder is dep; did you mean 'deep'"),
         ({"encoder": "deep", "featur": "cls"}, "did you mean 'feature'"),
-        ({"encoder": "deep", "feature": "cls", "depth": "last fifth"}, "is no range of depths"),
+        ({"encoder": "deep", "feature": "cls", "depth": "last fifth"}, "is not a range of depths"),
         ({"encoder": "short", "feature": "cls", "site": "block.3"}, "x has no number for"),
-        ({"encoder": "deep", "feature": "cls", "site": "norm", "layer_type": "qkv"}, "no layer is all of that"),
+        ({"encoder": "deep", "feature": "cls", "site": "norm", "layer_type": "qkv"}, "no layer matches all of it"),
     ],
 )
 def test_what_is_not_said_well_is_a_sentence(where: dict[str, Any], message: str) -> None:
@@ -101,5 +101,5 @@ def test_what_is_not_said_well_is_a_sentence(where: dict[str, Any], message: str
 
 def test_a_range_of_depths_rises() -> None:
     assert depth_range([0.5, None]) == (0.5, 1.0)
-    with pytest.raises(InputError, match="is no range"):
+    with pytest.raises(InputError, match="is not a range"):
         depth_range((0.5, 0.5))

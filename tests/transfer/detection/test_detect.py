@@ -18,7 +18,6 @@ import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
-from sightline.core.stopping import Stopped
 from sightline.encoders.files.weights import hash_weights
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
@@ -140,7 +139,7 @@ def test_one_image_is_learned_by_heart(tmp_path: Path) -> None:
     one = dataclasses.replace(scenes, splits={"train": np.array([3]), "test": np.array([3, 3, 3])})
     heads = {"channels": 32, "box_width": 64, "mask_size": 14, "proposals": 50, "regions": 32, "detections": 20}
     found = train(
-        tmp_path / "run", f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""), one, size=48, batch=1, epochs=150,
+        tmp_path / "run", f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""), one, size=48, batch=1, epochs=300,
         lr=5e-3, warmup_epochs=5, log_every=50, **heads,
     )  # fmt: skip
     truth = truth_of(one, "test")
