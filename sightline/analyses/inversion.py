@@ -27,6 +27,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.groups import Kept, Mean
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import shared
 from sightline.core.results import interval, outside_decoder
@@ -36,6 +37,7 @@ from sightline.measure.estimators.inversion import MEASURES as MEASURES
 from sightline.measure.estimators.inversion import fit_inverse as fit_inverse
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS
 from sightline.measure.feature_cache import Features
+from sightline.measure.groups import GROUPS
 from sightline.measure.inversion import NAMES as NAMES
 from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
@@ -144,11 +146,11 @@ class Analysis(Pooled):
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files if which.site != PIXELS))
         answers = dict(zip(chosen, shared(chosen, lambda names: self._score(*names)), strict=True))
-        numbers = {names: (found, why) for names, (found, _, why) in answers.items()}
+        numbers = {names: (found, why) for names, (found, _, why, _) in answers.items()}
         kept, held = self._chosen()
-        return (
+        result = (
             self.dataset([*NAMES, "penalty"], numbers)
-            .assign(self._shown({names: pictures for names, (_, pictures, _) in answers.items()}))
+            .assign(self._shown({names: pictures for names, (_, pictures, _, _) in answers.items()}))
             .assign_attrs(
                 n_train=len(kept),
                 n_selection=len(held),
@@ -160,6 +162,24 @@ class Analysis(Pooled):
                 size_of_pictures=self.config.size,
             )
         )
+        return self._kept(result, {names: images for names, (*_, images) in answers.items()}).beside(result)
+
+    def _kept(self, result: xr.Dataset, images: Mapping[tuple[str, str, str], npt.NDArray[np.float64] | None]) -> Kept:
+        """By groups of test images, with the fit as it is: what the measures are ratios of."""
+        dims, kept = ("encoder", "site", "feature"), Kept({"group": self.groups("test").axis})
+        axes = [[str(name) for name in result[dim].values] for dim in dims]
+        sums = np.zeros((*map(len, axes), GROUPS, 5))
+        for names, of_images in images.items():
+            if of_images is not None:
+                at = tuple(axis.index(name) for axis, name in zip(axes, names, strict=True))
+                sums[at] = self.by_group("test", of_images)
+        left, whole, nearer, common, odd = (((*dims, "group"), part) for part in np.moveaxis(sums, -1, 0))
+        count = (("group",), self.by_group("test", np.ones(len(self.rows["test"]))))
+        explained = ((*dims, "group"), whole[1] - left[1])
+        kept.add("r2", Mean("explained", "variance"), explained=explained, variance=whole)
+        kept.add("nearer", Mean("nearer_sum", "images"), nearer_sum=nearer, images=count)
+        kept.add("odd", Mean("odd_common", "odd_whole"), odd_common=common, odd_whole=odd)
+        return kept
 
     def _chosen(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Positions of the training images that fit, and of those that choose, in the train or val split."""
@@ -180,12 +200,14 @@ class Analysis(Pooled):
         pictures = self.files[_picture_of(encoder, split)].read()[0]
         return ImagePairs(plain, mirror, Matrix(pictures, self.rows[split]))
 
-    def _score(self, encoder: str, site: str, feature: str) -> tuple[list[float], npt.NDArray[np.uint8] | None, str]:
-        """Numbers, reconstructions of the images that are shown, and why there are none."""
+    def _score(
+        self, encoder: str, site: str, feature: str
+    ) -> tuple[list[float], npt.NDArray[np.uint8] | None, str, npt.NDArray[np.float64] | None]:
+        """Numbers, reconstructions of the images that are shown, why there are none, and the parts of each image."""
         parts = {split: self._part(encoder, site, feature, split) for split in self.splits}
         flaws = (flaw(matrix, split, constant=split == "train") for split, part in parts.items() for matrix in part[:2])
         if why := next(filter(None, flaws), ""):
-            return [np.nan] * (len(NAMES) + 1), None, why
+            return [np.nan] * (len(NAMES) + 1), None, why, None
         kept, held = self._chosen()
         chooses, keys = "val" if "val" in self.splits else "train", self._keys("train")[kept]
         found = invert(
@@ -197,7 +219,7 @@ class Analysis(Pooled):
         )
         shown = found.fit(parts["test"].plain.values[self._visible()])[:, : 3 * size * size]
         pictures = _bytes(shown.reshape(-1, 3, size, size))
-        return [*(found.numbers[name] for name in NAMES), found.fit.penalties[0]], pictures, ""
+        return [*(found.numbers[name] for name in NAMES), found.fit.penalties[0]], pictures, "", found.images
 
     def _visible(self) -> npt.NDArray[np.int64]:
         """Rows of the images that are shown and could be read."""

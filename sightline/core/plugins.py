@@ -83,7 +83,7 @@ def names(kind: str) -> list[str]:
     """Names of the plugins of a kind, whether they can be used or not.
 
     >>> [name for name in names("datasets") if name in built_in("datasets")]
-    ['arrays', 'coco', 'folder', 'huggingface', 'parquet', 'shapes']
+    ['arrays', 'coco', 'folder', 'huggingface', 'masks', 'parquet', 'shapes']
     """
     return sorted(_places(kind))
 

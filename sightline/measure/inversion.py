@@ -50,6 +50,7 @@ class Inverted(NamedTuple):
 
     numbers: dict[str, float]  # by `NAMES`
     fit: Inverse  # of the pictures, and of those of other images
+    images: npt.NDArray[np.float64]  # (n, 5), what the numbers are made of, see `Recovered.images`
 
 
 def invert(
@@ -91,7 +92,7 @@ def invert(
     for measure in MEASURES:
         both = (*best[measure], chance[measure][0], most[measure][0])
         numbers |= {f"{measure}{end}": value for end, value in zip((*ENDS, "_null", "_ceiling"), both, strict=True)}
-    return Inverted(numbers, fit)
+    return Inverted(numbers, fit, true.images())
 
 
 def _others(keys: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compare_leaves_a_run_and_a_report(run: Path) -> None:
     assert sorted(p.name for p in run.iterdir()) == [
-        ".sightline.json", "cache", "figures", "report.html", "results", "run.json",
+        ".sightline.json", "cache", "figures", "groups", "report.html", "results", "run.json",
     ]  # fmt: skip
     found = sl.open_run(run)
     assert list(found) == default_analyses()

@@ -56,7 +56,7 @@ def ratio_of(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> tuple[float, 
     """Σ parts / Σ wholes over images, each (n,), and its 95 % interval by the delta method; NaN where Σ wholes is 0.
 
     >>> [round(number, 3) for number in ratio_of(np.array([1.0, 2.0, 4.0]), np.array([2.0, 4.0, 7.0]))]
-    [0.538, 0.477, 0.6]
+    [0.538, 0.485, 0.592]
     """
     n, whole = len(wholes), float(np.sum(wholes))
     if n < 2 or whole == 0:

@@ -137,9 +137,13 @@ class Recovered:
         ]
         self.parts.append(np.stack(numbers))
 
+    def images(self) -> npt.NDArray[np.float64]:
+        """Of each image (n, 5): ‖y − ŷ‖², ‖y − mean y‖², whether it is nearer to itself, ⟨odd ŷ, odd y⟩, ‖odd y‖²."""
+        return np.concatenate(self.parts, 1).T
+
     def numbers(self) -> dict[str, tuple[float, float, float]]:
         """The three measures with their 95 % intervals over images."""
-        left, whole, nearer, common, odd = np.concatenate(self.parts, 1)
+        left, whole, nearer, common, odd = self.images().T
         error, low, high = ratio_of(left, whole)
         share = float(nearer.mean())
         return {
