@@ -33,7 +33,7 @@ from sightline.training.soft_labels import Mixing
 from sightline.transfer.classification import Objective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
 from sightline.transfer.evaluate import accuracy
-from sightline.transfer.recipe import Recipe, assemble, resolve
+from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
 
 __all__ = ["NAME", "Config", "Recipe", "finetune", "make_recipe"]
 
@@ -100,12 +100,7 @@ def finetune(
     Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
     """
     launch, out = Launch(**arguments), Path(out)
-    layers = [dict(settings or {})]
-    if images is not None:
-        layers.append({"images": images if isinstance(images, str) else images.name})
-    if what is not None:
-        layers.append({"encoder": what if isinstance(what, str) else what.reference})
-    wanted = _resolve(out, recipe, layers, launch)
+    wanted = _resolve(out, recipe, overrides(settings, images, what), launch)
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
     parts = _prepare(wanted, begins_with, data, fabric, launch)

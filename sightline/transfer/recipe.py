@@ -9,12 +9,14 @@ from typing import Any, Generic, TypeVar
 
 from sightline.core.errors import InputError
 from sightline.core.settings import flatten
+from sightline.encoders.encoder import Encoder
+from sightline.images.sets import Images
 from sightline.training.folder import check_unchanged, kept_recipe
 from sightline.training.launch import Launch
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import COMMANDS, Training, make_parts, read_recipe
 
-__all__ = ["Recipe", "assemble", "resolve"]
+__all__ = ["Recipe", "assemble", "overrides", "resolve"]
 
 
 Config = TypeVar("Config")
@@ -42,6 +44,22 @@ def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], .
         raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
     optimization, training, own = make_parts(name, (Optimization, Training, config), layers)
     return Recipe(optimization, training, own, name)
+
+
+def overrides(
+    settings: Mapping[str, Any] | None, images: str | Images | None, encoder: str | Encoder | None
+) -> list[dict[str, Any]]:
+    """What a call says beside its recipe, later layers before earlier ones.
+
+    >>> overrides({"lr": 1e-3}, "shapes", None)
+    [{'lr': 0.001}, {'images': 'shapes'}]
+    """
+    layers = [dict(settings or {})]
+    if images is not None:
+        layers.append({"images": images if isinstance(images, str) else images.name})
+    if encoder is not None:
+        layers.append({"encoder": encoder if isinstance(encoder, str) else encoder.reference})
+    return layers
 
 
 def resolve(

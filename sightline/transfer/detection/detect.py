@@ -47,7 +47,7 @@ from sightline.transfer.detection.objects import (
     write_detections,
 )
 from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
-from sightline.transfer.recipe import Recipe, assemble, resolve
+from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
 
 __all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
 
@@ -111,12 +111,7 @@ def train_detector(
     `recipe` is the name of one of Sightline's or a file, by default `detect`, the small one; `settings` override it.
     """
     launch, out = launch or Launch(), Path(out)
-    layers = [dict(settings or {})]
-    if images is not None:
-        layers.append({"images": images if isinstance(images, str) else images.name})
-    if what is not None:
-        layers.append({"encoder": what if isinstance(what, str) else what.reference})
-    wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
+    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
     if not wanted.config.encoder:
         raise InputError("Name an encoder to detect with, such as `sightline detect zoo:mae`")
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)

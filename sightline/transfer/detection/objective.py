@@ -1,19 +1,16 @@
 """What a detector learns from: the losses of Mask R-CNN, on the maps of an encoder that is frozen or trained along.
 
-The learning rate of layer l of 0 … L + 1 of the encoder is that of the detector times layer_decay^(L + 1 − l).
-
 B images, views of S × S pixels, k objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import masks_to_boxes
 
@@ -22,19 +19,18 @@ from sightline.encoders.modules.mode import evaluating
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.images.targets import Targets
-from sightline.training import objective
 from sightline.training.objective import Views
-from sightline.transfer.classification import decayed
 from sightline.transfer.detection.cached import fitted, whole_image
 from sightline.transfer.detection.detector import Detector, Found
 from sightline.transfer.detection.features import Features, Standard
 from sightline.transfer.detection.masks import paste, run_lengths
 from sightline.transfer.detection.objects import Detections
+from sightline.transfer.on_encoder import OnEncoder
 
 __all__ = ["Objective"]
 
 
-class Objective(objective.Objective):
+class Objective(OnEncoder):
     """A detector on an encoder; see training/objective.py."""
 
     def __init__(
@@ -50,32 +46,14 @@ class Objective(objective.Objective):
         layer_decay: float = 1.0,
     ) -> None:
         """`cached`: views are maps already; `tight`: views cut objects, whose boxes are then those of what is left."""
-        super().__init__()
-        self.standard, self.detector = standard, detector
-        self.frozen, self.cached, self.tight = frozen, cached, tight
-        self.layers, self.layer_decay = layers or {}, layer_decay
-        # A frozen encoder is no part of what is trained and saved.
-        self._features = (features,)
-        if not frozen:
-            self.features = features
-
-    @property
-    def encoder(self) -> nn.Module:
-        """The encoder that is trained along."""
-        return self._features[0].module
-
-    def to(self, *words: Any, **more: Any) -> Objective:
-        """A frozen encoder goes along."""
-        self._features[0].to(*words, **more)
-        return super().to(*words, **more)
+        super().__init__(features, standard, frozen, layers, layer_decay)
+        self.detector, self.cached, self.tight = detector, cached, tight
 
     def maps(self, images: Tensor) -> list[Tensor]:  # (B, 3, S, S)
-        """What the detector sees of images; a frozen encoder is in evaluation mode."""
-        features = self._features[0]
-        found = features.look(images) if self.frozen else features(images)
-        standardised: list[Tensor] = self.standard(found)
+        """What the detector sees of images."""
+        found = self.standardised(images)
         # As cached maps are, so that it makes no difference which they are.
-        return [x.half().float() for x in standardised] if self.frozen else standardised
+        return [x.half().float() for x in found] if self.frozen else found
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the losses, and each of them."""
@@ -100,10 +78,6 @@ class Objective(objective.Objective):
         else:
             masks = masks.new_zeros(0, *features.frame)
         return {"boxes": boxes, "labels": labels, "masks": masks.to(torch.uint8)}
-
-    def lr_scales(self) -> dict[str, float]:
-        """layer_decay^(L + 1 − layer) by the name of the parameter."""
-        return decayed(self.layers, self.layer_decay, "features.module.")
 
     @torch.no_grad()
     def detect(

@@ -9,23 +9,21 @@ B images, views of S × S pixels, K classes: the background and those of the ima
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.images.targets import VOID, Targets
-from sightline.training import objective
 from sightline.training.objective import Views
-from sightline.transfer.classification import decayed
 from sightline.transfer.detection.features import Features, Standard
+from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.segmentation.heads import Auxiliary, LinearHead, Scales, UperNet, enlarge
 
 __all__ = ["Objective"]
 
 
-class Objective(objective.Objective):
+class Objective(OnEncoder):
     """A head on an encoder; see training/objective.py."""
 
     def __init__(
@@ -41,29 +39,13 @@ class Objective(objective.Objective):
         layers: Mapping[str, int] | None = None,
         layer_decay: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.standard, self.head, self.scales, self.auxiliary = standard, head, scales, auxiliary
-        self.auxiliary_weight, self.frozen = auxiliary_weight, frozen
-        self.layers, self.layer_decay = layers or {}, layer_decay
-        # A frozen encoder is no part of what is trained and saved.
-        self._features = (features,)
-        if not frozen:
-            self.features = features
-
-    @property
-    def encoder(self) -> nn.Module:
-        """The encoder that is trained along."""
-        return self._features[0].module
-
-    def to(self, *words: Any, **more: Any) -> Objective:
-        """A frozen encoder goes along."""
-        self._features[0].to(*words, **more)
-        return super().to(*words, **more)
+        super().__init__(features, standard, frozen, layers, layer_decay)
+        self.head, self.scales = head, scales
+        self.auxiliary, self.auxiliary_weight = auxiliary, auxiliary_weight
 
     def maps(self, images: Tensor) -> list[Tensor]:  # (B, 3, S, S)
-        """What the head sees of images; a frozen encoder is in evaluation mode."""
-        features = self._features[0]
-        found: list[Tensor] = self.standard(features.look(images) if self.frozen else features(images))
+        """What the head sees of images."""
+        found = self.standardised(images)
         return found if self.scales is None else self.scales(found)
 
     def scores(self, images: Tensor) -> Tensor:  # (B, 3, S, S) -> (B, K, h, w)
@@ -83,10 +65,6 @@ class Objective(objective.Objective):
         known = truth >= 0
         right = (scores.detach().argmax(1) == truth)[known].float().mean() if known.any() else scores.new_zeros(())
         return loss, {"pixel_accuracy": right}
-
-    def lr_scales(self) -> dict[str, float]:
-        """layer_decay^(L + 1 − layer) by the name of the parameter."""
-        return decayed(self.layers, self.layer_decay, "features.module.")
 
 
 def _channels(targets: Targets[Tensor]) -> Tensor:

@@ -38,7 +38,7 @@ from sightline.training.loop import Loop
 from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.cached import fitted, whole_image
 from sightline.transfer.detection.features import Features, Standard, trainable, whole_patches
-from sightline.transfer.recipe import Recipe, assemble, resolve
+from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
 from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead, Scales, UperNet
 from sightline.transfer.segmentation.objective import Objective
 from sightline.transfer.segmentation.sliding import Segmented, Sliding
@@ -114,12 +114,7 @@ def train_segmenter(
     `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it.
     """
     launch, out = launch or Launch(), Path(out)
-    layers = [dict(settings or {})]
-    if images is not None:
-        layers.append({"images": images if isinstance(images, str) else images.name})
-    if what is not None:
-        layers.append({"encoder": what if isinstance(what, str) else what.reference})
-    wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
+    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
     if not wanted.config.encoder:
         raise InputError("Name an encoder to segment with, such as `sightline segment zoo:mae`")
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
