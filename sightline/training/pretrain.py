@@ -40,7 +40,7 @@ from sightline.training.watchers import make_watchers
 __all__ = ["pretrain"]
 
 
-@launching
+@launching(Launched)
 def pretrain(
     objective: str | None = None,
     images: str | Images | None = None,

@@ -83,7 +83,7 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
     return assemble(NAME, Config, layers)
 
 
-@launching
+@launching(Launched)
 def finetune(
     what: str | Encoder | None = None,
     images: str | Images | None = None,
