@@ -31,7 +31,7 @@ FOLDER = "trainings"
 NOT_YET = "it is not trained yet"  # the reason of numbers that are still missing
 
 Key = TypeVar("Key")
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 
 def question(
@@ -62,8 +62,8 @@ def train_each(
     asked: tuple[dict[str, Any], str],
     out: Path,
     trainings: Mapping[Key, Path],
-    train: Callable[[Key, Path], Found],
-    result: Callable[[Mapping[Key, Found]], xr.Dataset],
+    train: Callable[[Key, Path], Outcome],
+    result: Callable[[Mapping[Key, Outcome]], xr.Dataset],
     *,
     fabric: Fabric,
     overwrite: bool,
@@ -79,7 +79,7 @@ def train_each(
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
     by_first(lambda: _begin(run, overwrite))
-    found: dict[Key, Found] = {}
+    found: dict[Key, Outcome] = {}
 
     def save() -> None:
         done = {"fingerprint": fingerprinted} if len(found) == len(trainings) else {}

@@ -31,7 +31,7 @@ from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
 from sightline.generation.extra import diffusers
 from sightline.generation.reader import train_reader
-from sightline.generation.training import NAME, Recipe, make_recipe, train_denoiser
+from sightline.generation.training import NAME, DiffusionRecipe, make_recipe, train_denoiser
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.request import named_encoders
@@ -128,7 +128,7 @@ def rcdm(
 
 
 def _question(
-    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: Recipe, extent: Extent
+    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: DiffusionRecipe, extent: Extent
 ) -> tuple[dict[str, Any], str]:
     """What the run folder remembers, and the hash of all that the result depends on."""
     about = {
