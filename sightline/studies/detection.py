@@ -33,6 +33,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.sources.coco import Annotated
+from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, Table, curve_over_depth
 from sightline.training.folder import start
@@ -42,7 +43,6 @@ from sightline.transfer.detection.average_precision import (
     KINDS,
     MEASURES,
     Range,
-    jackknife,
     parts_of,
     replicates,
 )

@@ -31,7 +31,7 @@ from sightline.images.label_maps import BACKGROUND, channels
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.thumbnails import thumbnail_size
-from sightline.measure.estimators.overlap import iou_of, jackknife, jackknife_difference, mean_over_classes
+from sightline.measure.estimators.overlap import iou_of, mean_over_classes, miou_difference, miou_of
 from sightline.measure.request import named_encoders
 from sightline.report.figures import Figure, Table, class_figure, coloured
 from sightline.training.folder import start
@@ -49,7 +49,7 @@ QUESTION = "How well is the class of every pixel told by a head that was trained
 FORMULA = """\
 IoU_c = pixels of class c decided as c / (pixels of class c + pixels decided as c − the former)
 mIoU  = mean over classes of IoU_c
-s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± 1.96 · s"""
+s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± t · s"""
 HOW_TO_READ = """\
 Each encoder has a head of the same kind, trained with the same settings. Frozen encoders with a linear head show what
 the patches hold already; UperNet, or an encoder that is trained along, what they are a good start for. All pixels are
@@ -114,10 +114,10 @@ def _result(
     iou = np.full((len(encoders), len(names)), np.nan)
     for i, name in enumerate(encoders):
         if name in groups:
-            miou[i], iou[i] = jackknife(groups[name]), iou_of(groups[name].sum(0))
+            miou[i], iou[i] = miou_of(groups[name]), iou_of(groups[name].sum(0))
             for j, other in enumerate(encoders):
                 if other in groups:
-                    apart[i, j] = jackknife_difference(groups[name], groups[other])
+                    apart[i, j] = miou_difference(groups[name], groups[other])
     first = next(iter(groups.values()))
     data_vars: dict[str, Any] = {
         **{f"miou{end}": ("encoder", miou[:, k]) for k, end in enumerate(ENDS)},

@@ -17,8 +17,9 @@ from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.images.targets import Targets
+from sightline.measure.estimators.intervals import jackknife
 from sightline.studies.detection import detect, figures, headlines, limits_of, tables
-from sightline.transfer.detection.average_precision import Range, ap_of, jackknife, parts_of, replicates
+from sightline.transfer.detection.average_precision import Range, ap_of, parts_of, replicates
 from sightline.transfer.detection.detect import Config, train_detector, truth_of
 from sightline.transfer.detection.masks import run_lengths
 from sightline.transfer.detection.objects import Detections, objects_of, read_detections

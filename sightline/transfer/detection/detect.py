@@ -28,7 +28,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
-from sightline.training.feed import Feed
+from sightline.training.feed import Feed, check_batch
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
@@ -132,6 +132,7 @@ def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> Non
     """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
     config = wanted.config
     check_images(data, config.masks)
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     if not config.frozen:
         check_trainable(encoder)
     FeatureMaps(encoder, whole_patches(encoder, config.size), config.blocks)
@@ -149,6 +150,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     check_images(data, config.masks)
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     size = whole_patches(begins_with, config.size)
     encoder = begins_with
     if config.frozen:

@@ -31,7 +31,7 @@ from sightline.images.augment.policy import RADII, Policy
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes
-from sightline.training.feed import Feed
+from sightline.training.feed import Feed, check_batch
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
@@ -153,6 +153,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images)
     for split in ("train", "test"):
         if any(one.segmentation is None for one in data.targets(data.indices(split)[:1])):
             raise InputError(f"{data.name} has no segmentation maps; give others, such as shapes:scenes or masks:PATH")
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     size, encoder, blocks = whole_patches(begins_with, config.size), begins_with, _blocks(config, begins_with)
     if config.frozen:
         features = FeatureMaps(encoder, size, blocks)
