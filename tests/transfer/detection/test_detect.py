@@ -206,6 +206,7 @@ def test_recipes_know_their_commands() -> None:
         ({"what": None}, "Name an encoder to detect with"),
         ({"images": "shapes?size=32&train=0&test=8"}, "has no split 'train'"),
         ({"blocks": "last-7"}, "'last-7' is not a block"),
+        ({"batch": 64}, "has 12 images to train on, fewer than one batch of 64"),
         ({"areas": [3.0]}, "two sides in pixels are expected"),
         ({"scale": [2.0, 1.0]}, "fit is a range"),
         ({"layer_decay": 0.0}, "layer_decay is 0.0"),
