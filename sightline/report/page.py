@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import vl_convert
@@ -29,7 +30,7 @@ from sightline.core import ownership, plugins
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import DARK, LIGHT, Figure, Table, pdf_of, specification, svg_of, theme
+from sightline.report.figures import DARK, LIGHT, Figure, Table, same_colours, theme
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import asset, clean, cleaned, render, script_json
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
@@ -318,9 +319,15 @@ def _figure(run: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -
             f"The figure name {figure.name!r} of {analysis!r} is a file name: use letters, digits, '-' and '_'"
         )
     table = figure.table.map(lambda v: clean(v) if isinstance(v, str) else v)
-    spec = specification(figure.chart, encoders)
-    svg = svg_of(spec)
-    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": table.to_csv(index=False).encode()}
+    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
+        spec = figure.chart.to_dict()
+    same_colours(spec, encoders)
+    spec["datasets"] = {
+        key: [{k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+        for key, rows in spec.get("datasets", {}).items()
+    }
+    svg = vl_convert.vegalite_to_svg(spec, config=theme())
+    files = {"svg": svg.encode(), "pdf": vl_convert.svg_to_pdf(svg), "csv": table.to_csv(index=False).encode()}
     for suffix, content in files.items():
         ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: _columns(pd.DataFrame(rows), digits=6) for key, rows in spec.pop("datasets").items()}

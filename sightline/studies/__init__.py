@@ -2,6 +2,7 @@
 
 detection   how well are objects found by detectors on these encoders?
 evidence    what is known of encoders and their roles, over several run folders
+figures/    the figures and tables of the papers, drawn from what was measured
 findings/   the published findings, decided by what was measured
 rcdm/       what does a representation keep, seen in pictures that are drawn from it?
 reinit      which blocks does fine-tuning build on?

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import pandas as pd
 
-from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
+from sightline.report.figures import Figure, pdf_of, specification, svg_of
 from sightline.studies.evidence import Evidence
 
 __all__ = ["Drawn", "Panel", "PaperFigure", "Part", "Printed"]
@@ -29,11 +29,13 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure, drawn: a chart, the numbers in it, a clause for the caption, and the paper's numbers."""
+    """A part of a figure, drawn: a chart, the numbers in it, sentences for the caption, and the paper's numbers."""
 
     chart: Any  # an Altair chart of any kind
     table: pd.DataFrame
     note: str = ""
+    remark: str = ""  # what holds for this part alone
+    who: str = ""  # the encoder, where the chart does not name it
     printed: tuple[Printed, ...] = ()
 
 
@@ -68,13 +70,14 @@ class Drawn(Figure):
     """A figure of a paper drawn from results; as those of analyses, and the paper's numbers beside ours."""
 
     id: str
-    paper: Table | None  # what the paper prints, and the same of the study
+    paper: pd.DataFrame | None  # what the paper prints, and the same of the study; None: it prints no numbers
     missing: Mapping[str, str] = field(default_factory=dict)  # letter → what that part would need
     encoders: tuple[str, ...] = ()  # of the study, in the order of their colours
 
     def svg(self) -> str:
         """With its title and the paper's numbers above it."""
-        lines = [f"{row[0]}: {row[1]} in the paper, here {row[2]}" for row in self.paper.rows] if self.paper else []
+        rows = () if self.paper is None else self.paper.itertuples(index=False)
+        lines = [f"{what}: {paper} in the paper, here {ours}" for what, paper, ours in rows]
         title = alt.TitleParams(
             textwrap.wrap(f"{self.id}: {self.title}", LINE),
             subtitle=[part for line in lines for part in textwrap.wrap(line, LINE)],

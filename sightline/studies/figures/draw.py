@@ -11,7 +11,6 @@ import altair as alt
 import pandas as pd
 
 from sightline.core.errors import InputError, nearest
-from sightline.report.figures import Table
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures import grigg, park, shekhar, shekhar_workshop
 from sightline.studies.figures.contract import Drawn, Panel, PaperFigure, Part
@@ -21,7 +20,9 @@ __all__ = ["all_figures", "draw", "find_figure"]
 
 SAME_AS = {"002": "000"}  # two versions of one paper
 SIDES = {1: ("left",), 2: ("left", "right"), 3: ("left", "middle", "right")}
-WRITTEN = re.compile(r"(\d{3})\s*,?\s*(fig|tab)[a-z.]*\s*((?:[a-g]\.)?\d+)\s*([a-h]?)\s*(left|middle|right)?", re.I)
+WRITTEN = re.compile(
+    r"(\d{3})\s*,?\s*(fig|tab)[a-z.]*\s*((?:[a-g]\.)?\d+)\s*([a-h]?)\s*(left|middle|right)?", re.IGNORECASE
+)
 
 
 @functools.cache
@@ -69,7 +70,6 @@ def draw(name: str, evidence: Evidence) -> Drawn:
     if not panels:
         raise Missing("; ".join(dict.fromkeys(missing.values())))
     printed = [row for panel in panels.values() for row in panel.printed]
-    columns = ["number", "in the paper", "here"]
     return Drawn(
         name=re.sub(r"\W+", "-", figure.id.lower()),
         title=figure.title,
@@ -77,14 +77,14 @@ def draw(name: str, evidence: Evidence) -> Drawn:
         chart=_chart(figure, panels),
         table=pd.concat([panel.table.assign(part=letter) for letter, panel in panels.items()], ignore_index=True),
         id=figure.id,
-        paper=Table("The paper's numbers", f"As {figure.id} prints them.", columns, printed) if printed else None,
+        paper=pd.DataFrame(printed, columns=["number", "in the paper", "here"]) if printed else None,
         missing=missing,
         encoders=tuple(dict.fromkeys(role.name for role in evidence.roles)),
     )
 
 
 def _caption(figure: PaperFigure, panels: Mapping[str, Panel], missing: Mapping[str, str]) -> str:
-    notes = dict.fromkeys(panel.note for panel in panels.values() if panel.note)
+    notes = dict.fromkeys(text for panel in panels.values() for text in (panel.note, panel.remark) if text)
     gaps = [f"({letter}) {figure.parts[letter].title} is not drawn: it needs {why}." for letter, why in missing.items()]
     return " ".join([*notes, *gaps])
 
@@ -99,4 +99,5 @@ def _chart(figure: PaperFigure, panels: Mapping[str, Panel]) -> alt.ConcatChart:
 def _titled(panel: Panel, letter: str, part: Part) -> alt.ChartType:
     chart = panel.chart.copy(deep=False)
     chart.usermeta = alt.Undefined  # only a whole chart may have it
-    return chart.properties(title=f"({letter}) {part.title}" if letter else part.title)
+    title = part.title + (f": {panel.who}" if panel.who else "")
+    return chart.properties(title=f"({letter}) {title}" if letter else title)

@@ -38,7 +38,8 @@ __all__ = [
 
 
 SIDE = 156  # pixels of a map of layers
-PICTURE = 44  # pixels of a small picture
+CURVE = {"width": 300, "height": 210}
+PICTURE = 52  # pixels of a small picture
 MAPS_SHOWN = 4  # layers of an encoder whose attention is shown, from the first to the last
 
 
@@ -150,7 +151,7 @@ def depth_curves(
     )
     if not drawn:
         raise Missing(f"numbers of {result}, of which {' and '.join(encoders)} have none")
-    return Panel(drawn[0].chart, drawn[0].table, note)
+    return Panel(drawn[0].chart.properties(**CURVE), drawn[0].table, note)
 
 
 def lines(
@@ -162,7 +163,7 @@ def lines(
         table, value_title=y_title, depth_title=x_title, series_title=series_title,
         series=list(dict.fromkeys(table.series)), **options,
     )  # fmt: skip
-    return Panel(chart, table, note)
+    return Panel(chart if "facet" in more else chart.properties(**CURVE), table, note)
 
 
 def bars(table: pd.DataFrame, *, x_title: str, y_title: str, series_title: str, note: str = "") -> Panel:
@@ -273,12 +274,12 @@ def attention_maps(evidence: Evidence, encoder: str, image: int = 0) -> Panel:
             rows.append((where, f"block {layers[layer].split('.')[1]}", even, picture_url(lit, 2 * PICTURE)))
     table = pd.DataFrame(rows, columns=["row", "column", "mean", "url"])
     columns = list(dict.fromkeys(table.column))
-    chart = picture_grid(table, columns, 2 * PICTURE).properties(title=encoder)
+    chart = picture_grid(table, columns, 2 * PICTURE)
     note = (
         "Where two patches, marked in the picture on the left, attend to: mean of the heads, the brightest key of each "
         "map in full light."
     )
-    return Panel(chart, table.drop(columns="url").assign(encoder=encoder), note)
+    return Panel(chart, table.drop(columns="url").assign(encoder=encoder), note, who=encoder)
 
 
 def _lit(pixels: npt.NDArray[np.uint8], weights: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -30,8 +31,8 @@ def _seeds(evidence: Evidence, family: str, layer: str) -> Panel:
     """CKA between the layers of two seeds of an encoder."""
     first, second = two_seeds(evidence, family, *(["simclr"] if family == JE else []))
     panel = layer_maps(evidence, [LayerMap(first, second, layer)])
-    alone = " There is one seed only, which is compared with itself." if first == second else ""
-    return Panel(panel.chart, panel.table, panel.note + alone)
+    remark = f"There is one seed of {first} only, which is compared with itself." if first == second else ""
+    return replace(panel, remark=remark)
 
 
 def _across(evidence: Evidence, layer: str, best: bool = False) -> Panel:

@@ -116,7 +116,7 @@ def _fourier(evidence: Evidence, who: Who, decoder: bool = False) -> Panel:
 def _cosine(evidence: Evidence, kind: str) -> Panel:
     return depth_curves(
         evidence, "diversity", "cosine", _sizes_if_any(evidence), value_title="cosine similarity",
-        select={"kind": kind}, domain=(0, 1),
+        select={"kind": kind}, domain=(0, 1), note="Mean cosine similarity; high in the last blocks: they repeat themselves.",
     )  # fmt: skip
 
 
@@ -132,8 +132,8 @@ def _second_value(evidence: Evidence, cloud: str) -> Panel:
 
 def _head_deviation(evidence: Evidence) -> Panel:
     return depth_curves(
-        evidence, "attention", "nmi_std", contrastive_and_masked(evidence), types=("attn_map",), domain=(0, 0.1),
-        value_title="std of NMI over heads",
+        evidence, "attention", "nmi_std", contrastive_and_masked(evidence), types=("attn_map",),
+        value_title="std of NMI over heads", note="Standard deviation of NMI over the heads of each layer.",
     )  # fmt: skip
 
 

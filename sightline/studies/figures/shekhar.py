@@ -5,9 +5,9 @@ Representations" (001).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-import altair as alt
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -72,7 +72,7 @@ def _probe_depth(evidence: Evidence) -> Panel:
     printed = tuple(
         Printed(f"gain of depth 3, {name}, points", text, f"{gains[name]:+.2f}") for name, text in paper.items()
     )
-    return Panel(panel.chart, panel.table, panel.note, printed)
+    return replace(panel, printed=printed)
 
 
 def _added_block(evidence: Evidence) -> Panel:
@@ -267,7 +267,7 @@ FIGURES = (
             "b": Part("linear probes with features of several depths", _added_block),
             "c": Part("a second CLS token beside the last", _gain_of_blocks),
         },
-        one_legend=False, columns=1,
+        one_legend=False, columns=2,
     ),
     PaperFigure(
         "001 Table 2b", "Linear probes with features of several depths", ("probes",), ROLES,

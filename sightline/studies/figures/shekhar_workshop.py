@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -88,21 +89,21 @@ def neighbours_and_probe(evidence: Evidence, feature: str, every: bool = True) -
         raise Missing(f"k-NN on the feature {feature}, which these encoders do not have")
     table, axis = depth_table(part_of(result, names).sel(feature=feature), "accuracy")
     behind = float(table.depth.max()) + (1 if axis == "block" else 0.1)
-    probes, note = [], ""
+    probes, remark = [], ""
     for name in names:
         try:
             number = linear_probe(evidence, name, feature)
             probes.append({"series": name, "site": "linear probe", "depth": behind, **number._asdict()})
         except (Missing, KeyError):
-            note = " Without the probe where it was not trained on this feature."
+            remark = f"No linear probe was trained on {FEATURE_TITLES[feature]} of {name}."
     table = pd.concat([table, pd.DataFrame(probes)], ignore_index=True)
     table = table.iloc[table.series.map(names.index).argsort(kind="stable")]
     panel = lines(
         table, x_title=axis, y_title="accuracy", percent=True, details={"site": "site"},
         named={behind: "probe"} if probes else None, reference=(float(result.attrs["chance"]), "chance"),
     )  # fmt: skip
-    about = f"{result.attrs['k']} nearest neighbours on the output of each block; last the linear probe.{note}"
-    return Panel(panel.chart, panel.table, about)
+    note = f"{result.attrs['k']} nearest neighbours on the output of each block; last the linear probe."
+    return replace(panel, note=note, remark=remark)
 
 
 def rank_agreement(evidence: Evidence, images: str, ranks: tuple[int, ...]) -> Panel:
@@ -129,7 +130,7 @@ def rank_agreement(evidence: Evidence, images: str, ranks: tuple[int, ...]) -> P
             Printed(f"F1 of first choices, {je[0]} and {je[1]}", "0.9341 (DINO and MoCo v3)", f1[0]),
             Printed(f"F1 of first choices, {je[0]} and {rec[0]}", "0.88 (MAE and MoCo v3)", f1[1]),
         )
-    return Panel(panel.chart, panel.table, panel.note, printed)
+    return replace(panel, printed=printed)
 
 
 # The figures
