@@ -37,7 +37,7 @@ from sightline.transfer.finetune import make_recipe as finetuning_recipe
 from sightline.transfer.segmentation.segment import NAME as SEGMENT
 from sightline.transfer.segmentation.segment import make_recipe as segmentation_recipe
 
-__all__ = ["COMMANDS", "Command", "Machine", "Work", "analyses_of", "command_of"]
+__all__ = ["COMMANDS", "PASS", "Command", "Machine", "Work", "analyses_of", "command_of"]
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,19 @@ pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
-from sightline.studies.commands import COMMANDS
+from sightline.studies.commands import COMMANDS, PASS
 from sightline.studies.design import Design, Given
 from sightline.studies.findings import all_findings
 from sightline.studies.keys import Contents
-from sightline.studies.roles import HYBRID, JE, MASKED_JE, REC, SUPERVISED
+from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role
 from sightline.studies.steps import Step, with_needed
+from sightline.training.backbones import build
 
 __all__ = ["GROUPS", "STUDIES", "Sets", "papers"]
 
@@ -39,9 +41,34 @@ STUDIES = {  # the findings of which papers
 SMALL = 128  # pixels up to which encoders have the small recipes
 RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",
            "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
-AGAIN = ("cka", "knn", "probes", "attention", "fourier", "shape_bias", "noise", "orientation", "inversion",
-         "transformations", "agreement")  # fmt: skip
+APART = ("dynamics", "minibatch")  # analyses that have steps of their own
+OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
+EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
+# What is pre-trained where a study varies it: name → objective, settings, what the role says besides. Short trainings,
+# all of one budget, so that they can be held against each other.
+BUDGET = {"epochs": 4, "evaluate_every": 0}
+SMALLER = {"width": 48, "heads": 3, "depth": 6}
+RESNET = {"backbone": "resnet18", "stem": "small", "lr": 1e-3}
+VARIED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "moco_v3-small": ("moco_v3", SMALLER, {}),
+    "moco_v3-large": ("moco_v3", {}, {}),
+    "moco_v3-large-1": ("moco_v3", {"seed": 1}, {"seed": 1}),
+    "moco_v3-window": ("moco_v3", {"attention_window": 3}, {"window": 3}),
+    "mae-small": ("mae", SMALLER, {}),
+    "mae-large": ("mae", {}, {}),
+    "mae-large-1": ("mae", {"seed": 1}, {"seed": 1}),
+    "hybrid-0": ("hybrid", {"weight": 0.0}, {"weight": 0.0}),
+    "hybrid-0.2": ("hybrid", {"weight": 0.2}, {"weight": 0.2}),
+    "hybrid-1": ("hybrid", {"weight": 1.0}, {"weight": 1.0}),
+}
+CNNS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "simclr-cnn": ("simclr", RESNET, {}),
+    "simclr-cnn-1": ("simclr", {**RESNET, "seed": 1}, {"seed": 1}),
+    "supervised-cnn": ("supervised", RESNET, {}),
+    "supervised-cnn-1": ("supervised", {**RESNET, "seed": 1}, {"seed": 1}),
+    "mae-cnn": ("mae", {"backbone": "convnextv2_atto", "patch": 1}, {"method": "fcmae"}),
+}
 
 
 @dataclass(frozen=True)
@@ -66,14 +93,11 @@ def papers(
 ) -> Design:
     """The study of the papers for these encoders, with all its steps or those that are chosen."""
     chosen = _findings(which, findings)
-    groups = _groups(steps, findings, chosen)
+    groups = _groups(steps, chosen)
     plan = _Plan(dict(given), sets, contents, chosen, groups)
     every = plan.steps()
     wanted = with_needed([step for step in every if step.group in groups], every)
-    found = [_with(step, settings or {}) for step in wanted]
-    for group in settings or {}:
-        if group not in GROUPS and group not in {step.name for step in every}:
-            raise InputError(f"There is no step {group!r} to set something of{nearest(group, GROUPS)}")
+    found = _set(wanted, settings or {})
     names = {step.name for step in found}
     roles = [one.role for one in plan.given.values() if not one.step or one.step in names]
     return Design(which, tuple(roles), tuple(found), tuple(chosen))
@@ -87,7 +111,7 @@ def _findings(which: str, findings: Sequence[str] | None) -> list[str]:
     return [name for name in known if name.startswith(STUDIES[which][1]) and (not findings or name in findings)]
 
 
-def _groups(steps: Sequence[str] | None, findings: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
+def _groups(steps: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
     for step in steps or ():
         if step not in GROUPS:
             raise InputError(f"There are no steps {step!r}{nearest(step, GROUPS)}")
@@ -103,20 +127,35 @@ def groups_of(finding: str) -> set[str]:
     return {word for word in words if word in GROUPS}
 
 
-def _with(step: Step, settings: Mapping[str, Mapping[str, Any]]) -> Step:
-    """A step with the user's settings: of its group, then of itself."""
-    known, options = COMMANDS[step.command].options, {**step.options}
-    for values in (settings.get(step.group, {}), settings.get(step.name, {})):
+def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+    """The steps with the user's settings, which are those of a group or of one step."""
+    found = list(steps)
+    for whose, values in settings.items():
         for key, value in values.items():
-            table, dot, inner = key.partition(".")
-            if key in known and key != "set":
-                options[key] = value
-            elif dot:
-                inside = {**options.get("set", {})}
-                options["set"] = inside | {table: {**inside.get(table, {}), inner: value}}
-            else:
-                options["set"] = {**options.get("set", {}), key: value}
-    return replace(step, options=options)
+            taken = [n for n, step in enumerate(found) if whose in (step.group, step.name) and _takes(step, key)]
+            if not taken:
+                names = [*dict.fromkeys(step.group for step in steps), *(step.name for step in steps)]
+                hint = "" if whose in names else nearest(whose, names)
+                raise InputError(f"No step of this study takes the setting {whose}.{key}{hint}")
+            for n in taken:
+                found[n] = _with(found[n], key, value)
+    return found
+
+
+def _takes(step: Step, key: str) -> bool:
+    """Whether a setting can be one of this step; a training says itself what it does not know."""
+    if step.command == "compare":
+        return key in PASS or key.partition(".")[0] in step.options["only"]
+    return key not in PASS or key in ("limit", "batch", "seed")
+
+
+def _with(step: Step, key: str, value: Any) -> Step:
+    if key in COMMANDS[step.command].options:
+        return replace(step, options={**step.options, key: value})
+    table, dot, inner = key.partition(".")
+    before = step.options.get("set", {})
+    new = {table: {**before.get(table, {}), inner: value} if dot else value}
+    return replace(step, options={**step.options, "set": {**before, **new}})
 
 
 @dataclass
@@ -128,45 +167,47 @@ class _Plan:
     contents: Contents
     findings: Sequence[str]
     groups: set[str]
-    added: dict[str, Given] = field(default_factory=dict)
 
     def steps(self) -> list[Step]:
-        """All of them; what is trained anew comes first and takes part in the others."""
-        found = self._passes()
-        found += self._finetune()
+        """All of them; encoders that are trained in one take part in those that follow."""
+        found = [*self._passes(), *self._minibatch(), *self._pretrain(), *self._finetune()]
         return [*found, *self._dynamics(), *self._reinit(), *self._detect(), *self._segment(), *self._rcdm()]
 
     # Encoders
 
-    def _of(self, *families: str, network: str = "vit", tuned: bool = False) -> dict[str, str]:
+    def _of(
+        self, *families: str, network: str = "vit", tuned: bool = False, trained: bool | None = None
+    ) -> dict[str, str]:
+        """References by name; `trained`: whether a step of the study trains them."""
         return {
             name: one.reference
             for name, one in self.given.items()
             if one.role.family in families and one.role.network == network and one.role.tuned is tuned
-        }
+            and trained in (None, bool(one.step))
+        }  # fmt: skip
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Pixels of the largest encoder."""
-        sizes = [
-            max(self.contents.encoder(one.reference).preprocess.size) for one in self.given.values() if not one.step
-        ]
-        return max(sizes, default=48)
+        """Pixels of the largest encoder that is given."""
+        known = [self.contents.encoder(one.reference).preprocess for one in self.given.values() if not one.step]
+        return max(max(one.size) for one in known)
 
     @property
     def images(self) -> str:
         """Embedded images are drawn at the size of the largest encoder, not enlarged to it."""
         return self.sets.images or f"shapes?size={self.size}"
 
-    def _recipe(self, group: str) -> dict[str, Any]:
-        return {} if self.size <= SMALL else {"recipe": RECIPES[group]}
+    def _recipe(self, command: str) -> dict[str, Any]:
+        return {} if self.size <= SMALL else {"recipe": RECIPES[command]}
 
-    def _whole(self, name: str, one: Given) -> str:
+    def _whole(self, one: Given) -> str:
         """The encoder with its decoder or its head, where a finding asks for them and it has them."""
         option = "decoder" if one.role.method == "mae" and one.role.network == "vit" else "head"
         wanted = option == "decoder" or (one.role.network == "cnn" and one.role.family == JE)
-        if not wanted or one.step or one.role.tuned:
+        if not wanted or one.role.tuned:
             return one.reference
+        if one.step:
+            return f"{one.reference}?{option}=true"
         parsed = parse_reference(one.reference)
         whole = str(replace(parsed, options=parsed.options | {option: "true"}))
         try:
@@ -177,66 +218,111 @@ class _Plan:
 
     def _analyses(self, group: str) -> list[str]:
         """What the chosen findings ask of the passes of a group."""
-        wanted = {name for finding in self.findings if group in groups_of(finding)
-                  for name in all_findings()[finding].analyses}  # fmt: skip
-        return sorted(wanted - {"dynamics", "minibatch"})
+        return sorted(
+            {
+                name
+                for finding in self.findings
+                if group in groups_of(finding)
+                for name in all_findings()[finding].analyses
+                if name not in APART
+            }
+        )
+
+    def _over(self, name: str, encoders: Mapping[str, str], analyses: Sequence[str], group: str) -> list[Step]:
+        """Passes over encoders: what is asked of all, noise of the other kind, and what is asked of CNNs alone."""
+        networks = {key: self.given[key].role.network for key in encoders}
+        cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
+        asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
+            name: (encoders, {"only": [one for one in analyses if one not in OF_CNNS]}),
+            f"{name}-noise": (encoders if "noise" in analyses else {},
+                              {"only": ["noise"], "set": {"noise": {"kind": "sign"}}}),
+            f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
+        }  # fmt: skip
+        return [
+            Step(step, "compare", dict(members), self.images, {**options, "lenient": True}, group=group)
+            for step, (members, options) in asked.items()
+            if members and options["only"]
+        ]
 
     # Steps
 
     def _passes(self) -> list[Step]:
-        encoders = {name: self._whole(name, one) for name, one in self.given.items() if not one.step}
-        analyses = self._analyses("passes")
-        if not analyses or not encoders:
+        encoders = {name: self._whole(one) for name, one in self.given.items()}
+        return self._over("passes", encoders, self._analyses("passes"), "passes")
+
+    def _minibatch(self) -> list[Step]:
+        pair = dict([*list(self._of(JE).items())[:1], *list(self._of(REC).items())[:1]])
+        large = {"only": ["minibatch"], "batch": 1024, "limit": 0}
+        return [Step("minibatch", "compare", pair, self.images, large, group="minibatch")] if pair else []
+
+    def _pretrain(self) -> list[Step]:
+        """What varies, in short trainings, and one pass over all of it with what is given."""
+        if "pretrain" not in self.groups:
             return []
-        found = [Step("passes", "compare", encoders, self.images, {"only": analyses, "lenient": True}, group="passes")]
-        if "noise" in analyses:
-            sign = {"only": ["noise"], "set": {"noise": {"kind": "sign"}}, "lenient": True}
-            found.append(Step("passes-noise", "compare", encoders, self.images, sign, group="passes"))
-        pair = {**dict([*self._of(JE).items()][:1]), **dict([*self._of(REC).items()][:1])}
-        if pair:
-            large = {"only": ["minibatch"], "batch": 1024, "limit": 0}
-            found.append(Step("minibatch", "compare", pair, self.images, large, group="minibatch"))
-        return found
+        there = {one.role.family for one in self.given.values() if one.role.network == "cnn"}
+        missing = {name: about for name, about in CNNS.items() if FAMILY_OF[about[0]] not in there}
+        found = []
+        for name, (objective, settings, about) in {**VARIED, **missing}.items():
+            step = Step(
+                name,
+                "pretrain",
+                {},
+                self.images,
+                {"objective": objective, "set": {**BUDGET, **settings}},
+                group="pretrain",
+            )
+            cnn = name in CNNS
+            role = Role(
+                name, FAMILY_OF[objective], **{"method": objective, "network": "cnn" if cnn else "vit", **about},
+                size=None if cnn else self._millions(step),
+            )  # fmt: skip
+            self.given[name] = Given(role, f"step:{name}", name)
+            found.append(step)
+        encoders = {name: self._whole(one) for name, one in self.given.items()}
+        analyses = sorted({*self._analyses("pretrain"), *self._analyses("passes")})
+        return [*found, *self._over("pretrained", encoders, analyses, "pretrain")]
+
+    def _millions(self, step: Step) -> float:
+        """Parameters of what a step is going to train."""
+        recipe = COMMANDS["pretrain"].recipe(step)
+        module = build(recipe.backbone, 0, 0).module
+        return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
 
     def _finetune(self) -> list[Step]:
         starts = self._of(JE, REC, MASKED_JE, HYBRID)
-        tuned = {
-            name: Step(
-                f"finetune-{name}", "finetune", {name: reference}, self.images,
-                {"set": {"save_epochs": True}, **self._recipe("finetune")}, group="finetune",
+        known = {one.role.tuned_from for one in self.given.values()}
+        steps = {}
+        for name in (name for name in starts if name not in known):
+            options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
+            steps[name] = Step(
+                f"finetune-{name}", "finetune", {name: starts[name]}, self.images, options, group="finetune"
             )
-            for name, reference in starts.items()
-            if not any(one.role.tuned_from == name for one in self.given.values())
-        }  # fmt: skip
-        for name, step in tuned.items():
             role = replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name)
-            self.given[role.name] = Given(role, f"step:{step.name}", step.name)
-        encoders = {**starts, **self._of(SUPERVISED), **self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)}
-        analyses = [name for name in AGAIN if name in self._analyses("finetune")]
-        if not tuned or not analyses:
-            return [*tuned.values()]
-        options = {"only": analyses, "lenient": True}
-        return [*tuned.values(), Step("tuned", "compare", encoders, self.images, options, group="finetune")]
-
-    def _dynamics(self) -> list[Step]:
-        epochs = {
-            name: f"{one.reference}?epoch=*" for name, one in self.given.items()
-            if one.step.startswith("finetune-") and one.role.family in (JE, REC)
-        }  # fmt: skip
-        others = self._of(JE)
-        if not epochs:
-            return []
+            self.given[role.name] = Given(role, f"step:{steps[name].name}", steps[name].name)
+        tuned = self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)
+        encoders = {**starts, **self._of(SUPERVISED), **tuned}
         return [
-            Step("dynamics", "compare", {**epochs, **others}, self.images, {"only": ["dynamics"]}, group="dynamics")
+            *steps.values(),
+            *(self._over("tuned", encoders, self._analyses("finetune"), "finetune") if tuned else []),
         ]
 
+    def _dynamics(self) -> list[Step]:
+        """Epochs of the fine-tunings of what was given; those of short trainings say nothing new."""
+        epochs = {
+            name: f"{one.reference}?epoch=*" for name, one in self.given.items()
+            if one.step.startswith("finetune-") and one.role.family in (JE, REC) and one.role.tuned_from
+            and not self.given[one.role.tuned_from].step
+        }  # fmt: skip
+        encoders = {**epochs, **self._of(JE, trained=False)}
+        only = {"only": ["dynamics"]}
+        return [Step("dynamics", "compare", encoders, self.images, only, group="dynamics")] if epochs else []
+
     def _reinit(self) -> list[Step]:
-        encoders = self._of(JE, REC)
-        options = self._recipe("reinit")
+        encoders, options = self._of(JE, REC, trained=False), self._recipe("reinit")
         return [Step("reinit", "reinit", encoders, self.images, options, group="reinit")] if encoders else []
 
     def _detect(self) -> list[Step]:
-        encoders = self._of(JE, REC, MASKED_JE)
+        encoders = self._of(JE, REC, MASKED_JE, trained=False)
         ways: dict[str, dict[str, Any]] = {"frozen": {}, "tuned": {"frozen": False}, "blocks": {"blocks": BLOCKS}}
         return [
             Step(
@@ -248,18 +334,20 @@ class _Plan:
         ]  # fmt: skip
 
     def _segment(self) -> list[Step]:
-        encoders = self._of(JE, REC, HYBRID)
-        if not encoders:
-            return []
-        found = [Step("segment", "segment", encoders, self.sets.segmentation, self._recipe("segment"), group="segment")]
-        if self.sets.second:
+        encoders = {**self._of(JE, REC, trained=False), **self._of(HYBRID)}
+        embedded = None if self.sets.images else EMBEDDED_SECOND.format(size=self.size)
+        second = self.sets.second or embedded
+        steps = [Step("segment", "segment", encoders, self.sets.segmentation, self._recipe("segment"), group="segment")]
+        if second:
             probes = {"only": ["probes"], "lenient": True}
-            found.append(Step("second", "compare", encoders, self.sets.second, probes, group="segment"))
-        return found
+            steps.append(Step("second", "compare", encoders, second, probes, group="segment"))
+        return steps if encoders else []
 
     def _rcdm(self) -> list[Step]:
-        encoders = self._of(JE, REC)
+        encoders = self._of(JE, REC, trained=False)
         if "finetune" in self.groups:
-            encoders |= {name: reference for name, reference in self._of(REC, tuned=True).items()
-                         if self.given[name].role.method == "mae"}  # fmt: skip
+            encoders |= {
+                name: reference for name, reference in self._of(REC, tuned=True).items()
+                if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
+            }  # fmt: skip
         return [Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")] if encoders else []

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings import all_findings
-from sightline.studies.papers import GROUPS, groups_of
+from sightline.studies.papers import GROUPS, STUDIES, groups_of
 from sightline.studies.steps import Step
 
 if TYPE_CHECKING:
     from sightline.studies.study import Study
 
 __all__ = ["decided_by", "undecided"]
-
-
-RESULTS = {"detect": "detection", "finetune": "finetune", "rcdm": "rcdm", "reinit": "reinit", "segment": "segmenters"}
 
 
 def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
@@ -28,9 +26,17 @@ def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
 
 
 def undecided(study: Study) -> dict[str, str]:
-    """Findings whose steps are not part of the study, with what they would need."""
-    groups = {placed.step.group for placed in study.steps}
-    if not groups <= set(GROUPS):
-        return {}
-    missing = {name: groups_of(name) - groups for name in study.findings}
-    return {name: f"`--steps {','.join(sorted(groups_of(name)))}`" for name, lacking in missing.items() if lacking}
+    """Findings that the study cannot decide, with what they would need: steps, or encoders of other roles."""
+    groups, built_in = {placed.step.group for placed in study.steps}, study.name in STUDIES
+    found = {}
+    for name in study.findings:
+        lacking = groups_of(name) - groups if built_in else set()
+        if lacking:
+            found[name] = f"`--steps {','.join(group for group in GROUPS if group in groups_of(name))}`"
+            continue
+        try:
+            all_findings()[name].cases(Evidence(study.roles, ()))  # the roles alone; numbers are asked for later
+        except Missing as missing:
+            if "--steps" not in missing.needs:
+                found[name] = missing.needs
+    return found
