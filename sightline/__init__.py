@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
     from sightline.studies.segmenters import segment
+    from sightline.studies.study import Study, open_study, study
     from sightline.training.pretrain import pretrain
     from sightline.transfer.finetune import finetune
 
@@ -49,6 +50,7 @@ _HOME = {
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
     "Stopped": "core.stopping",
+    "Study": "studies.study",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
@@ -60,11 +62,13 @@ _HOME = {
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
+    "open_study": "studies.study",
     "pretrain": "training.pretrain",
     "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
     "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
+    "study": "studies.study",
     "write_report": "report.page",
 }
 
@@ -77,6 +81,7 @@ __all__ = [
     "Preprocess",
     "Run",
     "Stopped",
+    "Study",
     "Tokens",
     "analyze",
     "capture",
@@ -88,11 +93,13 @@ __all__ = [
     "load_encoder",
     "load_images",
     "open_run",
+    "open_study",
     "pretrain",
     "rcdm",
     "reinit",
     "save_encoder",
     "segment",
+    "study",
     "write_report",
 ]
 
