@@ -60,7 +60,7 @@ def _diagonal_and_maximum(evidence: Evidence) -> Panel:
         stages = of.stage.sel(encoder=a).to_series().reindex(table.site).to_numpy()
         first = table.groupby(["series", stages]).depth.transform("min")
         table = table.assign(stage=stages, starts=(stages > 1) & (table.depth == first))
-    note = f"Blocks of {a} with those of {b}: at the same place (diag), and the most similar one (max). Dashes: block groups."
+    note = f"Blocks of {a} with those of {b}: at the same place (diag), and the most similar one (max)."
     return lines(
         table, x_title="block", y_title="CKA", series_title="compared with", domain=(0, 1), details={"site": "layer"},
         note=note,
@@ -90,8 +90,8 @@ def _invariance(evidence: Evidence) -> Panel:
     table = pd.concat([panel.table for panel in panels], ignore_index=True)
     return lines(
         table, x_title="block", y_title="CKA of two copies", domain=(0, 1), details={"site": "layer"},
-        note="CKA of each block on two augmented copies of the test images, each under the augmentations of its training; "
-        "the layers of a head come last.",
+        note="CKA of each block on two augmented copies of the test images, each encoder under the augmentations of its "
+        "training; the layers of a head come last.",
     )  # fmt: skip
 
 

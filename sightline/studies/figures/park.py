@@ -116,7 +116,7 @@ def _fourier(evidence: Evidence, who: Who, decoder: bool = False) -> Panel:
 def _cosine(evidence: Evidence, kind: str) -> Panel:
     return depth_curves(
         evidence, "diversity", "cosine", _sizes_if_any(evidence), value_title="cosine similarity",
-        select={"kind": kind}, domain=(0, 1), note="Mean cosine similarity; high in the last blocks: they repeat themselves.",
+        select={"kind": kind}, domain=(0, 1), note="Mean cosine; high in the last blocks: they repeat themselves.",
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _second_value(evidence: Evidence, cloud: str) -> Panel:
     variable = uncentred if uncentred in evidence.table("spectra", *names) else f"{cloud}_second"
     return depth_curves(
         evidence, "spectra", variable, names, value_title="log σ₂", types=("embed", "block"),
-        note="Second largest log singular value, not relative to the largest; a first block that lowers it clumps tokens.",
+        note="Second largest log singular value, not relative to the largest: a block that lowers it clumps tokens.",
     )  # fmt: skip
 
 
@@ -265,13 +265,14 @@ def _over_weight(evidence: Evidence) -> Panel:
     weights = dict(sorted((ends | hybrids).items(), key=lambda pair: pair[1]))
     table = _both_accuracies(evidence, [roles[name] for name in weights], lambda role: weights[role.name], "hybrid")
     return lines(
-        table, x_title="λ, weight of the joint-embedding loss", y_title="accuracy", series_title="objective", percent=True,
-        facet="what", details={"encoder": "encoder"}, note="λ = 0 is reconstruction alone, λ = 1 joint-embedding alone.",
+        table, x_title="λ, weight of the joint-embedding loss", y_title="accuracy", series_title="objective",
+        percent=True, facet="what", details={"encoder": "encoder"},
+        note="λ = 0 is reconstruction alone, λ = 1 joint-embedding alone.",
     )  # fmt: skip
 
 
 def _over_window(evidence: Evidence) -> Panel:
-    """Linear probing and fine-tuning accuracy over the side of the attention window; without one, behind the largest."""
+    """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
     found = variants(evidence, JE, "window")
     free = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None][:1]
     behind = max(role.window or 0 for role in found) + 1
@@ -279,8 +280,8 @@ def _over_window(evidence: Evidence) -> Panel:
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
     )
     return lines(
-        table, x_title="side of the attention window (patches)", y_title="accuracy", series_title="method", percent=True,
-        facet="what", details={"encoder": "encoder"}, named={behind: "all"} if free else None,
+        table, x_title="side of the attention window (patches)", y_title="accuracy", series_title="method",
+        percent=True, facet="what", details={"encoder": "encoder"}, named={behind: "all"} if free else None,
     )  # fmt: skip
 
 
@@ -353,7 +354,7 @@ FIGURES = (
         {"": Part("how much attention depends on the query", partial(_nmi, who=contrastive_and_masked))},
     ),
     PaperFigure(
-        "003 Fig 5", "Cosine similarity in the attention layers", ("diversity",), f"{ROLES}; in several sizes, if there are",
+        "003 Fig 5", "Cosine similarity in the attention layers", ("diversity",), f"{ROLES}; in several sizes, if any",
         {
             "a": Part("between heads", partial(_cosine, kind="heads")),
             "b": Part("between before and after attention", partial(_cosine, kind="depths")),
@@ -363,12 +364,12 @@ FIGURES = (
     PaperFigure(
         "003 Fig 6", "Tokens before and after attention", ("tokens",), ROLES,
         {
-            "a": Part("joint-embedding, last block, one image", partial(_clouds, family=JE, method="moco_v3", last=True)),
+            "a": Part("joint-embedding, last block, an image", partial(_clouds, family=JE, method="moco_v3", last=True)),
             "b": Part(
                 "joint-embedding, last block, several images",
                 partial(_clouds, family=JE, method="moco_v3", last=True, joint=True),
             ),
-            "c": Part("reconstruction, first block, one image", partial(_clouds, family=REC, method="simmim", last=False)),
+            "c": Part("reconstruction, first block, an image", partial(_clouds, family=REC, method="simmim", last=False)),
         },
     ),
     PaperFigure(
@@ -380,7 +381,7 @@ FIGURES = (
         columns=1, one_legend=False,
     ),
     PaperFigure(
-        "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one beside them, if there is",
+        "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
         {
             "a": Part("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
             "b": Part("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),

@@ -64,7 +64,7 @@ def _probe_depth(evidence: Evidence) -> Panel:
             mean, std = float(of.mean_of_best), float(of.std_of_best)
             rows.append({"series": name, "depth": depth, "value": mean, "low": mean - std, "high": mean + std})
     table = pd.DataFrame(rows)
-    note = "Top-1 accuracy of probes on the last CLS token: mean of the five best settings of the sweep, bands ± their std."
+    note = "Top-1 accuracy of probes on the last CLS token: mean of the five best settings of the sweep ± their std."
     panel = lines(table, x_title="depth of the probe", y_title="top-1 accuracy", percent=True, note=note)
     gains = table.pivot_table(index="series", columns="depth", values="value", sort=False)
     gains = 100 * (gains[3] - gains[1])
@@ -99,8 +99,8 @@ def _added_block(evidence: Evidence) -> Panel:
             for column, text in texts.items()
         ]
     note = (
-        "Top-1 accuracy in per cent of linear probes, mean ± std of the five best settings: on the last CLS token, and on it "
-        "beside that of the block which is best on the selection split."
+        "Top-1 accuracy in per cent of linear probes, mean ± std of the five best settings: on the last CLS token, and "
+        "on it beside that of the block which is best on the selection split."
     )
     return number_table(pd.DataFrame(rows), note=note)
 
@@ -151,7 +151,7 @@ def _over_distance(evidence: Evidence, family: str) -> Panel:
         table = pd.DataFrame({"depth": of.relative_distance.values, "value": of.distance_cka.values})
         tables.append(table.dropna().assign(series=f"{a} and {b}", what=what))
     note = (
-        "Mean CKA of a block of one encoder and a block of the other against the distance of their relative depths: two "
+        "Mean CKA of a block of one encoder and a block of the other against the distance of their depths: two "
         f"architectures of one objective ({words[0]}), and two objectives of one architecture ({words[1]})."
     )
     table = pd.concat(tables, ignore_index=True)
@@ -175,8 +175,8 @@ def _path(evidence: Evidence) -> Panel:
         table = pd.DataFrame({"series": name, "depth": values.epoch.values, "value": values.values, "weights": weights})
         tables.append(table.dropna(subset="value"))
     note = (
-        "Distance of the attention parameters from where fine-tuning began over the length of their path, epoch by epoch: 1 is "
-        "straight."
+        "Distance of the attention parameters from where fine-tuning began over the length of their path, after each "
+        "epoch: 1 is straight."
     )
     return lines(
         pd.concat(tables, ignore_index=True), x_title="epoch of fine-tuning", y_title="path efficiency",
@@ -214,7 +214,7 @@ def _precisions(evidence: Evidence, frozen: bool, paper: dict[tuple[str, bool | 
                 printed = f"{numbers[place]:.2f}" if numbers else ""
                 rows.append({"row": name, "column": column, "ours": text, "paper": printed})
     how = "frozen" if frozen else "trained along"
-    note = f"AP in per cent of a Mask R-CNN on encoders that are {how}, on the images of this study; the paper's are of MS COCO."
+    note = f"AP in per cent of a Mask R-CNN on encoders that are {how}, on the images of this study (paper: MS COCO)."
     return number_table(pd.DataFrame(rows), note=note)
 
 
@@ -274,7 +274,7 @@ FIGURES = (
         {"": Part("top-1 accuracy, per cent", _added_block)},
     ),
     PaperFigure(
-        "001 Fig 3", "Pictures drawn from representations (RCDM)", ("rcdm",), ROLES, {"": Part("samples", _all_samples)},
+        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES, {"": Part("RCDM samples", _all_samples)},
     ),
     PaperFigure(
         "001 Fig 4", "CKA of MoCo v3 and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
@@ -382,7 +382,8 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "001 Table 6", "Detection and segmentation on frozen encoders", ("detection",), f"{ROLES}, DINO without multi-crop",
+        "001 Table 6", "Detection and segmentation on frozen encoders", ("detection",),
+        f"{ROLES}, DINO without multi-crop",
         {"": Part("AP, per cent", partial(_precisions, frozen=True, paper=FROZEN))},
     ),
     PaperFigure(
