@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sightline.studies.reinit import reinit
     from sightline.studies.segmenters import segment
     from sightline.training.pretrain import pretrain
+    from sightline.training.watch import Watch, watch
     from sightline.transfer.finetune import finetune
 
 # Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
@@ -65,6 +66,8 @@ _HOME = {
     "reinit": "studies.reinit",
     "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
+    "Watch": "training.watch",
+    "watch": "training.watch",
     "write_report": "report.page",
 }
 
@@ -78,6 +81,7 @@ __all__ = [
     "Run",
     "Stopped",
     "Tokens",
+    "Watch",
     "analyze",
     "capture",
     "contrast",
@@ -93,6 +97,7 @@ __all__ = [
     "reinit",
     "save_encoder",
     "segment",
+    "watch",
     "write_report",
 ]
 
