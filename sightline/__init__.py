@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sightline.core.extras import explaining as _explaining
 from sightline.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sightline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
+    with _explaining():
+        return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ from torch import nn
 
 from sightline.core import ownership
 from sightline.core.errors import InputError, nearest
+from sightline.core.extras import explaining
 from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
 from sightline.core.run_folder import provenance
@@ -163,19 +164,14 @@ class Watch:
 
     def lightning(self) -> LightningWatch:
         """The same as a callback of Lightning's Trainer."""
-        from sightline.training.watch_lightning import LightningWatch
-
+        with explaining():
+            from sightline.training.watch_lightning import LightningWatch
         return LightningWatch(self)
 
     def huggingface(self) -> HuggingFaceWatch:
         """The same as a callback of the Trainer of transformers."""
-        try:
+        with explaining():
             from sightline.training.watch_huggingface import HuggingFaceWatch
-        except ImportError as error:
-            raise InputError(
-                "The Trainer of Hugging Face needs transformers, which is not installed; get it with "
-                "`pip install 'sightline[huggingface]'`"
-            ) from error
         return HuggingFaceWatch(self)
 
     # -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from sightline.core import ownership
 from sightline.core.run_folder import Run, fingerprint, provenance
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 
@@ -42,7 +42,7 @@ def question(
         "images": data.describe(),
         "settings": {key: value for key, value in settings.items() if key not in {"encoder", "images", *varies}},
     }
-    key = fingerprint([__version__, about, also])
+    key = fingerprint([NUMBERS, about, also])
     return {"kind": kind, **about, "analyses": {kind: {"splits": ["test"]}}, **provenance()}, key
 
 
