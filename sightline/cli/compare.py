@@ -152,15 +152,21 @@ def minibatch(
 
 
 @app.command()
-def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
+def demo(
+    out: Out = Path("runs/demo"),
+    only: Annotated[str, typer.Option(help="Analyses, separated by commas.")] = "all",
+    limit: Limit = 256,
+    batch: Batch = 32,
+    device: Device = "auto",
+) -> None:
     """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
 
-    Example: `sightline demo -o runs/demo`
+    Example: `sightline demo -o runs/demo`, or in less time `sightline demo --only cka,knn --limit 64`
     """
 
     from sightline.encoders.sources import zoo
 
-    compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
+    compare([f"zoo:{name}" for name in zoo.names()], out=out, only=only, limit=limit, batch=batch, device=device)
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:

@@ -50,6 +50,7 @@ FOLDER_KINDS = {  # as sentences have them
     "segmenters": "a comparison of segmenters",
     "tables": "exported tables",
     "training": "a training",
+    "watch": "a watched training",
 }
 
 

@@ -1,6 +1,7 @@
 """From a run folder to one HTML file; needs no model.
 
 page               the page, and its figures as files
+charts             single figures, and the page, for those who work in Python
 html               templates that escape by default, and what goes into them
 explorer           the linked view of all pairs of layers
 attention_viewer   attention maps to look at

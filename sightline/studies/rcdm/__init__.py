@@ -25,7 +25,7 @@ from typing import Any, Unpack
 from sightline.core import ownership
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
@@ -137,6 +137,6 @@ def _question(
         "settings": {k: v for k, v in wanted.values().items() if k not in ("encoders", "images")},
     }
     config = {key: getattr(extent, key) for key in Extent.__dataclass_fields__}
-    key = fingerprint([__version__, about, config])
+    key = fingerprint([NUMBERS, about, config])
     asked = {NAME: {"config": config, "splits": ["train", "test"]}}
     return {"kind": NAME, **about, "analyses": asked, **provenance()}, key
