@@ -155,13 +155,9 @@ def map_figure(likeness: Likeness | None, shown: Sequence[Shown]) -> Figure | No
 
 
 def _map_chart(table: pd.DataFrame, encoders: Sequence[str]) -> Any:
-    reach = 1.25 * float(table[["x", "y"]].abs().max().max() or 1.0)
-    x, y = (
-        alt.X(f"{axis}:Q", title=None).scale(domain=[-reach, reach], nice=False).axis(None)
-        if axis == "x"
-        else alt.Y(f"{axis}:Q", title=None).scale(domain=[-reach, reach], nice=False).axis(None)
-        for axis in ("x", "y")
-    )
+    (left, right), (bottom, top), height = _frame(table[["x", "y"]].to_numpy())
+    x = alt.X("x:Q", title=None).scale(domain=[left, right], nice=False, zero=False).axis(None)
+    y = alt.Y("y:Q", title=None).scale(domain=[bottom, top], nice=False, zero=False).axis(None)
     domain = list(dict.fromkeys([*encoders, *table.encoder]))
     colour = alt.Color("encoder:N").scale(domain=domain, range="category").legend(None)
     shape = alt.Shape("encoder:N").scale(domain=domain).legend(None)
@@ -171,7 +167,7 @@ def _map_chart(table: pd.DataFrame, encoders: Sequence[str]) -> Any:
     for side, place in PLACES.items():
         text = base.transform_filter(alt.datum.side == side).mark_text(fontSize=12, fontWeight=600, limit=150, **place)
         layers.append(text.encode(text="encoder:N", color=colour))
-    return alt.layer(*layers).properties(width=SIDE, height=SIDE, usermeta={"shape": "map"})
+    return alt.layer(*layers).properties(width=SIDE, height=height, usermeta={"shape": "map"})
 
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -182,10 +178,20 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
+def _frame(points: np.ndarray[Any, Any]) -> tuple[tuple[float, float], tuple[float, float], int]:
+    """What the map shows, from left to right and from bottom to top in the same unit, and its height in pixels."""
+    low, high = points.min(0), points.max(0)
+    reach = max(float((high - low).max()), 1e-6)
+    spans = np.maximum(high - low, [reach, 0.45 * reach]) + 0.3 * reach
+    middle = (low + high) / 2
+    (left, bottom), (right, top) = middle - spans / 2, middle + spans / 2
+    return (float(left), float(right)), (float(bottom), float(top)), round(SIDE * float(spans[1] / spans[0]))
+
+
 def _sides(points: np.ndarray[Any, Any], names: Sequence[str]) -> list[str]:
     """On which side of its point each name stands: where it covers the fewest others, one after the other."""
-    reach = 1.25 * float(np.abs(points).max() or 1.0)
-    centres = (points * [1, -1] / reach + 1) / 2 * SIDE
+    (left, right), (_, top), _ = _frame(points)
+    centres = np.stack([points[:, 0] - left, top - points[:, 1]], 1) * SIDE / (right - left)
     taken = [(x - 9, y - 9, x + 9, y + 9) for x, y in centres]
     sides = []
     for (x, y), name in zip(centres, names, strict=True):
@@ -211,4 +217,4 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def _outside(box: Box) -> float:
-    return 20 * sum(max(0.0, -end) for end in box[:2]) + 20 * sum(max(0.0, end - SIDE) for end in box[2:])
+    return 20 * (max(0.0, -box[0]) + max(0.0, box[2] - SIDE))

@@ -106,9 +106,9 @@ def conclusions(standing: Standing, verdicts: Sequence[Verdict] = ()) -> list[st
         clear = sorted((v for v in decided if v.verdict != "unclear"), key=lambda v: (v.p, v.finding))
         said = [f"{verdict.finding} {verdict.verdict}: {_ended(verdict.sentence)}" for verdict in clear]
         return [_counted(decided), *said][: SENTENCES - len(alike)] + alike
-    contrasts = sorted((_contrast(column.number) for column in standing.columns), reverse=True)
-    clear = [sentence for strength, sentence in contrasts if strength > 0]
-    return [*clear[: SENTENCES - len(alike)], *alike]
+    contrasts = [(bool(column.number.best), *_contrast(column.number)) for column in standing.columns]
+    ordered = sorted(contrasts, key=lambda told: told[:2], reverse=True)  # what can be good or bad goes first
+    return [*[sentence for _, strength, sentence in ordered if strength > 0][: SENTENCES - len(alike)], *alike]
 
 
 def _counted(decided: Sequence[Verdict]) -> str:
