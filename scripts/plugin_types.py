@@ -66,10 +66,19 @@ from sightline.training.objective import First, ObjectiveFile
 def files(room: str) -> dict[str, Path]:
     """The plugins of a room by name."""
     folder = ROOT / "sightline" / room.replace(".", "/")
-    names = [entry.name for entry in pkgutil.iter_modules([str(folder)])]
+    every = [entry.name for entry in pkgutil.iter_modules([str(folder)])]
+    names = listed(folder / "__init__.py") or every
     return {
         name: (one if (one := folder / f"{name}.py").is_file() else folder / name / "__init__.py") for name in names
     }
+
+
+def listed(path: Path) -> list[str]:
+    """The plugins that a room names because it holds other files, too: its PLUGINS."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PLUGINS":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def defined(path: Path) -> set[str]:
