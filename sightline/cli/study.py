@@ -273,13 +273,14 @@ def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
         )
     terminal.print(table)
     for title, initial in PAPERS.items():
-        own = [verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial)]
+        own = Counter(verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial))
         if own:
-            counts = Counter(own)
-            terminal.print(f"{title}: {', '.join(f'{counts[kind]} {kind}' for kind in VERDICTS if counts[kind])}")
+            told = [f"{own[kind]} {SAID[kind]}" for kind in VERDICTS if own[kind]]
+            terminal.print(f"{title}: of {counted(own.total(), 'finding')} {', '.join(told)}")
     terminal.print(f"Verdicts: {study.path / 'verdicts.csv'}", soft_wrap=True)
 
 
+SAID = {"holds": "hold", "fails": "fail", "unclear": "are unclear", "not measured": "are not measured"}
 PAPERS = {"Shekhar et al. 2022, 2023": "S", "Park et al. 2023": "P", "Grigg et al. 2021": "G"}
 
 
