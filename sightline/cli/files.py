@@ -14,18 +14,20 @@ from sightline.core.errors import InputError
 @app.command(name="list")
 def list_(
     what: Annotated[
-        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings"],
+        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings", "figures"],
         typer.Argument(help="What to list."),
     ],
     which: Annotated[
         str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
     ] = None,
 ) -> None:
-    """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings.
+    """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings,
+    figures of the papers.
 
     Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
     """
     from sightline.cli.listing import (
+        list_figures,
         list_findings,
         list_plugins,
         list_recipes,
@@ -44,6 +46,8 @@ def list_(
         typer.echo(list_studies())
     elif what == "findings":
         typer.echo(list_findings())
+    elif what == "figures":
+        typer.echo(list_figures())
     else:
         typer.echo(list_plugins(what))
 

@@ -8,7 +8,15 @@ from fnmatch import fnmatch
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 
-__all__ = ["list_findings", "list_plugins", "list_recipes", "list_sites", "list_studies", "matching_encoders"]
+__all__ = [
+    "list_figures",
+    "list_findings",
+    "list_plugins",
+    "list_recipes",
+    "list_sites",
+    "list_studies",
+    "matching_encoders",
+]
 
 
 FOLDERS = {
@@ -57,6 +65,15 @@ def list_findings() -> str:
     where = max((len(one.where) for one in found), default=0)
     steps = max((len(one.step) for one in found), default=0)
     return _table({one.id: f"{one.where:<{where}}  {one.step:<{steps}}  {one.claim}" for one in found}, "finding")
+
+
+def list_figures() -> str:
+    """Every figure and table of the papers that is a measurement: what it shows, and what it needs."""
+    from sightline.studies.figures import all_figures
+
+    return _table(
+        {name: f"{one.title} ({', '.join(one.results)}; {one.roles})" for name, one in all_figures().items()}, "figure"
+    )
 
 
 def list_sites(reference: str | None) -> str:

@@ -6,6 +6,7 @@ design      what a study consists of before it is run
 detection   how well are objects found by detectors on these encoders?
 elsewhere   steps on SLURM and Ray
 evidence    what is known of encoders and their roles, over several run folders
+figures/    the figures and tables of the papers, drawn from what was measured
 findings/   the published findings, decided by what was measured
 folders     where steps lie, whether they are done, and doing one
 keys        a step as one hash of all that decides it

@@ -4,6 +4,7 @@ theme     fonts and colours, light and dark
 charts    heat maps, curves, and the linked view of the report
 depth     from a result to a table and a figure over depth
 pictures  maps of classes in colours, pictures in rows and columns, IoU of each class
+static    a chart as a specification, as SVG and as PDF
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sightline.report.figures.depth import (
     with_depth,
 )
 from sightline.report.figures.pictures import class_colours, class_figure, coloured, picture_grid, picture_url
+from sightline.report.figures.static import pdf_of, specification, svg_of
 from sightline.report.figures.theme import DARK, LIGHT, same_colours, theme
 
 __all__ = [
@@ -37,10 +39,13 @@ __all__ = [
     "interval_of",
     "linked_charts",
     "over_depth",
+    "pdf_of",
     "picture_grid",
     "picture_url",
     "present",
     "same_colours",
+    "specification",
+    "svg_of",
     "theme",
     "with_depth",
 ]
