@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from sightline.cli.application import app
+from sightline.cli.ending import report_of
 from sightline.core.errors import InputError
 
 
@@ -102,12 +103,11 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.
     Example: `sightline report runs/x`
     """
     from sightline.core.run_folder import open_run
-    from sightline.report.page import write_report
 
     found = open_run(run)
     if not found.names():
         raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")
-    typer.echo(write_report(found))
+    typer.echo(report_of(found)[0])
 
 
 @app.command()

@@ -11,7 +11,7 @@ import typer
 from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.cli.ending import finish, stoppable
-from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Workers
+from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Verbose, Workers
 from sightline.cli.train import training_folder_name
 from sightline.core.errors import InputError
 
@@ -38,6 +38,7 @@ def rcdm(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """See what representations keep: a diffusion model draws pictures from them, and measures tell what they know.
 
@@ -59,7 +60,7 @@ def rcdm(
             settings=parse_settings(set_ or []), samples=samples, sources=sources, compared=compared,
             transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
         )  # fmt: skip
-    finish(run)
+    finish(run, verbose)
 
 
 @app.command()

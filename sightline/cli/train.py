@@ -22,6 +22,7 @@ from sightline.cli.options import (
     StartOver,
     TrainingDevice,
     TrainingFolder,
+    Verbose,
     Workers,
     new_folder,
 )
@@ -125,6 +126,7 @@ def reinit(
     device: TrainingDevice = "auto",
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
@@ -145,7 +147,7 @@ def reinit(
             load_encoders(encoders), images, out or training_folder_name(), counts=numbers, ends=ends.split(","),
             recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
         )  # fmt: skip
-    finish(run)
+    finish(run, verbose)
 
 
 @app.command()
@@ -167,6 +169,7 @@ def detect(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
 
@@ -187,7 +190,7 @@ def detect(
             settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
             workers=workers,
         )  # fmt: skip
-    finish(run)
+    finish(run, verbose)
 
 
 @app.command()
@@ -209,6 +212,7 @@ def segment(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
 
@@ -229,7 +233,7 @@ def segment(
             settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
             workers=workers,
         )  # fmt: skip
-    finish(run)
+    finish(run, verbose)
 
 
 def training_folder_name() -> Path:

@@ -193,8 +193,8 @@ def _pass(
     skipped = list(dict.fromkeys(skipped))
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
-    for name, metric in metrics.items():
-        result, kept = measured_of(metric)
+    for name in progress.one_by_one("Computing", metrics):
+        result, kept = measured_of(metrics[name])
         if rank() == 0:
             run.save(name, _signed(result, name, keys[name], plans[name], run), kept)
         elif run.path is None:

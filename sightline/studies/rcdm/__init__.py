@@ -38,6 +38,7 @@ from sightline.measure.request import named_encoders
 from sightline.studies.rcdm.measures import TRANSFORMATIONS, Extent, Measures
 from sightline.studies.rcdm.page import figures as figures
 from sightline.studies.rcdm.page import headlines as headlines
+from sightline.studies.rcdm.page import key_numbers as key_numbers
 from sightline.studies.rcdm.page import summary as summary
 from sightline.training.folder import start
 from sightline.training.launch import Launch
@@ -46,6 +47,7 @@ from sightline.training.recipe import read_recipe
 __all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "rcdm", "summary"]
 
 
+TOPIC = "structure"
 TITLE = "Pictures from representations"
 QUESTION = "What does a representation keep of an image, and what has it forgotten?"
 FORMULA = """\
