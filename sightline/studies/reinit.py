@@ -25,6 +25,7 @@ import xarray as xr
 
 from sightline.core import ownership
 from sightline.core.errors import InputError, counted, nearest
+from sightline.core.groups import Kept, Mean, split
 from sightline.core.processes import by_first
 from sightline.core.results import ABSENT, ENDS
 from sightline.core.run_folder import Run, plan_run
@@ -32,6 +33,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.request import named_encoders
 from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number
 from sightline.training.folder import start
@@ -111,7 +113,7 @@ def reinit(
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
     by_first(lambda: begin(run, overwrite))
-    rights: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
+    decided: dict[tuple[str, str], npt.NDArray[np.int64]] = {}
     for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
         folder = folder_of(out, name) / (variant.replace(":", "-") or "none")
         by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
@@ -123,21 +125,22 @@ def reinit(
             settings={**(settings or {}), "reinit": variant},
             **asdict(launch),
         )
-        found = by_first(functools.partial(_rights, tuned, data, base.optimization.batch, fabric.device, workers))
+        found = by_first(functools.partial(_decisions, tuned, data, base.optimization.batch, fabric.device, workers))
         if found is not None:  # the first process
-            rights[name, variant] = found
-            done = len(rights) == sum(map(len, variants.values()))
-            run.save("reinit", _result(rights, members, variants).assign_attrs({"fingerprint": key} if done else {}))
+            decided[name, variant] = found
+            done = len(decided) == sum(map(len, variants.values()))
+            rights = {which: right(own, data.labels_of("test")) for which, own in decided.items()}
+            result = _result(rights, members, variants).assign_attrs({"fingerprint": key} if done else {})
+            run.save("reinit", *split(_kept(decided, data, result).beside(result)))
     return run
 
 
-def _rights(
+def _decisions(
     tuned: Encoder, data: Images, batch: int, device: torch.device, workers: int | None
-) -> npt.NDArray[np.bool_]:
-    """Which of the labelled test images that can be read the classifier gets right."""
+) -> npt.NDArray[np.int64]:
+    """What the classifier takes each test image for, −1 where it cannot be read."""
     module = tuned.module.to(device)
-    decided = decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
-    return right(decided, data.labels_of("test"))
+    return decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
 
 
 def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str]) -> list[str]:
@@ -187,6 +190,25 @@ def _result(
             "interval": "95 %: Wilson for accuracies, paired over test images for drops",
         },
     )
+
+
+def _kept(decided: Mapping[tuple[str, str], npt.NDArray[np.int64]], data: Images, result: xr.Dataset) -> Kept:
+    """Right decisions by groups of test images, those of all analyses on these images, for contrasts."""
+    groups, truth = ImageGroups(data, ["test"]), data.labels_of("test")
+    known = np.flatnonzero((next(iter(decided.values())) >= 0) & (truth >= 0))
+    sums = np.full((GROUPS, *result.accuracy.shape), np.nan)
+    names, ends, counts = (result[dim].values.tolist() for dim in result.accuracy.dims)
+    for (name, variant), own in decided.items():
+        end, _, n = variant.partition(":")
+        at = [ends.index(end)] if variant else slice(None)  # nothing re-initialised is the same from either end
+        right_of = groups.sums("test", known, (own == truth)[known])
+        sums[:, names.index(name), at, counts.index(int(n or 0))] = right_of[:, None]
+    parts = {"accuracy": sums, "accuracy_drop": sums[..., [counts.index(0)]] - sums}
+    images = (("group",), groups.sums("test", known, np.ones(len(known))))
+    kept, dims = Kept({"group": groups.axis}), ("group", *map(str, result.accuracy.dims))
+    for name, part in parts.items():
+        kept.add(name, Mean(f"{name}_sum", "images"), **{f"{name}_sum": (dims, part), "images": images})
+    return kept
 
 
 # The page

@@ -25,15 +25,16 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from sightline.core import ownership
+from sightline.core.groups import Axis, Kept, LeftOut, split
 from sightline.core.processes import by_first
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, plan_run
+from sightline.core.run_folder import Run, fingerprint, plan_run
 from sightline.encoders.encoder import Encoder
 from sightline.images.label_maps import BACKGROUND, channels
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.thumbnails import thumbnail_size
-from sightline.measure.estimators.overlap import iou_of, jackknife, jackknife_difference
+from sightline.measure.estimators.overlap import iou_of, jackknife, jackknife_difference, left_out
 from sightline.measure.request import named_encoders
 from sightline.report.figures import FIRST, Figure, KeyNumber, Table, class_figure, coloured, of_encoders
 from sightline.training.folder import start
@@ -121,7 +122,7 @@ def segment(
         found[name] = train_segmenter(encoder, data, folder, recipe=recipe, settings=settings, launch=launch)
         result = functools.partial(_result, found, list(members), data, base.config)
         done = {"fingerprint": key} if len(found) == len(members) else {}
-        by_first(lambda result=result, done=done: run.save(KIND, result().assign_attrs(done)))  # type: ignore[misc]
+        by_first(lambda result=result, done=done: run.save(KIND, *split(result().assign_attrs(done))))  # type: ignore[misc]
     return run
 
 
@@ -162,7 +163,12 @@ def _result(
             "upsampling": "bilinear",
         },
     )
-    return result.merge(_gallery(found, data))
+    kept = Kept({"lot": Axis(fingerprint(["groups", common])[:16], "groups of test images")})
+    without = np.array(
+        [left_out(groups[name])[1] if name in groups else np.full(len(first), np.nan) for name in encoders]
+    )
+    kept.add("miou", LeftOut("miou_rest"), miou_rest=(("encoder", "lot"), without))
+    return kept.beside(result.merge(_gallery(found, data)))
 
 
 def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:

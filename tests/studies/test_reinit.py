@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from typer.testing import CliRunner
 
 from sightline import Encoder, Run, load_encoder, load_images, open_run
@@ -67,6 +68,19 @@ def test_accuracies_and_drops_are_those_of_the_classifiers(run: Run) -> None:
     assert (result.reason == "").all()
     assert len(np.unique(result.accuracy)) > 1  # or the numbers above would say little
     assert result.attrs["test_images"] == 48
+
+
+def test_drops_are_contrasted_on_the_same_images(run: Run) -> None:
+    assert run.path is not None
+    a, b = (
+        right(run.path / "trainings" / name / "none").astype(float) - right(run.path / "trainings" / name / "first-1")
+        for name in ("a", "b")
+    )
+    found = run.contrast("reinit.accuracy_drop", {"encoder": "a"}, {"encoder": "b"}, end="first", n=1)
+    known = stats.ttest_1samp(a - b, 0)  # 48 images, hence one in each group
+    low, high = known.confidence_interval(0.95)
+    np.testing.assert_allclose([found.value, found.low, found.high], [(a - b).mean(), low, high], atol=1e-12)
+    assert run.contrast("reinit.accuracy_drop", {"encoder": "a", "n": 0, "end": "last"}).value == 0.0
 
 
 def test_each_training_has_its_setting_and_nothing_else_differs(run: Run) -> None:

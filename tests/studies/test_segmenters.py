@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import sightline as sl
 from sightline.cli.application import app
+from sightline.core.results import NORMAL_95
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes
 from sightline.studies.segmenters import figures, headlines, segment, tables
 
@@ -35,6 +36,9 @@ def test_numbers_are_those_of_the_trainings(run: sl.Run) -> None:
         np.testing.assert_allclose(result.iou.sel(encoder=name), iou_of(counts))
     difference = result.difference.sel(encoder="b", other="a").item()
     np.testing.assert_allclose(difference, result.miou.sel(encoder="b").item() - result.miou.sel(encoder="a").item())
+    asked = run.contrast("segmenters.miou", {"encoder": "b"}, {"encoder": "a"})
+    half = result.difference_high.sel(encoder="b", other="a").item() - difference
+    np.testing.assert_allclose([asked.value, asked.error], [difference, half / NORMAL_95], atol=1e-9)
     assert int(result.pixels.sum()) == 6 * 32 * 32
     assert result.gallery.sizes["gallery_column"] == 4
     assert result["class"].values[0] == "background"

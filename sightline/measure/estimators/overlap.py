@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sightline.core.results import NORMAL_95
 
-__all__ = ["count_overlap", "iou_of", "jackknife", "jackknife_difference", "mean_iou", "mean_over_classes"]
+__all__ = ["count_overlap", "iou_of", "jackknife", "jackknife_difference", "left_out", "mean_iou", "mean_over_classes"]
 
 
 def count_overlap(decided: NDArray[Any], truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -71,19 +71,19 @@ def jackknife(counts: NDArray[Any]) -> tuple[float, float, float]:
     >>> [round(number, 2) for number in jackknife(counts)]
     [0.71, 0.22, 1.0]
     """
-    value, half = _spread(*_left_out(counts))
+    value, half = _spread(*left_out(counts))
     low, high = np.clip([value - half, value + half], 0, 1).tolist()  # NaN stays NaN
     return value, low, high
 
 
 def jackknife_difference(counts: NDArray[Any], others: NDArray[Any]) -> tuple[float, float, float]:
     """mIoU minus that of other decisions on the same groups of images, and its 95 % interval."""
-    (value, without), (other, without_other) = _left_out(counts), _left_out(others)
+    (value, without), (other, without_other) = left_out(counts), left_out(others)
     difference, half = _spread(value - other, without - without_other)
     return difference, difference - half, difference + half
 
 
-def _left_out(counts: NDArray[Any]) -> tuple[float, NDArray[np.float64]]:
+def left_out(counts: NDArray[Any]) -> tuple[float, NDArray[np.float64]]:
     """mIoU over all groups, and without each of them (G,)."""
     counts = np.asarray(counts, np.float64)
     return float(mean_over_classes(iou_of(counts.sum(0)))), mean_over_classes(iou_of(counts.sum(0) - counts))
