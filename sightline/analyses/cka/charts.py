@@ -11,13 +11,33 @@ import pandas as pd
 import xarray as xr
 
 from sightline.analyses.cka.matching import summaries
-from sightline.core.results import ABSENT, ENDS, NORMAL_95
-from sightline.report.figures import Figure, curve_over_depth, heatmap, interval_of, over_depth, with_depth
+from sightline.core.results import ABSENT, ENDS, NORMAL_95, outside_decoder
+from sightline.report.figures import (
+    FIRST,
+    Figure,
+    KeyNumber,
+    Likeness,
+    curve_over_depth,
+    heatmap,
+    interval_of,
+    over_depth,
+    with_depth,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CKA", "Measure", "figures", "headlines", "pair_cells", "pair_figures", "study_figure"]
+__all__ = [
+    "CKA",
+    "Measure",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "likeness",
+    "pair_cells",
+    "pair_figures",
+    "study_figure",
+]
 
 
 class Measure(NamedTuple):
@@ -79,6 +99,40 @@ def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str
     ][:6]
 
 
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Mean CKA with the blocks of the other encoders at the same depth."""
+    like = likeness(result)
+    if like is None or len(like.encoders) < 2:
+        return []
+    blocks = _diagonal(result, CKA)
+    others = blocks.where(blocks.encoder_a != blocks.encoder_b)
+    values, curves = {}, {}
+    for name in like.encoders:
+        over_depth = others.sel(encoder_a=name).mean("encoder_b").dropna("site_a").values
+        if len(over_depth):
+            values[name], curves[name] = float(over_depth.mean()), over_depth.tolist()
+    about = "mean CKA with the blocks of the other encoders at the same depth"
+    return [KeyNumber("CKA", about, values, curves=curves, place=FIRST)] if values else []
+
+
+def likeness(result: xr.Dataset, of: Measure = CKA) -> Likeness | None:
+    """The mean over blocks at the same depth; 1 for an encoder with itself. Distances say nothing of the kind."""
+    if of.distance:
+        return None
+    mean = _diagonal(result, of).mean("site_a").transpose("encoder_a", "encoder_b").values
+    both = np.nanmean(np.stack([mean, mean.T]), 0) if np.isfinite(mean).any() else mean  # depths may differ
+    np.fill_diagonal(both, 1.0)
+    names = tuple(map(str, result.encoder_a.values))
+    return Likeness(of.title, f"mean {of.title} of blocks at the same depth", names, both, FIRST)
+
+
+def _diagonal(result: xr.Dataset, of: Measure) -> xr.DataArray:
+    """Each block of an encoder with the block of another at the same depth, of the first token view."""
+    short = result if "diagonal" in result else summaries(result, of.variable, of.distance)
+    blocks = (result.layer_type.values.astype(str) == "block") & outside_decoder(result.site.values)
+    return short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
+
+
 def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:
     """Layer type and block of each site."""
     return result.layer_type.values.astype(str), result.block.values
@@ -127,7 +181,7 @@ def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
-    return Figure("pairs", "All pairs of encoders", text, chart, cells)
+    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=not of.distance)
 
 
 def _stage_titles(table: pd.DataFrame) -> dict[str, str]:

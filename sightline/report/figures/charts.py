@@ -33,6 +33,7 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
+    linked: bool = False  # the linked view of a page shows the same: only its files are written
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class _Curve:
         tip += [alt.Tooltip("value:Q", title=self.value_title, format=self.style)]
         tip += [alt.Tooltip("between:N", title="95 % interval")]
         colour = alt.Color("series:N", title=series_title).scale(domain=list(series), range=palette)
-        colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
+        colour = colour.legend(orient="right", symbolOpacity=1)
         shape = alt.Shape("series:N", title=series_title).scale(domain=list(series))
         shuffled, known = (self.base.transform_filter(f"isValid(datum.{name})") for name in ("null", "value"))
         x, y = self.x, self.y

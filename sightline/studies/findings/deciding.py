@@ -12,10 +12,12 @@ p is adjusted as by Holm 1979: with p₍₁₎ ≤ … ≤ p₍ₘ₎, adjusted 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pkgutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import numpy as np
@@ -25,7 +27,21 @@ from sightline.core.errors import InputError, counted, nearest, some
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.contract import FAILS, HOLDS, NOT_MEASURED, UNCLEAR, Case, Finding, Part, Verdict
 
-__all__ = ["Chance", "above", "all_findings", "by_chance", "decide", "decide_all", "holm", "judge", "within", "written"]
+__all__ = [
+    "Chance",
+    "above",
+    "adjusted",
+    "all_findings",
+    "below",
+    "by_chance",
+    "cases_of",
+    "decide",
+    "decide_all",
+    "holm",
+    "judge",
+    "within",
+    "written",
+]
 
 
 LEVEL = 0.05
@@ -46,6 +62,15 @@ def above(
         label, effect.value, found.low + threshold, found.high + threshold, found.p, agrees,
         p_claim=_towards(found, 1), p_other=_towards(found, -1), threshold=threshold, percent=percent, how=found.how,
     )  # fmt: skip
+
+
+def below(
+    label: str, effect: Estimate, threshold: float = 0.0, *, percent: bool = False, method: str = "jackknife"
+) -> Part:
+    """The claim that an effect is smaller than its threshold."""
+    part = above(label, effect, threshold, percent=percent, method=method)
+    agrees = None if part.agrees is None else not part.agrees
+    return replace(part, agrees=agrees, p_claim=part.p_other, p_other=part.p_claim, below=True)
 
 
 def within(label: str, effect: Estimate, margin: float, *, percent: bool = False, method: str = "jackknife") -> Part:
@@ -100,11 +125,39 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     parts = tuple(part for of_case in measured for part in of_case)
     verdict = _verdict(measured)
     weakest = min(parts, key=_strength)
-    sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *filter(None, notes)])
+    beside = filter(None, dict.fromkeys(notes))  # what stands beside several cases is told once
+    sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *beside])
     return Verdict(
         finding, verdict, weakest.value, weakest.low, weakest.high, _p(verdict, parts), weakest.threshold, sentence,
-        parts, weakest.within, weakest.percent,
+        parts, weakest.within, weakest.below, weakest.percent,
     )  # fmt: skip
+
+
+def cases_of(
+    evidence: Evidence,
+    parts: Callable[..., Sequence[Part]],
+    encoders: Iterable[tuple[str, ...]],
+    notes: Callable[..., str] | None = None,
+    otherwise: tuple[str, Callable[..., Sequence[Part]]] | None = None,
+) -> list[Case]:
+    """A case for each choice of encoders, whose names `parts` and `notes` are called with, after the evidence.
+
+    `otherwise` is another way to read the finding, in words and as parts; what comes of it is told beside the verdict.
+    """
+    every = list(encoders)
+    if otherwise is None:
+        return [
+            Case(names, partial(parts, evidence, *names), None if notes is None else partial(notes, evidence, *names))
+            for names in every
+        ]
+    words, other = otherwise
+
+    @functools.cache  # it is the same for all cases
+    def told() -> str:
+        found = judge("", cases_of(evidence, other, every))
+        return f"{words} it {'is unclear' if found.verdict == UNCLEAR else found.verdict}: {found.sentence}"
+
+    return [Case(names, partial(parts, evidence, *names), told) for names in every]
 
 
 def _verdict(cases: Sequence[Sequence[Part]]) -> str:
@@ -122,7 +175,10 @@ def _p(verdict: str, parts: Sequence[Part]) -> float:
 
 def _strength(part: Part) -> float:
     """How far a part speaks for the claim, in half widths of its interval; the weakest one decides."""
-    beyond = part.threshold - abs(part.value) if part.within else part.value - part.threshold
+    if part.within:
+        beyond = part.threshold - abs(part.value)
+    else:
+        beyond = (part.threshold - part.value) if part.below else part.value - part.threshold
     half = (part.high - part.low) / 2
     if math.isnan(half):
         return 0.0
@@ -148,8 +204,9 @@ def written(part: Part) -> str:
 
 
 def _bound(part: Part) -> str:
-    size = f"{100 * part.threshold:g} points" if part.percent else f"{part.threshold:g}"
-    return f"within ± {size}" if part.within else "above 0" if part.threshold == 0 else f"above {size}"
+    percent = part.percent and part.threshold != 0
+    size = counted(100 * part.threshold, "point") if percent else f"{part.threshold:g}"
+    return f"{'within ±' if part.within else 'below' if part.below else 'above'} {size}"
 
 
 def _sentence(verdict: str, cases: Sequence[Sequence[Part]], weakest: Part) -> str:
@@ -159,19 +216,21 @@ def _sentence(verdict: str, cases: Sequence[Sequence[Part]], weakest: Part) -> s
         return f"{written(weakest)} is {_bound(weakest)}{others}."
     against = [part for part in parts if part.agrees is False]
     if verdict == FAILS:
-        beyond = f"; so are {_number(len(against) - 1, 'other')} of {len(parts)}" if len(against) > 1 else ""
-        return f"{written(weakest)} is on the other side of what is claimed ({_bound(weakest)}){beyond}."
+        return f"{written(weakest)} is on the other side of what is claimed ({_bound(weakest)}){_others(against)}."
     open_, agreeing = ([part for part in parts if part.agrees is agrees] for agrees in (None, True))
     said = [
         f"{written(min(open_, key=_strength))} is not clearly {_bound(min(open_, key=_strength))}" if open_ else "",
-        f"{written(min(against, key=_strength))} is on the other side" if against else "",
+        f"{written(min(against, key=_strength))} is on the other side{_others(against)}" if against else "",
         f"agreeing: {some([part.label for part in agreeing])}" if agreeing else "",
     ]
     return f"{'; '.join(filter(None, said))} ({len(agreeing)} of {len(parts)} agree)."
 
 
-def _number(n: int, one: str) -> str:
-    return f"{n} {one}{'' if n == 1 else 's'}"
+def _others(parts: Sequence[Part]) -> str:
+    """Those that stand where the weakest of them stands."""
+    weakest = min(parts, key=_strength)
+    rest = [part.label for part in parts if part is not weakest]
+    return f", and so {'is' if len(rest) == 1 else 'are'} {some(rest)}" if rest else ""
 
 
 def _left_out(missing: Mapping[str, str]) -> list[str]:
