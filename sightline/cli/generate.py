@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.application import app
-from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Workers
+from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Verbose, Workers
 from sightline.cli.train import run_study
 from sightline.core.errors import InputError
 
@@ -36,6 +36,7 @@ def rcdm(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """See what representations keep: a diffusion model draws pictures from them, and measures tell what they know.
 
@@ -51,7 +52,7 @@ def rcdm(
 
     chosen = TRANSFORMATIONS if transformations is None else tuple(filter(None, transformations.split(",")))
     run_study(
-        study, encoders, images, out, set_, recipe=recipe, samples=samples, sources=sources, compared=compared,
+        study, encoders, images, out, set_, verbose, recipe=recipe, samples=samples, sources=sources, compared=compared,
         transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from sightline.cli.options import (
     StartOver,
     TrainingDevice,
     TrainingFolder,
+    Verbose,
     Workers,
     new_folder,
 )
@@ -128,6 +129,7 @@ def reinit(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
@@ -143,7 +145,8 @@ def reinit(
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     run_study(
-        study, encoders, images, out, set_, counts=numbers, ends=ends.split(","), recipe=recipe, overwrite=overwrite,
+        study, encoders, images, out, set_, verbose, counts=numbers, ends=ends.split(","), recipe=recipe,
+        overwrite=overwrite,
         device=device, devices=devices, nodes=nodes, workers=workers,
     )  # fmt: skip
 
@@ -167,6 +170,7 @@ def detect(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
 
@@ -181,7 +185,7 @@ def detect(
     from sightline.studies.detection import detect as study
 
     run_study(
-        study, encoders, images, out, set_, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
+        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
         nodes=nodes, workers=workers,
     )  # fmt: skip
 
@@ -205,6 +209,7 @@ def segment(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
 
@@ -219,7 +224,7 @@ def segment(
     from sightline.studies.segmenters import segment as study
 
     run_study(
-        study, encoders, images, out, set_, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
+        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
         nodes=nodes, workers=workers,
     )  # fmt: skip
 
@@ -238,6 +243,7 @@ def run_study(
     images: str | None,
     out: Path | None,
     words: list[str] | None,
+    verbose: bool,
     **more: Any,
 ) -> None:
     """Trainings on encoders whose results are a run: make them, and say what came of it."""
@@ -246,7 +252,7 @@ def run_study(
     settings = parse_settings(words or [])
     with stoppable("run the same command again to continue"):
         run = study(load_encoders(encoders), images, out or training_folder_name(), settings=settings, **more)
-    finish(run)
+    finish(run, verbose)
 
 
 def _train(

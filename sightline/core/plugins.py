@@ -42,7 +42,13 @@ GROUPS = {
 }
 SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
-REPORTED: Mapping[str, Any] = {"summary": lambda result: [], "tables": lambda result: []}
+REPORTED: Mapping[str, Any] = {
+    "TOPIC": "other",
+    "summary": lambda result: [],
+    "tables": lambda result: [],
+    "key_numbers": lambda result: [],
+    "likeness": lambda result: None,
+}
 
 
 Plugin = TypeVar("Plugin")

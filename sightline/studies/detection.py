@@ -35,7 +35,7 @@ from sightline.images.sets import Images
 from sightline.images.sources.coco import Annotated
 from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, Table, curve_over_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, Table, curve_over_depth, of_encoders
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
@@ -51,9 +51,22 @@ from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
 from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "detect", "figures", "headlines", "tables"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "detect",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "tables",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Detection"
 QUESTION = "How well are objects found, and outlined, by detectors that stand on these encoders?"
 FORMULA = """\
@@ -375,4 +388,14 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             if np.isfinite(one.AP_low.item()):
                 detail += f", {interval(one.AP_low.item(), one.AP_high.item())}"
             found.append((str(name), f"{one.AP.item():.1%}", detail))
+    return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """AP of boxes, and of masks."""
+    found = []
+    for kind in map(str, result.kind.values):
+        own = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")
+        about = f"{kind} AP, {result.attrs['encoders']}"
+        found += of_encoders(own, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST)
     return found

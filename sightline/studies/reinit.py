@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -34,7 +34,7 @@ from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, curve_over_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
@@ -45,9 +45,21 @@ from sightline.transfer.trainings import NOT_YET, folder_of, question, train_eac
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "reinit"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "reinit",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Re-initialised blocks"
 QUESTION = (
     "Which blocks does fine-tuning build on: what does it cost to give the first or the last ones random weights?"
@@ -234,4 +246,16 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             blocks = "block" if n == 1 else f"{n} blocks"
             detail = f"drop in accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
             found.append((str(name), f"{drop:+.1%}", f"{detail}; {left:.1%} is left"))
+    return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Of each end the drop with the most blocks, and over the number of blocks."""
+    names = [f"accuracy_drop{end}" for end in ENDS]
+    found = []
+    for end in map(str, result.end.values):
+        own = result[names].sel(end=end)
+        about = f"accuracy lost with the most {end} blocks re-initialised"
+        made = key_number(own, "accuracy_drop", at="last", over="n", title=f"{end} blocks", about=about, style=".1%")
+        found += [replace(number, over="number of blocks", place=FIRST) for number in made]
     return found

@@ -33,7 +33,7 @@ from sightline.images.sets import Images
 from sightline.images.thumbnails import thumbnail_size
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes, miou_difference, miou_of
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, Table, class_figure, coloured
+from sightline.report.figures import FIRST, Figure, KeyNumber, Table, class_figure, coloured, of_encoders
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
@@ -41,9 +41,22 @@ from sightline.transfer.segmentation.segment import NAME, Config, check, make_re
 from sightline.transfer.segmentation.sliding import Segmented
 from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "segment", "tables"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "segment",
+    "tables",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Segmentation with a trained head"
 QUESTION = "How well is the class of every pixel told by a head that was trained on these encoders?"
 FORMULA = """\
@@ -255,3 +268,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}, {interval(low, high)}"
             lines.append((str(name), f"{value:.1%}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """mIoU of each encoder."""
+    about = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}"
+    return of_encoders(result, "miou", title="mIoU", about=about, style=".1%", best="highest", place=FIRST)

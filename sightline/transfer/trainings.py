@@ -16,7 +16,7 @@ from sightline.core import ownership
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 
@@ -53,7 +53,7 @@ def question(
         "images": data.describe(),
         "settings": {key: value for key, value in settings.items() if key not in {"encoder", "images", *varies}},
     }
-    key = fingerprint([__version__, about, also])
+    key = fingerprint([NUMBERS, about, also])
     return {"kind": kind, **about, "analyses": {kind: {"splits": ["test"]}}, **provenance()}, key
 
 

@@ -26,7 +26,7 @@ from sightline.core import ownership
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
@@ -39,6 +39,7 @@ from sightline.measure.request import named_encoders
 from sightline.studies.rcdm.measures import TRANSFORMATIONS, Extent, Measures
 from sightline.studies.rcdm.page import figures as figures
 from sightline.studies.rcdm.page import headlines as headlines
+from sightline.studies.rcdm.page import key_numbers as key_numbers
 from sightline.studies.rcdm.page import summary as summary
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
@@ -47,6 +48,7 @@ from sightline.training.recipe import read_recipe
 __all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "rcdm", "summary"]
 
 
+TOPIC = "structure"
 TITLE = "Pictures from representations"
 QUESTION = "What does a representation keep of an image, and what has it forgotten?"
 FORMULA = """\
@@ -138,6 +140,6 @@ def _question(
         "settings": {k: v for k, v in wanted.values().items() if k not in ("encoders", "images")},
     }
     config = {key: getattr(extent, key) for key in Extent.__dataclass_fields__}
-    key = fingerprint([__version__, about, config])
+    key = fingerprint([NUMBERS, about, config])
     asked = {NAME: {"config": config, "splits": ["train", "test"]}}
     return {"kind": NAME, **about, "analyses": asked, **provenance()}, key
