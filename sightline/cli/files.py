@@ -15,18 +15,27 @@ from sightline.core.errors import InputError
 @app.command(name="list")
 def list_(
     what: Annotated[
-        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes"],
+        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings", "figures"],
         typer.Argument(help="What to list."),
     ],
     which: Annotated[
         str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
     ] = None,
 ) -> None:
-    """Show what can be used: encoders, images, analyses, the sites of an encoder, objectives of pre-training, recipes.
+    """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings,
+    figures of the papers.
 
     Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
     """
-    from sightline.cli.listing import list_plugins, list_recipes, list_sites, matching_encoders
+    from sightline.cli.listing import (
+        list_figures,
+        list_findings,
+        list_plugins,
+        list_recipes,
+        list_sites,
+        list_studies,
+        matching_encoders,
+    )
 
     if what == "sites":
         typer.echo(list_sites(which))
@@ -34,6 +43,12 @@ def list_(
         typer.echo(matching_encoders(which))
     elif what == "recipes":
         typer.echo(list_recipes())
+    elif what == "studies":
+        typer.echo(list_studies())
+    elif what == "findings":
+        typer.echo(list_findings())
+    elif what == "figures":
+        typer.echo(list_figures())
     else:
         typer.echo(list_plugins(what))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import markupsafe
 import numpy as np
 import pandas as pd
 import pypdf
@@ -368,7 +369,7 @@ def test_the_overview_has_the_table_of_the_terminal(two: tuple[SampleRun, str, S
 def test_every_figure_says_how_to_get_its_numbers(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
     run, text, _, data = two
     for stem in data["figures"]:
-        assert html.escape(f"pd.read_csv({f'{run.path.name}/figures/{stem}.csv'!r})", quote=True) in text
+        assert markupsafe.escape(f"pd.read_csv({f'{run.path.name}/figures/{stem}.csv'!r})") in text
         assert (run.path / "figures" / f"{stem}.csv").is_file()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +27,17 @@ from sightline.report.figures import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CKA", "Measure", "figures", "headlines", "key_numbers", "likeness", "pair_figures", "study_figure"]
+__all__ = [
+    "CKA",
+    "Measure",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "likeness",
+    "pair_cells",
+    "pair_figures",
+    "study_figure",
+]
 
 
 class Measure(NamedTuple):
@@ -56,7 +67,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
     """Of a measure of all pairs of layers: every pair of encoders, and what the matrices say in short."""
     kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1), of)
+    cells = pair_cells(result, np.where(kinds == "block", blocks, -1), of)
     if not len(cells):
         return []
     short = summaries(result, of.variable, of.distance)
@@ -72,7 +83,7 @@ def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
 def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str]]:
     """Closest blocks of each pair of encoders, or the ends of a single encoder: (label, number, detail)."""
     kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
+    cells = pair_cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
     across = cells[cells.encoder_a != cells.encoder_b]
     if across.empty:
         return [
@@ -127,17 +138,27 @@ def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int
     return result.layer_type.values.astype(str), result.block.values
 
 
-def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64], of: Measure) -> pd.DataFrame:
-    """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out."""
+def pair_cells(
+    result: xr.Dataset,
+    numbers: npt.NDArray[np.int64],
+    of: Measure,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> pd.DataFrame:
+    """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out.
+
+    `pairs` are other pairs of encoders, in their order.
+    """
     view = result.isel(tokens=0)
     names, sites = ([str(n) for n in result[axis].values] for axis in ("encoder_a", "site_a"))
     reason = view.reason.values
     own = [np.flatnonzero((numbers >= 0) & (row != ABSENT)) for row in reason]
     parts = [view[of.variable + end].values for end in (*ENDS, "_null")]
+    every = itertools.combinations_with_replacement(range(len(names)), 2)
+    chosen = every if pairs is None else [(names.index(a), names.index(b)) for a, b in pairs]
     rows = [
         (f"{names[a]} × {names[b]}", names[a], names[b], int(numbers[i]), int(numbers[j]), sites[i], sites[j],
          *(part[a, b, i, j] for part in parts), str(reason[a, i] or reason[b, j]))
-        for a, b in itertools.combinations_with_replacement(range(len(names)), 2)
+        for a, b in chosen
         for i in own[a]
         for j in own[b]
     ]  # fmt: skip
@@ -242,7 +263,7 @@ def _residuals(result: xr.Dataset, of: Measure) -> Figure:
     kinds, blocks = _kinds(result)
     numbers = np.select([kinds == "residual", kinds == "block"], [2 * blocks + 1, 2 * blocks + 2], -1)
     names = result.encoder.values[(result.reason.values[0][:, kinds == "residual"] != ABSENT).any(1)]
-    cells = _cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers, of)
+    cells = pair_cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers, of)
     odd, even = ((cells.row % 2 == r) & (cells.column % 2 == r) for r in (1, 0))
     parts = {"all": cells, "odd": cells[odd], "even": cells[even]}
     table = pd.concat([part.assign(layers=part.pair + f", {name}") for name, part in parts.items()])

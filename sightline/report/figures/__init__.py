@@ -5,6 +5,7 @@ charts    heat maps, curves, and the linked view of the report
 depth     from a result to a table and a figure over depth
 numbers   headline numbers of each encoder, and how alike encoders are
 pictures  maps of classes in colours, pictures in rows and columns, IoU of each class
+static    a chart as a specification, as SVG and as PDF
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sightline.report.figures.depth import (
 )
 from sightline.report.figures.numbers import FIRST, KeyNumber, Likeness, key_number, of_encoders
 from sightline.report.figures.pictures import class_colours, class_figure, coloured, picture_grid, picture_url
+from sightline.report.figures.static import pdf_of, specification, svg_of
 from sightline.report.figures.theme import DARK, LIGHT, same_colours, theme
 
 __all__ = [
@@ -44,10 +46,13 @@ __all__ = [
     "linked_charts",
     "of_encoders",
     "over_depth",
+    "pdf_of",
     "picture_grid",
     "picture_url",
     "present",
     "same_colours",
+    "specification",
+    "svg_of",
     "theme",
     "with_depth",
 ]
