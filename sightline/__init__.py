@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
     from sightline.studies.segmenters import segment
+    from sightline.studies.study import Study, open_study, study
     from sightline.training.pretrain import pretrain
     from sightline.training.watch import Watch, watch
     from sightline.transfer.finetune import finetune
@@ -51,6 +52,7 @@ _HOME = {
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
     "Stopped": "core.stopping",
+    "Study": "studies.study",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
@@ -62,6 +64,7 @@ _HOME = {
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
+    "open_study": "studies.study",
     "pretrain": "training.pretrain",
     "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
@@ -69,6 +72,7 @@ _HOME = {
     "save_encoder": "encoders.saved",
     "Watch": "training.watch",
     "watch": "training.watch",
+    "study": "studies.study",
     "write_report": "report.page",
 }
 
@@ -81,6 +85,7 @@ __all__ = [
     "Preprocess",
     "Run",
     "Stopped",
+    "Study",
     "Tokens",
     "Watch",
     "analyze",
@@ -93,11 +98,13 @@ __all__ = [
     "load_encoder",
     "load_images",
     "open_run",
+    "open_study",
     "pretrain",
     "rcdm",
     "reinit",
     "save_encoder",
     "segment",
+    "study",
     "watch",
     "write_report",
 ]

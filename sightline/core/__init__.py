@@ -2,6 +2,7 @@
 
 errors         the one exception that users see as a sentence
 files          writing whole files or nothing
+claims         who works at what, over processes and machines
 ownership      which files of a folder are Sightline's own
 run_folder     the folder of a run: request, results, provenance
 results        words that results share

@@ -21,7 +21,7 @@ from sightline.generation.denoiser import Model
 from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
 from sightline.generation.reader import CLASS, ORIENTATION, AttributeReader, attributes_of, read_accuracies
 from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
-from sightline.generation.training import Recipe
+from sightline.generation.training import DiffusionRecipe
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
@@ -117,7 +117,7 @@ class Measures:
     members: Mapping[str, tuple[Encoder, Feature]]
     conditions: Mapping[str, Mapping[str, Conditions]]  # split → encoder
     data: Images
-    wanted: Recipe
+    wanted: DiffusionRecipe
     extent: Extent
     workers: int | None
 
