@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sightline.core.extras import explaining as _explaining
 from sightline.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sightline.studies.segmenters import segment
     from sightline.studies.study import Study, open_study, study
     from sightline.training.pretrain import pretrain
+    from sightline.training.watch import Watch, watch
     from sightline.transfer.finetune import finetune
 
 # Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
@@ -68,6 +70,8 @@ _HOME = {
     "reinit": "studies.reinit",
     "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
+    "Watch": "training.watch",
+    "watch": "training.watch",
     "study": "studies.study",
     "write_report": "report.page",
 }
@@ -83,6 +87,7 @@ __all__ = [
     "Stopped",
     "Study",
     "Tokens",
+    "Watch",
     "analyze",
     "capture",
     "contrast",
@@ -100,6 +105,7 @@ __all__ = [
     "save_encoder",
     "segment",
     "study",
+    "watch",
     "write_report",
 ]
 
@@ -107,7 +113,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sightline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
+    with _explaining():
+        return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

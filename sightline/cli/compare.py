@@ -168,6 +168,7 @@ def minibatch(
 @app.command()
 def demo(
     out: Out = Path("runs/demo"),
+    only: Annotated[str, typer.Option(help="Analyses, separated by commas.")] = "all",
     limit: Limit = 256,
     batch: Batch = 32,
     device: Device = "auto",
@@ -175,13 +176,13 @@ def demo(
 ) -> None:
     """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
 
-    Example: `sightline demo -o runs/demo`
+    Example: `sightline demo -o runs/demo`, or in less time `sightline demo --only cka,knn --limit 64`
     """
 
     from sightline.encoders.sources import zoo
 
     encoders = [f"zoo:{name}" for name in zoo.names()]
-    compare(encoders, out=out, only="all", limit=limit, batch=batch, device=device, verbose=verbose)
+    compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:

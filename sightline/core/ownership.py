@@ -51,6 +51,7 @@ FOLDER_KINDS = {  # as sentences have them
     "study": "a study",
     "tables": "exported tables",
     "training": "a training",
+    "watch": "a watched training",
 }
 
 

@@ -8,6 +8,7 @@ hook (the activation is gone when the layer is) → analyses add the small reduc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -32,6 +33,7 @@ from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
+from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.request import (
     check_settings,
@@ -284,7 +286,7 @@ def _step(batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Pla
                 continue
             inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
             with (
-                watch(encoder.sites, wanted, see),
+                watch(encoder.sites, wanted, see, functools.partial(attend, tokens=encoder.tokens)),
                 torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
             ):
                 encoder(inputs)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sightline.core.contrast import ENCODERS, Estimate
+import numpy as np
+
+from sightline.core.contrast import ENCODERS, Estimate, Factor
 from sightline.core.errors import InputError
 from sightline.core.run_folder import Run
 from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles
@@ -23,7 +25,7 @@ from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Evidence", "Missing", "evidence_of"]
+__all__ = ["Evidence", "Missing", "evidence_of", "over_seeds"]
 
 
 # The step that gives a result, where it is not the one pass over all images.
@@ -135,7 +137,8 @@ class Evidence:
         `among` chooses among runs, where several have such a result: detectors on frozen and on trained encoders, say.
         `statistic` and `draws` are those of `sl.estimate`. What nobody has measured is Missing, with what it needs.
         """
-        result, named = number.partition(".")[0], list(self._named({**both, **(where or {})}))
+        result, chosen = number.partition(".")[0], {**both, **(where or {})}
+        named = list(self._named(chosen))
         seeds = {name: list(members) for name, members in self.seeds.items()}
         why = ""
         for run in self._holding(result, named, among):
@@ -145,7 +148,26 @@ class Evidence:
                 why = str(error)
         if why:
             raise Missing(f"{number} of {' and '.join(named)}, which is not there: {why[:1].lower()}{why[1:]}")
+        seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
+        if len(seeded) == 1:  # each seed may have a run of its own
+            members = self.seeds[chosen[seeded[0]]]
+            found = {name: self.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
+            return over_seeds(chosen[seeded[0]], found)
         raise self._nobody(result, named)
+
+    def after_training(self, number: str, name: str, **where: Any) -> Estimate:
+        """A number of `dynamics` at the last epoch of what was fine-tuned from an encoder, over all such trainings."""
+        result, members = number.partition(".")[0], self._members([name])
+        known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
+        found: dict[str, Estimate] = {}
+        for run in self.runs:
+            if result in run:
+                epochs = run[result][["training", "epoch"]].to_dataframe()
+                for training, of in epochs[epochs.training.isin(known)].groupby("training"):
+                    found.setdefault(str(training), run.estimate(number, encoder=str(of.epoch.idxmax()), **where))
+        if not found:
+            raise self._nobody(result, [f"the fine-tuning of {name}"])
+        return over_seeds(name, found)
 
     def table(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> xr.Dataset:
         """The result that holds these encoders, for figures; seeds are there under their own names."""
@@ -190,6 +212,28 @@ def evidence_of(*runs: Run, roles: Iterable[Role] = ()) -> Evidence:
     except InputError:
         known = {}
     return Evidence((*given.values(), *(role for role in known.values() if role is not None)), runs)
+
+
+def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:
+    """The mean over the seeds of an encoder, whose numbers may come from several runs; as `sl.estimate` has it."""
+    parts = list(found.values())
+    value = np.array([part.value for part in parts])
+    images = list(dict.fromkeys(factor for part in parts for factor in part.left_out))
+    left_out = {
+        factor: np.asarray(np.mean(np.broadcast_arrays(*(part.left_out.get(factor, part.value) for part in parts)), 0))
+        for factor in images
+    }
+    used = {
+        factor: np.logical_or.reduce([part.used[factor] for part in parts if factor in part.used]) for factor in images
+    }
+    if len(parts) > 1:
+        seeds = Factor(f"seeds of {name}: {', '.join(found)}", f"seeds of {name}", seeds=True)
+        left_out[seeds] = (value.sum() - value) / (len(parts) - 1)
+        used[seeds] = np.ones(len(parts), bool)
+    why = "" if left_out else parts[0].why
+    return Estimate(
+        float(value.mean()), left_out, used, None, re.sub(re.escape(next(iter(found))), name, parts[0].what), why
+    )
 
 
 def _encoders_of(table: xr.Dataset) -> set[str]:

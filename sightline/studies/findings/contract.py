@@ -26,7 +26,7 @@ HOLDS, FAILS, UNCLEAR, NOT_MEASURED = VERDICTS = ("holds", "fails", "unclear", "
 
 @dataclass(frozen=True)
 class Part:
-    """One contrast of one case. The claim is that it lies above its threshold, or within ± its threshold."""
+    """One contrast of one case. The claim is that it lies above its threshold, below it, or within ± its threshold."""
 
     label: str  # "CKA(moco, dino) − CKA(moco, mae)"
     value: float
@@ -38,6 +38,7 @@ class Part:
     p_other: float  # the same of the other side
     threshold: float = 0.0
     within: bool = False  # the claim is −threshold < effect < threshold
+    below: bool = False  # the claim is effect < threshold
     percent: bool = False  # a share or an accuracy, to be written in percentage points
     how: str = ""  # how the interval was computed, or why there is none
     encoders: tuple[str, ...] = ()  # of the case
@@ -68,6 +69,7 @@ class Verdict:
     sentence: str
     parts: tuple[Part, ...] = ()
     within: bool = False  # of the weakest part
+    below: bool = False
     percent: bool = False
     needs: str = ""  # of what is not measured
     p_adjusted: float = float("nan")  # Holm's, over all findings that are decided together

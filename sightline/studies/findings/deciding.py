@@ -30,7 +30,9 @@ from sightline.studies.findings.contract import FAILS, HOLDS, NOT_MEASURED, UNCL
 __all__ = [
     "Chance",
     "above",
+    "adjusted",
     "all_findings",
+    "below",
     "by_chance",
     "cases_of",
     "decide",
@@ -60,6 +62,15 @@ def above(
         label, effect.value, found.low + threshold, found.high + threshold, found.p, agrees,
         p_claim=_towards(found, 1), p_other=_towards(found, -1), threshold=threshold, percent=percent, how=found.how,
     )  # fmt: skip
+
+
+def below(
+    label: str, effect: Estimate, threshold: float = 0.0, *, percent: bool = False, method: str = "jackknife"
+) -> Part:
+    """The claim that an effect is smaller than its threshold."""
+    part = above(label, effect, threshold, percent=percent, method=method)
+    agrees = None if part.agrees is None else not part.agrees
+    return replace(part, agrees=agrees, p_claim=part.p_other, p_other=part.p_claim, below=True)
 
 
 def within(label: str, effect: Estimate, margin: float, *, percent: bool = False, method: str = "jackknife") -> Part:
@@ -118,7 +129,7 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *beside])
     return Verdict(
         finding, verdict, weakest.value, weakest.low, weakest.high, _p(verdict, parts), weakest.threshold, sentence,
-        parts, weakest.within, weakest.percent,
+        parts, weakest.within, weakest.below, weakest.percent,
     )  # fmt: skip
 
 
@@ -164,7 +175,10 @@ def _p(verdict: str, parts: Sequence[Part]) -> float:
 
 def _strength(part: Part) -> float:
     """How far a part speaks for the claim, in half widths of its interval; the weakest one decides."""
-    beyond = part.threshold - abs(part.value) if part.within else part.value - part.threshold
+    if part.within:
+        beyond = part.threshold - abs(part.value)
+    else:
+        beyond = (part.threshold - part.value) if part.below else part.value - part.threshold
     half = (part.high - part.low) / 2
     if math.isnan(half):
         return 0.0
@@ -190,8 +204,9 @@ def written(part: Part) -> str:
 
 
 def _bound(part: Part) -> str:
-    size = f"{100 * part.threshold:g} points" if part.percent else f"{part.threshold:g}"
-    return f"within ± {size}" if part.within else "above 0" if part.threshold == 0 else f"above {size}"
+    percent = part.percent and part.threshold != 0
+    size = counted(100 * part.threshold, "point") if percent else f"{part.threshold:g}"
+    return f"{'within ±' if part.within else 'below' if part.below else 'above'} {size}"
 
 
 def _sentence(verdict: str, cases: Sequence[Sequence[Part]], weakest: Part) -> str:
@@ -201,19 +216,21 @@ def _sentence(verdict: str, cases: Sequence[Sequence[Part]], weakest: Part) -> s
         return f"{written(weakest)} is {_bound(weakest)}{others}."
     against = [part for part in parts if part.agrees is False]
     if verdict == FAILS:
-        beyond = f"; so are {_number(len(against) - 1, 'other')} of {len(parts)}" if len(against) > 1 else ""
-        return f"{written(weakest)} is on the other side of what is claimed ({_bound(weakest)}){beyond}."
+        return f"{written(weakest)} is on the other side of what is claimed ({_bound(weakest)}){_others(against)}."
     open_, agreeing = ([part for part in parts if part.agrees is agrees] for agrees in (None, True))
     said = [
         f"{written(min(open_, key=_strength))} is not clearly {_bound(min(open_, key=_strength))}" if open_ else "",
-        f"{written(min(against, key=_strength))} is on the other side" if against else "",
+        f"{written(min(against, key=_strength))} is on the other side{_others(against)}" if against else "",
         f"agreeing: {some([part.label for part in agreeing])}" if agreeing else "",
     ]
     return f"{'; '.join(filter(None, said))} ({len(agreeing)} of {len(parts)} agree)."
 
 
-def _number(n: int, one: str) -> str:
-    return f"{n} {one}{'' if n == 1 else 's'}"
+def _others(parts: Sequence[Part]) -> str:
+    """Those that stand where the weakest of them stands."""
+    weakest = min(parts, key=_strength)
+    rest = [part.label for part in parts if part is not weakest]
+    return f", and so {'is' if len(rest) == 1 else 'are'} {some(rest)}" if rest else ""
 
 
 def _left_out(missing: Mapping[str, str]) -> list[str]:

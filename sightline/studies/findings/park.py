@@ -16,9 +16,9 @@ import numpy as np
 from sightline.core.contrast import Estimate
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing
-from sightline.studies.findings.accuracies import PROBES, last, linear_probe, tuned_accuracies
+from sightline.studies.findings.accuracies import PROBES, last, linear_probe, probed_images, tuned_accuracies
 from sightline.studies.findings.contract import Case, Finding, Part
-from sightline.studies.findings.deciding import above, cases_of, written
+from sightline.studies.findings.deciding import above, below, cases_of, written
 from sightline.studies.roles import HYBRID, JE, REC, Role
 
 __all__ = ["FINDINGS"]
@@ -128,12 +128,11 @@ def _scaling_cases(evidence: Evidence) -> list[Case]:
 
 
 def _scaling(evidence: Evidence, je_small: str, je_large: str, rec_small: str, rec_large: str) -> list[Part]:
-    je = tuned_accuracies(evidence, je_small, je_large)
-    rec = tuned_accuracies(evidence, rec_small, rec_large)
+    small_je, large_je, small_rec, large_rec = tuned_accuracies(evidence, je_small, je_large, rec_small, rec_large)
     gain = f"gain of size, fine-tuned: ({rec_large} − {rec_small}) − ({je_large} − {je_small})"
     return [
-        above(f"small and fine-tuned: {je_small} − {rec_small}", je[0] - rec[0], percent=True),
-        above(gain, (rec[1] - rec[0]) - (je[1] - je[0]), percent=True),
+        above(f"small and fine-tuned: {je_small} − {rec_small}", small_je - small_rec, percent=True),
+        above(gain, (large_rec - small_rec) - (large_je - small_je), percent=True),
     ]
 
 
@@ -215,8 +214,8 @@ def _against_both(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Pa
 
 
 def _windows(evidence: Evidence) -> list[Case]:
-    """Each window against the same encoder without one; where it is evaluated with its window, that stays on."""
-    restricted = [role for role in evidence.encoders(JE) if role.window is not None]
+    """Each window, which stays on in probes and fine-tuning, against the same encoder without one."""
+    restricted = [role for role in evidence.encoders(JE, lifted=False) if role.window is not None]
     if not restricted:
         raise Missing("a joint-embedding ViT with a window of attention: add `--steps pretrain,finetune`")
     names = [
@@ -226,7 +225,16 @@ def _windows(evidence: Evidence) -> list[Case]:
     ]
     if not names:
         raise Missing(f"{restricted[0].method or restricted[0].name} without a window: add `--je NAME=REFERENCE`")
-    return cases_of(evidence, _probe_and_tuning, names)
+    return cases_of(evidence, _probe_and_tuning, names, otherwise=("With the window lifted afterwards", _lifted))
+
+
+def _lifted(evidence: Evidence, free: str, restricted: str) -> Sequence[Part]:
+    """The same with encoders that attend to all patches again."""
+    own = next(role for role in evidence.encoders(JE) if role.name == restricted)
+    others = evidence.encoders(JE, method=own.method, size=own.size, window=own.window, lifted=True)
+    if not others:
+        raise Missing(f"{restricted} with its window lifted: give its reference with `?window=none`")
+    return _probe_and_tuning(evidence, free, others[0].name)
 
 
 def _reinitialised(evidence: Evidence, je: str, rec: str) -> list[Part]:
@@ -256,12 +264,12 @@ def _nearest(evidence: Evidence) -> Role:
 
 
 def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
-    sets = list(dict.fromkeys(_images_of(run) for run in evidence.runs if "probes" in run))
+    sets = probed_images(evidence)
     if len(sets) < 2:
         raise Missing("probes on a second set of images: compare the encoders on it, too")
 
     def probe(encoder: str) -> Estimate:
-        return linear_probe(evidence, encoder, among=lambda run: _images_of(run) == sets[1])
+        return linear_probe(evidence, encoder, images=sets[1])
 
     found = []
     for other in (je, rec):
@@ -270,10 +278,6 @@ def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]
             above(f"mIoU: {hybrid} − {other}", _miou(evidence, hybrid, other), percent=True),
         ]
     return found
-
-
-def _images_of(run: Run) -> str:
-    return str(run.request.get("images", {}).get("name", ""))
 
 
 def _miou(evidence: Evidence, one: str, other: str) -> Estimate:
@@ -303,7 +307,7 @@ def _token_volumes(evidence: Evidence, je: str, rec: str) -> list[Part]:
     for level in LEVELS:
         where = f"growth of Δ log σ of tokens at {level} of the ranks"
         found += [
-            above(f"minus {where}: {je}", _growth(evidence, "token", je, level) * -1.0),
+            below(f"{where}: {je}", _growth(evidence, "token", je, level)),
             above(f"{where}: {rec}", _growth(evidence, "token", rec, level)),
         ]
     return found

@@ -205,6 +205,7 @@ def test_effects_are_the_differences_that_the_row_names() -> None:
     # NMI 0.7 early and 0.3 late, between 0.2 and 0.8
     np.testing.assert_allclose([part.value for part in found.parts], 4 * [0.4], atol=1e-12)
     found = decided("P6", 1)
+    assert [part.value for part in found.parts[:2]] == pytest.approx([-0.2, 0.2])
     assert "As a difference of the two it holds: growth of Δ log σ of tokens at " in found.sentence
     assert "of the ranks: rec − je = +0.4 " in found.sentence
 
@@ -213,6 +214,17 @@ def test_windowed_encoders_stand_for_nobody_else() -> None:
     names = ["je", "near", "rec"]
     run = made_run(names, {"attention.nmi_mean": where(rec=0.2, near=0.4)}, sites=SITES)
     assert all_findings()["P4"].decide(Evidence(roles_of(names, {}), (run,))).verdict == HOLDS
+
+
+def test_lifted_windows_stand_beside_those_that_stay() -> None:
+    names = ["je", "near", "far", "je-tuned", "near-tuned", "far-tuned"]
+    lifted = [replace(ROLES["near"], name="far", lifted=True)]
+    lifted.append(replace(lifted[0], name="far-tuned", tuned_from="far"))
+    numbers = {"probes.accuracy": where(je=0.2), "agreement.test_accuracy": where(near_tuned=0.2, far_tuned=-0.2)}
+    roles = (*roles_of([name for name in names if "far" not in name], {}), *lifted)
+    found = all_findings()["P15"].decide(Evidence(roles, (made_run(names, numbers, sites=SITES),)))
+    assert (found.verdict, len(found.parts)) == (HOLDS, 2)
+    assert "With the window lifted afterwards it fails: fine-tuned: far − je = -20.0 points" in found.sentence
 
 
 def test_sizes_are_paired_with_their_like() -> None:
@@ -278,6 +290,15 @@ def test_folders_of_fine_tunings_give_counts() -> None:
     error = math.sqrt((0.6 * 0.4 + 0.8 * 0.2) / 399)  # of two proportions
     assert (tuned.high - tuned.low) / 2 == pytest.approx(1.963 * error, rel=1e-3)
     assert "only the counts are known" in tuned.how
+
+
+def test_seeds_may_have_runs_of_their_own() -> None:
+    seeds = [replace(ROLES["je"], name=f"je-{n}", seed=n) for n in range(3)]
+    runs = [made_run([role.name], {"probes.accuracy": 0.7, "reinit.accuracy": 0.5}, sites=SITES) for role in seeds]
+    rec = made_run(["rec"], {"probes.accuracy": 0.5, "reinit.accuracy": 0.7}, sites=SITES)
+    found = all_findings()["P1"].decide(Evidence((*seeds, ROLES["rec"]), (*runs, rec)))
+    assert (found.verdict, found.parts[0].encoders) == (HOLDS, ("je", "rec"))
+    assert "3 seeds of je" in found.parts[0].how
 
 
 def test_a_head_that_did_not_decide_itself_is_no_fine_tuning_accuracy() -> None:
