@@ -97,13 +97,21 @@ def convert(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
-    """Write `report.html` of a run again; needs no model and no images.
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")]) -> None:
+    """Write `report.html` of a run or a study again; needs no model and no images.
 
     Example: `sightline report runs/x`
     """
     from sightline.core.run_folder import open_run
 
+    if (run / "study.json").is_file():
+        from sightline.cli.study import study_report
+        from sightline.studies.study import open_study
+
+        study = open_study(run)
+        study.save(verdicts := study.verdicts())
+        typer.echo(study_report(study, verdicts))
+        return
     found = open_run(run)
     if not found.names():
         raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")

@@ -17,6 +17,7 @@ from sightline.core.errors import InputError, counted
 if TYPE_CHECKING:
     from sightline.studies.findings import Verdict
     from sightline.studies.folders import Placed
+    from sightline.studies.roles import Role
     from sightline.studies.running import Ended, Outcome
     from sightline.studies.study import Study
 
@@ -133,7 +134,8 @@ def study(
     verdicts = made.verdicts()
     made.save(verdicts)
     _show_verdicts(made, verdicts)
-    _end(made, outcome)
+    typer.echo(f"Report: {study_report(made, verdicts)}")
+    _end(outcome)
 
 
 def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -254,7 +256,7 @@ def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sightline.studies.findings import all_findings
+    from sightline.studies.findings import all_findings, by_chance
     from sightline.studies.findings.contract import VERDICTS
 
     terminal, known = Console(highlight=False), all_findings()
@@ -273,21 +275,82 @@ def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
         )
     terminal.print(table)
     for title, initial in PAPERS.items():
-        own = [verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial)]
+        own = Counter(verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial))
         if own:
-            counts = Counter(own)
-            terminal.print(f"{title}: {', '.join(f'{counts[kind]} {kind}' for kind in VERDICTS if counts[kind])}")
+            told = [f"{own[kind]} {SAID[kind]}" for kind in VERDICTS if own[kind]]
+            terminal.print(f"{title}: of {counted(own.total(), 'finding')} {', '.join(told)}")
+    terminal.print(by_chance(verdicts).sentence)
     terminal.print(f"Verdicts: {study.path / 'verdicts.csv'}", soft_wrap=True)
 
 
+SAID = {"holds": "hold", "fails": "fail", "unclear": "are unclear", "not measured": "are not measured"}
 PAPERS = {"Shekhar et al. 2022, 2023": "S", "Park et al. 2023": "P", "Grigg et al. 2021": "G"}
+TITLES = {
+    "000": 'Shekhar et al. 2022, "Understanding contrastive versus reconstructive representation learning"',
+    "001": 'Shekhar et al. 2023, "Objectives Matter"',
+    "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
+    "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
+}
 
 
 def _number(value: float) -> str:
     return f"{value:+.3g}"
 
 
-def _end(study: Study, outcome: Outcome) -> None:
+def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
+    """Write the report of a study, with the figures of the papers that its results can draw."""
+    from dataclasses import replace
+
+    from sightline.core.progress import bar_of_steps, showing
+    from sightline.report.study import study_page
+    from sightline.studies.evidence import Missing
+    from sightline.studies.figures import all_figures, draw
+    from sightline.studies.findings import all_findings, by_chance
+
+    figures, notes = {}, [by_chance(verdicts).sentence]
+    with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
+        for name in all_figures():
+            try:
+                figures[name] = draw(name, study.evidence)
+            except Missing:
+                pass
+            except Exception as error:  # verdicts do not depend on it
+                notes.append(f"{name} could not be drawn ({type(error).__name__}: {error}).")
+            move()
+    findings = {}
+    for verdict in verdicts:
+        finding = all_findings()[verdict.finding]
+        whole = next((name for name in figures if name in (finding.figure, finding.figure[:-1])), "")
+        findings[finding.id] = replace(finding, figure=whole)
+    steps = {
+        placed.step.name: {
+            "command": placed.step.command,
+            "state": _state(placed) or "not run",
+            **{key: placed.about[key] for key in ("seconds", "finished") if key in placed.about},
+            "encoders": ", ".join(placed.step.encoders),
+            "folder": placed.folder.name,
+        }
+        for placed in study.steps
+    }
+    kinds = {role.name: in_words(role) for role in study.roles}
+    title = f"Study: {study.name}"
+    return study_page(
+        study.path, verdicts, findings, title=title, figures=figures, papers=TITLES, kinds=kinds, steps=steps,
+        notes=notes,
+    )  # fmt: skip
+
+
+def in_words(role: Role) -> str:
+    """What encoders of a hue have in common.
+
+    >>> from sightline.studies.roles import Role
+    >>> in_words(Role("a", "joint-embedding")), in_words(Role("b", "supervised", network="cnn", tuned_from="x"))
+    ('joint-embedding ViT', 'supervised CNN, fine-tuned')
+    """
+    return f"{role.family} {'ViT' if role.network == 'vit' else 'CNN'}{', fine-tuned' if role.tuned else ''}"
+
+
+def _end(outcome: Outcome) -> None:
     """What has failed is told last, and is the exit status."""
     for name, why in outcome.failed.items():
         typer.secho(f"Step {name} failed: {why}", fg=typer.colors.RED, err=True)

@@ -191,8 +191,8 @@ class _Training:
 
     def decisive(self, step: Step) -> dict[str, Any]:
         """Settings that are not the defaults, and other arguments that are not."""
-        usual = self.usual(step)
-        found = {key: value for key, value in self.recipe(step).values().items() if usual.get(key) != value}
+        values, usual = self.recipe(step).values(), self.usual(step)
+        found = {key: value for key, value in values.items() if usual.get(key) != value}
         defaults = COMMANDS[step.command].options
         rest = {k: v for k, v in step.options.items() if k not in ("recipe", "set") and v != defaults[k]}
         return {key: value for key, value in found.items() if key not in ASIDE} | rest

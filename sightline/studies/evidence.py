@@ -151,7 +151,7 @@ class Evidence:
         seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
         if len(seeded) == 1:  # each seed may have a run of its own
             members = self.seeds[chosen[seeded[0]]]
-            found = {name: self.estimate(number, {**chosen, seeded[0]: name}, among=among) for name in members}
+            found = {name: self.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
             return over_seeds(chosen[seeded[0]], found)
         raise self._nobody(result, named)
 

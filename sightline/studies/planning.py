@@ -17,12 +17,15 @@ __all__ = ["decided_by", "undecided"]
 
 
 def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
-    """The findings that need this step."""
-    known = all_findings()
-    if step.group in GROUPS:
-        return [name for name in findings if step.group in groups_of(name)]
-    analyses = set(step.options.get("only") or ())  # of a study file, whose steps have names of their own
-    return [name for name in findings if analyses & set(known[name].analyses) or step.command in groups_of(name)]
+    """The findings that need this step: by what a pass measures, or else by its group or command."""
+    known, analyses = all_findings(), set(step.options.get("only") or ())
+    own = {step.group, step.command}
+    return [
+        name
+        for name in findings
+        if (analyses & set(known[name].analyses) if analyses - {"dynamics", "minibatch"} else own & groups_of(name))
+        and (step.group not in GROUPS or step.group in groups_of(name))
+    ]
 
 
 def undecided(study: Study) -> dict[str, str]:

@@ -74,10 +74,10 @@ def _drawn(evidence: Evidence, role: Role) -> Role:
 
 
 def _one_of_each(roles: Sequence[Role]) -> list[Role]:
-    """Without those that differ from another one in size, window or crops only."""
+    """Without those that differ from another one in size, window or crops only: the largest is drawn."""
     plain = [role for role in roles if role.window is None] or list(roles)
     kept: dict[tuple[str, ...], Role] = {}
-    for role in sorted(plain, key=lambda role: role.multicrop is False):
+    for role in sorted(plain, key=lambda role: (role.multicrop is False, -(role.size or 0))):
         varied = role.size is not None or role.multicrop is not None
         kept.setdefault((role.method,) if role.method and varied else ("", role.name), role)
     return [role for role in plain if role in kept.values()]

@@ -76,7 +76,8 @@ class Drawn(Figure):
 
     def svg(self) -> str:
         """With its title and the paper's numbers above it."""
-        rows = () if self.paper is None else self.paper.itertuples(index=False)
+        told = self.paper is not None and "paper" not in self.table  # a table has them in its cells
+        rows = self.paper.itertuples(index=False) if told and self.paper is not None else ()
         lines = [f"{what}: {paper} in the paper, here {ours}" for what, paper, ours in rows]
         title = alt.TitleParams(
             textwrap.wrap(f"{self.id}: {self.title}", LINE),

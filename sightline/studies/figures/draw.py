@@ -93,7 +93,7 @@ def _chart(figure: PaperFigure, panels: Mapping[str, Panel]) -> alt.ConcatChart:
     """Parts side by side, each under its letter and title."""
     charts = [_titled(panel, letter, figure.parts[letter]) for letter, panel in panels.items()]
     legend = "shared" if figure.one_legend else "independent"
-    return alt.concat(*charts, columns=figure.columns).resolve_scale(color=legend, shape=legend)
+    return alt.concat(*charts, columns=figure.columns, resolve=alt.Resolve(scale={"color": legend, "shape": legend}))
 
 
 def _titled(panel: Panel, letter: str, part: Part) -> alt.ChartType:

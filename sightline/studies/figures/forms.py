@@ -17,7 +17,7 @@ from sightline.core import plugins
 from sightline.core.results import ENDS, of_decoder, outside_decoder
 from sightline.report.figures import curve_over_depth, heatmap, over_depth, picture_grid, picture_url
 from sightline.studies.evidence import Evidence, Missing
-from sightline.studies.figures.contract import Panel
+from sightline.studies.figures.contract import Panel, Printed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -103,8 +103,12 @@ def layer_maps(evidence: Evidence, maps: Iterable[LayerMap], *, best: bool = Fal
     note = (
         "CKA of all pairs of layers, in order of depth to the right and upwards, all tokens. Dots: the closest layer."
     )
-    chart = alt.concat(*charts, columns=columns).resolve_scale(color="shared")
+    chart = charts[0] if len(charts) == 1 else _side_by_side(charts, columns)
     return Panel(chart, pd.concat(tables, ignore_index=True), note if best else note.partition(" Dots")[0])
+
+
+def _side_by_side(charts: Sequence[Any], columns: int) -> alt.ConcatChart:
+    return alt.concat(*charts, columns=columns, resolve=alt.Resolve(scale={"color": "shared"}))
 
 
 def _numbers(result: xr.Dataset, layer: str) -> npt.NDArray[np.int64]:
@@ -212,7 +216,12 @@ def number_table(cells: pd.DataFrame, *, corner: str = "encoder", note: str = ""
     paper = base.mark_text(fontSize=10, dy=9, opacity=0.7).encode(x=x, y=y, text="printed:N")
     lines_between = base.mark_rule(style="null").encode(y=alt.Y("row:N", sort=rows, bandPosition=1))
     chart = alt.layer(lines_between, ours, paper).properties(width=alt.Step(124), height=alt.Step(40))
-    return Panel(chart, cells, note)
+    printed = tuple(
+        Printed(f"{column}, {row}", paper, ours)
+        for row, column, ours, paper in cells[["row", "column", "ours", "paper"]].itertuples(index=False)
+        if paper
+    )
+    return Panel(chart, cells, note, printed=printed)
 
 
 # Pictures

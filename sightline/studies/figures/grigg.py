@@ -90,8 +90,8 @@ def _invariance(evidence: Evidence) -> Panel:
     table = pd.concat([panel.table for panel in panels], ignore_index=True)
     return lines(
         table, x_title="block", y_title="CKA of two copies", domain=(0, 1), details={"site": "layer"},
-        note="CKA of each block on two augmented copies of the test images, each encoder under the augmentations of its "
-        "training; the layers of a head come last.",
+        note="CKA of each block on two augmented copies of the test images, each encoder under the augmentations of "
+        "its training; the layers of a head come last.",
     )  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def _over_window(evidence: Evidence) -> Panel:
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
     )
     return lines(
-        table, x_title="side of the attention window (patches)", y_title="accuracy", series_title="method",
+        table, x_title="window of attention, side in patches", y_title="accuracy", series_title="method",
         percent=True, facet="what", details={"encoder": "encoder"}, named={behind: "all"} if free else None,
     )  # fmt: skip
 
@@ -364,12 +364,12 @@ FIGURES = (
     PaperFigure(
         "003 Fig 6", "Tokens before and after attention", ("tokens",), ROLES,
         {
-            "a": Part("joint-embedding, last block, an image", partial(_clouds, family=JE, method="moco_v3", last=True)),
+            "a": Part("joint-embedding, last block", partial(_clouds, family=JE, method="moco_v3", last=True)),
             "b": Part(
                 "joint-embedding, last block, several images",
                 partial(_clouds, family=JE, method="moco_v3", last=True, joint=True),
             ),
-            "c": Part("reconstruction, first block, an image", partial(_clouds, family=REC, method="simmim", last=False)),
+            "c": Part("reconstruction, first block", partial(_clouds, family=REC, method="simmim", last=False)),
         },
     ),
     PaperFigure(

@@ -12,10 +12,12 @@ p is adjusted as by Holm 1979: with p₍₁₎ ≤ … ≤ p₍ₘ₎, adjusted 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pkgutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import numpy as np
@@ -32,6 +34,7 @@ __all__ = [
     "all_findings",
     "below",
     "by_chance",
+    "cases_of",
     "decide",
     "decide_all",
     "holm",
@@ -122,11 +125,39 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     parts = tuple(part for of_case in measured for part in of_case)
     verdict = _verdict(measured)
     weakest = min(parts, key=_strength)
-    sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *filter(None, notes)])
+    beside = filter(None, dict.fromkeys(notes))  # what stands beside several cases is told once
+    sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *beside])
     return Verdict(
         finding, verdict, weakest.value, weakest.low, weakest.high, _p(verdict, parts), weakest.threshold, sentence,
         parts, weakest.within, weakest.below, weakest.percent,
     )  # fmt: skip
+
+
+def cases_of(
+    evidence: Evidence,
+    parts: Callable[..., Sequence[Part]],
+    encoders: Iterable[tuple[str, ...]],
+    notes: Callable[..., str] | None = None,
+    otherwise: tuple[str, Callable[..., Sequence[Part]]] | None = None,
+) -> list[Case]:
+    """A case for each choice of encoders, whose names `parts` and `notes` are called with, after the evidence.
+
+    `otherwise` is another way to read the finding, in words and as parts; what comes of it is told beside the verdict.
+    """
+    every = list(encoders)
+    if otherwise is None:
+        return [
+            Case(names, partial(parts, evidence, *names), None if notes is None else partial(notes, evidence, *names))
+            for names in every
+        ]
+    words, other = otherwise
+
+    @functools.cache  # it is the same for all cases
+    def told() -> str:
+        found = judge("", cases_of(evidence, other, every))
+        return f"{words} it {'is unclear' if found.verdict == UNCLEAR else found.verdict}: {found.sentence}"
+
+    return [Case(names, partial(parts, evidence, *names), told) for names in every]
 
 
 def _verdict(cases: Sequence[Sequence[Part]]) -> str:

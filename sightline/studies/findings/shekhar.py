@@ -141,7 +141,7 @@ def _behind_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
 
 @_states(
     "S4", where="Fig 1b; 000 Fig 2", figure="001 Fig 1b", analyses=["cka"],
-    claim="The difference between the families sits in attention and norm layers, not in fully connected ones.",
+    claim="Joint-embedding and reconstruction differ in attention and norm layers, not in fully connected ones.",
     measure="mean diagonal CKA(JE, REC): fc1 > qkv and fc1 > norm1",
     says="no number is printed; \"much lower than fully connected layers\"",
 )  # fmt: skip
@@ -158,7 +158,7 @@ def _layer_types(evidence: Evidence) -> Sequence[Case]:
 
 @_states(
     "S5", where="Fig 11", figure="001 Fig 11", analyses=["cka"],
-    claim="The objective outweighs the architecture: a CNN and a ViT of one family are more alike than ViTs of both.",
+    claim="The objective outweighs the architecture: a CNN and a ViT of one kind are more alike than ViTs of both.",
     measure="CKA against the distance of layers: (JE CNN, JE ViT) > (JE ViT, REC ViT) at every distance; (REC CNN, REC "
     "ViT) > (JE ViT, REC ViT) at larger distances, from half of the depth on",
     says="no number is printed; curves over the distance of layers",
@@ -182,7 +182,7 @@ def _need(evidence: Evidence, family: str, network: str) -> list[Part]:
 
 
 def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: float) -> list[Part]:
-    """CKA(CNN, ViT) − CKA(ViT, ViT of the other family) at each distance, matched by the share of the depth."""
+    """CKA(CNN, ViT) − CKA(ViT, ViT of the other kind) at each distance, matched by the share of the depth."""
     first, second = _distances(evidence, cnn, own), _distances(evidence, own, foreign)
     parts = []
     for distance, share in first.items():
@@ -280,7 +280,7 @@ def _rankings(evidence: Evidence) -> Sequence[Case]:
 
 @_states(
     "S8", paper="000", where="000 §2.4; 001 App F", figure="001 Fig 13", analyses=["agreement"],
-    claim="First choices agree more within joint-embedding than between the families.",
+    claim="First choices agree more within joint-embedding than between it and reconstruction.",
     measure="macro F1 of one encoder's first choices against the other's: F1(JE, JE′) > F1(JE, REC)",
     says="F1(DINO, MoCo-v3) 0.9341, F1(MAE, MoCo-v3) 0.88",
 )  # fmt: skip
@@ -514,7 +514,7 @@ def _trained_detection(evidence: Evidence) -> Sequence[Case]:
 
 @_states(
     "S14", where="Fig 7", figure="001 Fig 7", step="detect",
-    claim="Intermediate features beside the last ones help detectors on either family.",
+    claim="Intermediate features beside the last ones help detectors on joint-embedding and on reconstruction.",
     measure="AP with the last four blocks − AP with the last one > 0, for JE and for REC",
     says="no number is printed; bars of AP",
 )  # fmt: skip
