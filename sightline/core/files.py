@@ -136,7 +136,7 @@ def read_json(path: Path, kind: type[Json], otherwise: str) -> Json:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"Cannot read {str(path)!r}: {_reason(error)}; {otherwise}") from error
     if not isinstance(content, kind):
-        raise InputError(f"{str(path)!r} holds another kind of data than Sightline writes there; {otherwise}")
+        raise InputError(f"Cannot read {str(path)!r}: it holds another kind of data than Sightline writes; {otherwise}")
     return content
 
 

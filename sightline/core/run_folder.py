@@ -284,7 +284,7 @@ def latest(run: Path) -> Path | None:
         return None
     name = read_json(run / LATEST, dict, "restore it or start over").get("checkpoint")
     if not re.fullmatch(r"\d{8,}", str(name)):  # and no way out of the folder
-        raise InputError(f"{str(run / LATEST)!r} names no checkpoint; restore it or start over")
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: it names no checkpoint; restore it or start over")
     folder = run / "checkpoints" / str(name)
     if not (folder / "state.json").is_file():
         raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sightline.core import ownership
 from sightline.core.errors import InputError, first_line
-from sightline.core.files import read_json, write_atomically
+from sightline.core.files import write_atomically
 from sightline.core.run_folder import LATEST, latest
 
 __all__ = ["load", "load_module", "save_checkpoint", "tensors_of", "tidy"]
@@ -78,8 +78,8 @@ def load(
 ) -> tuple[int, dict[str, Tensor], dict[str, float]]:
     """Put a checkpoint into module and optimiser; give back its step, the states of the generators, and the sums."""
     load_module(folder, module)
-    state = read_json(folder / "state.json", dict, "start over")
     try:
+        state = json.loads((folder / "state.json").read_text())
         tensors = load_file(folder / "optimizer.safetensors")
         generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
         kept = _nested(tensors, state["optimizer"])
@@ -87,8 +87,6 @@ def load(
         optimizer.load_state_dict(kept)
         sums = {str(name): float(value) for name, value in state.get("sums", {}).items()}
         return int(state["step"]), generators, sums
-    except InputError:
-        raise
     except Exception as error:  # damaged files may be of any form
         raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
 
