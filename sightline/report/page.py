@@ -212,9 +212,9 @@ def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
         key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
     }
     size, tokens = (entry.get("preprocess") or {}).get("size"), entry.get("tokens")
-    if size:
+    if isinstance(size, Sequence):
         facts["input"] = " × ".join(map(str, size)) + " pixels"
-    if isinstance(tokens, Mapping) and "grid" in tokens:
+    if isinstance(tokens, Mapping) and isinstance(tokens.get("grid"), Sequence):
         cls = "with" if tokens.get("cls") is not None else "without"
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
@@ -236,7 +236,7 @@ def _provenance(run: Run) -> Provenance:
             *grouped.items(),
             *((f"Encoder {entry['name']}", entry) for entry in encoders),
         ],
-        skipped=skipped,
+        skipped=[(pair[0], pair[-1]) for pair in skipped if pair],
     )
 
 
