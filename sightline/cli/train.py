@@ -146,8 +146,7 @@ def reinit(
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     run_study(
         study, encoders, images, out, set_, verbose, counts=numbers, ends=ends.split(","), recipe=recipe,
-        overwrite=overwrite,
-        device=device, devices=devices, nodes=nodes, workers=workers,
+        overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
     )  # fmt: skip
 
 

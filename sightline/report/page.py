@@ -16,10 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import altair as alt
 import numpy as np
 import pandas as pd
-import vl_convert
 import xarray as xr
 
 from sightline.core import ownership, plugins
@@ -27,7 +25,7 @@ from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import Figure, Table, same_colours, theme
+from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = ["write_report"]
+__all__ = ["draw_figure", "write_report"]
 
 
 ABOUT = {  # by kind of run
@@ -214,9 +212,9 @@ def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
         key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
     }
     size, tokens = (entry.get("preprocess") or {}).get("size"), entry.get("tokens")
-    if size:
+    if isinstance(size, Sequence):
         facts["input"] = " × ".join(map(str, size)) + " pixels"
-    if isinstance(tokens, Mapping) and "grid" in tokens:
+    if isinstance(tokens, Mapping) and isinstance(tokens.get("grid"), Sequence):
         cls = "with" if tokens.get("cls") is not None else "without"
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
@@ -238,7 +236,7 @@ def _provenance(run: Run) -> Provenance:
             *grouped.items(),
             *((f"Encoder {entry['name']}", entry) for entry in encoders),
         ],
-        skipped=skipped,
+        skipped=[(pair[0], pair[-1]) for pair in skipped if pair],
     )
 
 
@@ -360,15 +358,9 @@ def draw_figure(run: Path, analysis: str, figure: Figure, shown: Sequence[Shown]
             f"The figure name {figure.name!r} of {analysis!r} is a file name: use letters, digits, '-' and '_'"
         )
     table = figure.table.map(lambda v: clean(v) if isinstance(v, str) else v)
-    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
-        spec = figure.chart.to_dict()
-    same_colours(spec, [encoder.name for encoder in shown])
-    spec["datasets"] = {
-        key: [{k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
-        for key, rows in spec.get("datasets", {}).items()
-    }
-    svg = vl_convert.vegalite_to_svg(spec, config=theme(False, [encoder.light for encoder in shown]))
-    files = {"svg": svg.encode(), "pdf": vl_convert.svg_to_pdf(svg), "csv": table.to_csv(index=False).encode()}
+    spec = specification(figure.chart, [encoder.name for encoder in shown])
+    svg = svg_of(spec, [encoder.light for encoder in shown])
+    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": table.to_csv(index=False).encode()}
     for suffix, content in files.items():
         ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: columns(pd.DataFrame(rows)) for key, rows in spec.pop("datasets").items()}

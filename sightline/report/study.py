@@ -14,8 +14,8 @@ from sightline.core.errors import counted
 from sightline.report.figures import Figure
 from sightline.report.page import draw_figure
 from sightline.report.shell import assemble, shown_encoders
-from sightline.report.standing import listed
-from sightline.report.verdicts import VERDICTS, counts, findings_page
+from sightline.report.standing import tally
+from sightline.report.verdicts import findings_page
 
 if TYPE_CHECKING:
     from sightline.studies.findings.contract import Finding, Verdict
@@ -114,9 +114,6 @@ def _by_paper(verdicts: Sequence[Verdict], findings: Mapping[str, Finding], pape
     for verdict in verdicts:
         if verdict.finding in findings:
             groups.setdefault(findings[verdict.finding].paper, []).append(verdict)
-    said = {word: word if word in VERDICTS[:2] else f"are {word}" for word in VERDICTS}
-    found = []
-    for paper, own in groups.items():
-        told = listed([f"{number} {said[word]}" for word, number in counts(own).items()])
-        found.append(f"{papers.get(paper, paper)}: of {counted(len(own), 'finding')} {told}.")
-    return found
+    return [
+        f"{papers.get(paper, paper)}: of {counted(len(own), 'finding')} {tally(own)}." for paper, own in groups.items()
+    ]
