@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 import typer
 
 from sightline.cli.arguments import spread_sites
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, first_line
 from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
 from sightline.core.version import __version__
@@ -68,6 +68,10 @@ def main() -> None:
         raise
     except OSError as error:
         _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
+    except RecursionError:
+        _fail("Something that was given is nested too deeply to be read; give it in a simpler form", 2)
+    except OverflowError as error:
+        _fail(f"A number is too large to compute with ({first_line(error)}); lower it", 2)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -94,7 +98,8 @@ def _show(
 
 def _out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+    words = ("out of memory", "can't allocate memory", "invalid buffer size", "size calculation overflow")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 def _fail(message: str, code: int) -> None:

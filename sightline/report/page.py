@@ -25,8 +25,7 @@ from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import Figure, Table
-from sightline.report.figures.static import pdf_of, specification, svg_of
+from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
@@ -213,9 +212,9 @@ def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
         key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
     }
     size, tokens = (entry.get("preprocess") or {}).get("size"), entry.get("tokens")
-    if size:
+    if isinstance(size, Sequence):
         facts["input"] = " × ".join(map(str, size)) + " pixels"
-    if isinstance(tokens, Mapping) and "grid" in tokens:
+    if isinstance(tokens, Mapping) and isinstance(tokens.get("grid"), Sequence):
         cls = "with" if tokens.get("cls") is not None else "without"
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
@@ -237,7 +236,7 @@ def _provenance(run: Run) -> Provenance:
             *grouped.items(),
             *((f"Encoder {entry['name']}", entry) for entry in encoders),
         ],
-        skipped=skipped,
+        skipped=[(pair[0], pair[-1]) for pair in skipped if pair],
     )
 
 

@@ -1,0 +1,73 @@
+"""A run.json that is damaged is a sentence, wherever the damage is."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sightline as sl
+from sightline.core.errors import InputError
+from sightline.report.html import render, script_json
+from sightline.report.page import _overview, _provenance
+
+WHOLE: dict[str, Any] = {
+    "encoders": [
+        {
+            "name": "a",
+            "reference": "timm:a",
+            "family": "vit",
+            "depth": 2,
+            "preprocess": {"size": [32, 32], "resize": 32},
+            "tokens": {"prefix": 1, "cls": 0, "grid": [4, 4]},
+            "notes": ["small"],
+        }
+    ],
+    "images": {"name": "shapes", "splits": {"test": 8}, "classes": ["x", "y"], "digest": "0"},
+    "settings": {"batch": 8, "seed": 0},
+    "analyses": {"knn": {"config": {"k": 20}, "splits": ["test"], "sites": {"a": ["block.0"]}}},
+    "left_out": {"attention": {"a": "it has none"}, "noise": "it needs labels"},
+    "skipped": [["a.jpg", "cut"]],
+    "versions": {"python": "3.12"},
+    "timing": {"seconds": 1.0},
+    "command": "sightline compare",
+    "date": "2026-11-17",
+    "machine": "Linux",
+}
+ODD: tuple[Any, ...] = (None, 3, -0.5, True, "text", [], [3], [[]], {}, {"x": 3}, [None], [{}])
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all parts of a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(place for key, part in inner for place in places(part, (*way, key)))]
+
+
+@pytest.mark.parametrize("way", places(WHOLE)[1:], ids=lambda way: ".".join(map(str, way)))
+def test_any_field_of_any_other_type_or_missing(way: tuple[Any, ...], tmp_path: Path) -> None:
+    for odd in (*ODD, "missing"):
+        damaged = copy.deepcopy(WHOLE)
+        part = damaged
+        for key in way[:-1]:
+            part = part[key]
+        if odd == "missing":
+            del part[way[-1]]
+        else:
+            part[way[-1]] = odd
+        (tmp_path / "run.json").write_text(json.dumps(damaged))
+        try:
+            run = sl.open_run(tmp_path)
+        except InputError:
+            continue
+        pages = [_overview(run, []), _provenance(run)]
+        render("page.html", title="x", hashes=[], style="", pages=pages, data=script_json({}), scripts=[])
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass").hex()])
+def test_what_is_no_table_at_all(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match="Cannot read"):
+        sl.open_run(tmp_path)
