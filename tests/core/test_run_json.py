@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damage import damaged, places
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -37,27 +37,12 @@ WHOLE: dict[str, Any] = {
     "date": "2026-11-17",
     "machine": "Linux",
 }
-ODD: tuple[Any, ...] = (None, 3, -0.5, True, "text", [], [3], [[]], {}, {"x": 3}, [None], [{}])
-
-
-def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to all parts of a value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [way, *(place for key, part in inner for place in places(part, (*way, key)))]
 
 
 @pytest.mark.parametrize("way", places(WHOLE)[1:], ids=lambda way: ".".join(map(str, way)))
 def test_any_field_of_any_other_type_or_missing(way: tuple[Any, ...], tmp_path: Path) -> None:
-    for odd in (*ODD, "missing"):
-        damaged = copy.deepcopy(WHOLE)
-        part = damaged
-        for key in way[:-1]:
-            part = part[key]
-        if odd == "missing":
-            del part[way[-1]]
-        else:
-            part[way[-1]] = odd
-        (tmp_path / "run.json").write_text(json.dumps(damaged))
+    for request in damaged(WHOLE, way):
+        (tmp_path / "run.json").write_text(json.dumps(request))
         try:
             run = sl.open_run(tmp_path)
         except InputError:
