@@ -12,6 +12,7 @@ series. Commands run in forks of this process, which has imported everything: a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -61,7 +62,8 @@ def import_all() -> None:
     """Everything that a command would import."""
     for found in pkgutil.walk_packages(sl.__path__, "sightline."):
         if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+            with contextlib.suppress(ImportError):  # of what is not installed
+                importlib.import_module(found.name)
     importlib.import_module("torch.utils.tensorboard")
 
 
