@@ -109,6 +109,7 @@ def study(
     `--steps-folder`, is not computed again. Ctrl-C saves and stops, and the same command goes on; several processes or
     machines may run it at the same time. A step that fails stops only what needs it.
     """
+    from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
     from sightline.studies.commands import Machine
     from sightline.studies.keys import Contents
@@ -122,12 +123,14 @@ def study(
         if not isinstance(value, Mapping):
             raise InputError(f"--set {key}={value}: write STEPS.key=value, such as --set finetune.epochs=2")
     contents, machine = Contents(), Machine(device, workers)
-    made = make_study(
-        what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-        steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
-        contents=contents,
-    )  # fmt: skip
-    _show_plan(made, contents, machine)
+    with showing(True):  # large sets of images are read for the first time
+        made = make_study(
+            what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
+            steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
+            contents=contents,
+        )  # fmt: skip
+        _show_plan(made, contents, machine)
+    del contents  # encoders that are only planned with
     if dry:
         return
     with stoppable("run the same command again to continue"):
@@ -175,6 +178,10 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
         for key in values:
             if key not in known_fields or key == "name":
                 raise InputError(f"--role {word}: a role has no {key!r}; it has {', '.join(list(known_fields)[1:])}")
+        if "tuned_from" in values and values["tuned_from"] not in encoders:
+            raise InputError(
+                f"--role {word}: there is no encoder {values['tuned_from']!r}; give it with --je, --rec, …"
+            )
         roles[name] = make_settings(Role, {k: v for k, v in {**known_fields, **values}.items() if v is not None})
     return encoders, roles
 
@@ -244,6 +251,8 @@ def _tell(event: str, placed: Placed, ended: Ended | None) -> None:
     if event == "begins":
         console().print(f"\n{name}", style="bold", end="")
         console().print(f": {placed.step.command} in {placed.folder}", soft_wrap=True)
+    elif event == "waits" and ended is not None:
+        console().print(f"{name} is being done by {ended.why}; waiting for it")
     elif ended is not None and ended.state == "done":
         console().print(f"{name} is done after {duration(placed.about.get('seconds', 0.0))}")
     elif ended is not None and ended.state == "failed":

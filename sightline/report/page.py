@@ -25,8 +25,7 @@ from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import Figure, Table
-from sightline.report.figures.static import pdf_of, specification, svg_of
+from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table

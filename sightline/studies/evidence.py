@@ -108,7 +108,10 @@ class Evidence:
         what = what.replace("VIT", "ViT").replace("ENCODER", "encoder")
         article = f"{count - len(found)} more" if found else "a" if count == 1 else str(count)
         plural = "s" if (found and count - len(found) > 1) or (not found and count > 1) else ""
-        add = "add `--steps finetune`" if tuned else f"add `{FLAGS[family]} NAME=REFERENCE`"
+        flag = FLAGS[family] if network != "cnn" else f"--cnn{FLAGS[family][1:]}"
+        add = "add `--steps finetune`" if tuned else f"add `{flag} NAME=REFERENCE`"
+        if network == "cnn" and not tuned:
+            add += " or `--steps pretrain`"
         raise Missing(f"{article} {what}{plural}: {add}")
 
     def tuned(self, name: str) -> Role | None:

@@ -31,8 +31,8 @@ def from_name(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return look(name)
 
-importlib.machinery.PathFinder.find_spec = find_spec
-importlib.metadata.Distribution.from_name = from_name
+importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
+importlib.metadata.Distribution.from_name = staticmethod(from_name)
 """
 
 

@@ -13,6 +13,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import xarray as xr
+from support.evidence import made_run
 from support.results import block_number, layer_type
 
 from sightline.analyses.cka.matching import summaries
@@ -48,6 +49,7 @@ CNNS = (
 ROLES = (*VITS, *TUNED, *CNNS)
 NAMES = [role.name for role in ROLES]
 VIT_NAMES = [role.name for role in (*VITS, *TUNED)]
+TUNED_ACCURACY = {role.name: 0.5 + number / 50 for number, role in enumerate(TUNED)}
 
 
 def made(
@@ -296,6 +298,7 @@ def everything() -> Evidence:
             run_of({"detection": _detection(23, "trained along")}),
             run_of({"rcdm": _rcdm(), "dynamics": _dynamics(), "minibatch": _minibatch(), "reinit": reinit}),
             run_of({"segmenters": segmenters}),
+            made_run([role.name for role in TUNED], {"agreement.test_accuracy": lambda at: TUNED_ACCURACY[at.encoder]}),
         ),
     )
 

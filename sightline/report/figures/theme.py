@@ -78,4 +78,5 @@ def same_colours(spec: dict[str, Any], encoders: Sequence[str]) -> None:
         domain = value.get("scale", {}).get("domain") if key in {"color", "shape"} and isinstance(value, dict) else None
         if isinstance(domain, list) and domain and set(map(str, domain)) < set(encoders):
             value["scale"]["domain"] = list(encoders)
-            value["legend"] = (value.get("legend") or {}) | {"values": domain}
+            if value.get("legend", {}) is not None:  # None: it has none
+                value["legend"] = value.get("legend", {}) | {"values": domain}

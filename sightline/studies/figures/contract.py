@@ -65,7 +65,7 @@ class PaperFigure:
         return PaperFigure(f"{self.id}{letter}", title, self.results, self.roles, {"": self.parts[letter]})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Drawn(Figure):
     """A figure of a paper drawn from results; as those of analyses, and the paper's numbers beside ours."""
 

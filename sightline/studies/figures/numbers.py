@@ -11,8 +11,8 @@ import xarray as xr
 
 from sightline.core.results import ENDS
 from sightline.core.run_folder import Run
-from sightline.measure.classifiers import HEAD
 from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.findings.accuracies import tuned_accuracies
 from sightline.studies.roles import Role
 
 __all__ = [
@@ -26,9 +26,6 @@ __all__ = [
     "rows_of",
     "tuned_accuracy",
 ]
-
-
-DECIDED = ("agreement", "noise")  # results with the accuracy of each encoder's classifier
 
 
 class Number(NamedTuple):
@@ -82,15 +79,9 @@ def _images_of(run: Run) -> str:
 
 
 def tuned_accuracy(evidence: Evidence, encoder: str) -> Number:
-    """Accuracy on the test images after an encoder was fine-tuned, by the head that came of it."""
-    name = evidence.need_tuned(encoder).name
-    first = evidence.seeds.get(name, (name,))[0]
-    for result in DECIDED:
-        if evidence.holds(result, first):
-            own = evidence.table(result, first).sel(encoder=first)
-            if str(own.classifier.item()) == HEAD:
-                return _number(own, "test_accuracy")
-    raise Missing(f"the accuracy of the fine-tuned {encoder}: compare it with others, with the analysis agreement")
+    """Accuracy on the test images after an encoder was fine-tuned, as the findings have it: over its seeds, if any."""
+    found = tuned_accuracies(evidence, evidence.together(encoder))[0].contrast()
+    return Number(found.value, found.low, found.high)
 
 
 def rows_of(

@@ -1,0 +1,13 @@
+"""Figures of the papers, drawn from a study in which everything was measured."""
+
+from __future__ import annotations
+
+import pytest
+from support.figures import everything
+
+from sightline.studies.evidence import Evidence
+
+
+@pytest.fixture(scope="session")
+def evidence() -> Evidence:
+    return everything()
