@@ -384,7 +384,7 @@ FIGURES = (
         "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
-            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),
+            "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", contrastive_and_masked)),
         },
         columns=2, one_legend=False,
     ),
@@ -432,7 +432,8 @@ FIGURES = (
     ),
     PaperFigure(
         "003 Fig D.1", "Attention restricted to a window", ("probes", "agreement"),
-        "joint-embedding ViTs with attention windows, fine-tuned", {"": Lettered("accuracy over the window", _over_window)},
+        "joint-embedding ViTs with attention windows, fine-tuned",
+        {"": Lettered("accuracy over the window", _over_window)},
     ),
     PaperFigure(
         "003 Fig E.1", "Heads that differ from the others", ("attention",), ROLES,

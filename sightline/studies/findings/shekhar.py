@@ -117,7 +117,7 @@ def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; \"the first quarter of MAE layers are similar to the first half\"",
 )  # fmt: skip
 def _early_match(evidence: Evidence) -> Sequence[Case]:
-    where = {"layer_type": "block", "tokens": "all"}
+    where: dict[str, Any] = {"layer_type": "block", "tokens": "all"}
 
     def parts(a: str, r: str) -> list[Part]:
         found = evidence.estimate("cka.row_depth", encoder=a, other=r, depth="first half", draws=DRAWS, **where)
@@ -315,7 +315,7 @@ def _je_je_rec(evidence: Evidence, parts: Callable[[str, str, str], Sequence[Par
 )  # fmt: skip
 def _deeper_probe(evidence: Evidence) -> Sequence[Case]:
     def gain(encoder: str) -> Estimate:
-        where = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
+        where: dict[str, Any] = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
         deep, plain = (evidence.estimate("probes.accuracy", probe=probe, **where) for probe in ("depth 3", "linear"))
         return deep - plain
 
@@ -354,10 +354,9 @@ def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
     # The last block beside the final norm is no intermediate layer.
     chosen = chosen.isel(site=slice(0, -1)) if chosen.sizes["site"] > 1 else chosen
     site = str(chosen.site.values[int(np.argmax(chosen.values))])
-    last = {"probe": "linear", "site": _last_site(evidence, encoder)}
     both, alone = (
-        evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", **where)
-        for where in ({"probe": "multilayer", "site": site}, last)
+        evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", probe=probe, site=at)
+        for probe, at in (("multilayer", site), ("linear", _last_site(evidence, encoder)))
     )
     return both - alone
 
@@ -371,7 +370,9 @@ def _last_site(evidence: Evidence, encoder: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------
 # Invariances
 
-BESIDE = {  # what stands beside the likelihood gap, each larger where orientation is kept
+BESIDE: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # what stands beside the likelihood gap, each larger where orientation is kept
     "samples that face as their source": ("rcdm.orientation", {"judge": "pixels"}),
     "distance of mirror images": (
         "transformations.distance",
@@ -388,10 +389,11 @@ def _keeps_orientation(evidence: Evidence, keeps: str, forgets: str) -> list[Par
     return [above(label, share[0] - share[1], percent=True)]
 
 
-def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
-    """What the other measures say, and which of them disagree."""
+def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> tuple[list[Part], list[Part]]:
+    """What the other measures say: those that do not contradict, and those that do."""
     decided = _keeps_orientation(evidence, keeps, forgets)[0]
-    said, against = [], []
+    said: list[Part] = []
+    against: list[Part] = []
     for name, (number, where) in BESIDE.items():
         try:
             one, other = (evidence.estimate(number, encoder=encoder, **where) for encoder in (keeps, forgets))
@@ -399,12 +401,22 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
             continue
         part = above(name, one - other)
         differs = part.agrees is not None and decided.agrees is not None and part.agrees is not decided.agrees
-        (against if differs else said).append(written(part))
-    sentences = [
-        f"Beside it, {keeps} − {forgets}: {'; '.join(said)}." if said else "",
-        f"The measures disagree: {'; '.join(against)}, {keeps} − {forgets}." if against else "",
-    ]
-    return " ".join(filter(None, sentences))
+        (against if differs else said).append(part)
+    return said, against
+
+
+def _by_gap(evidence: Evidence, keeps: str, forgets: str) -> Case:
+    """The likelihood gap decides; the other measures stand beside it, and where they disagree it is said."""
+
+    def notes() -> str:
+        said, _ = _other_measures(evidence, keeps, forgets)
+        return f"Beside it, {keeps} − {forgets}: {'; '.join(map(written, said))}." if said else ""
+
+    def warns() -> str:
+        _, against = _other_measures(evidence, keeps, forgets)
+        return f"Of {keeps} − {forgets} other measures disagree: {'; '.join(map(written, against))}." if against else ""
+
+    return Case((keeps, forgets), partial(_keeps_orientation, evidence, keeps, forgets), notes, warns)
 
 
 @_states(
@@ -414,11 +426,7 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation(evidence: Evidence) -> Sequence[Case]:
-    pairs = itertools.product(_named(evidence, REC), _named(evidence, JE))
-    return [
-        Case((r, a), partial(_keeps_orientation, evidence, r, a), partial(_other_measures, evidence, r, a))
-        for r, a in pairs
-    ]
+    return [_by_gap(evidence, *pair) for pair in itertools.product(_named(evidence, REC), _named(evidence, JE))]
 
 
 @_states(
@@ -430,11 +438,7 @@ def _orientation(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation_after(evidence: Evidence) -> Sequence[Case]:
-    pairs = _before_and_after(evidence, REC)
-    return [
-        Case(pair, partial(_keeps_orientation, evidence, *pair), partial(_other_measures, evidence, *pair))
-        for pair in pairs
-    ]
+    return [_by_gap(evidence, *pair) for pair in _before_and_after(evidence, REC)]
 
 
 def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
@@ -650,11 +654,11 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
             for one in (m, *([] if tuned is None else [tuned.name]))
         ]
 
-    def notes(m: str) -> str:
+    def warns(m: str) -> str:
         return "" if evidence.tuned(m) else f"After fine-tuning of {m}: not measured."
 
     every = itertools.product(_named(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
-    return [Case(names, partial(parts, *names), partial(notes, names[0])) for names in every]
+    return [Case(names, partial(parts, *names), warns=partial(warns, names[0])) for names in every]
 
 
 # ---------------------------------------------------------------------------------------------------------------

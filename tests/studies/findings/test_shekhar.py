@@ -283,7 +283,7 @@ def test_what_a_study_varies_is_not_asked() -> None:
 def test_measures_that_disagree_with_the_gap_are_told() -> None:
     found = all_findings()["S11"].decide(evidence_for("S11", 1))
     assert found.verdict == HOLDS
-    assert "The measures disagree: samples that face as their source = -0.3" in found.sentence
+    assert "Of mae − moco other measures disagree: samples that face as their source = -0.3" in found.sentence
 
 
 def test_multi_crop_is_left_out_of_frozen_detection() -> None:
