@@ -7,6 +7,7 @@ encoders of these roles. Each function gives the cases of one finding, one for e
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from sightline.core.contrast import Estimate
 from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.findings.accuracies import last
 from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import DRAWS, above, below, within, written
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
@@ -60,11 +62,6 @@ def _main(evidence: Evidence, family: str, count: int = 1) -> list[Role]:
 
 def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
     return [role.name for role in _main(evidence, family, count)]
-
-
-def _last(values: npt.NDArray[Any], axis: int) -> Any:
-    """The statistic that takes the last block."""
-    return np.take(values, -1, axis=axis)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -117,33 +114,45 @@ def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; \"the first quarter of MAE layers are similar to the first half\"",
 )  # fmt: skip
 def _early_match(evidence: Evidence) -> Sequence[Case]:
-    where: dict[str, Any] = {"layer_type": "block", "tokens": "all"}
+    def matches(a: str, r: str, half: str, number: Callable[..., Any], **more: Any) -> Estimate:
+        """A number of the depths in `r` that blocks of `a` match best; the decoder behind an encoder takes no part."""
+        statistic = partial(_of_matches, blocks=_blocks(evidence, a, r), number=number)
+        return evidence.estimate(
+            "cka.cka", encoder=a, other=r, tokens="all", depth_a=half, site_a="block.*", site_b="block.*",
+            statistic=statistic, **more,
+        )  # fmt: skip
 
     def parts(a: str, r: str) -> list[Part]:
-        found = evidence.estimate("cka.row_depth", encoder=a, other=r, depth="first half", draws=DRAWS, **where)
-        label = f"depth in {r} that the first half of {a} matches"
-        return [below(label, found, 0.25, method="bootstrap")]
+        found = matches(a, r, "first half", np.mean, draws=DRAWS)
+        return [below(f"depth in {r} that the first half of {a} matches", found, 0.25, method="bootstrap")]
 
     def notes(a: str, r: str) -> str:
-        shares = [
-            evidence.estimate("cka.row_depth", encoder=a, other=r, depth=depth, statistic=share, **where).value
-            for depth, share in (("first half", _in_first_quarter), ("last half", _behind_first_quarter))
-        ]
+        early, late = (matches(a, r, half, _in_first_quarter).value for half in ("first half", "last half"))
         return (
-            f"{shares[0]:.0%} of the first half of {a} match the first quarter of {r}, {shares[1]:.0%} of the last "
-            "half what follows it."
+            f"{early:.0%} of the first half of {a} match the first quarter of {r}, {1 - late:.0%} of the last half "
+            "what follows it."
         )
 
     pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair), partial(notes, *pair)) for pair in pairs]
 
 
+def _blocks(evidence: Evidence, a: str, b: str) -> int:
+    """How many blocks of an encoder have a CKA with those of another."""
+    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
+    table = evidence.table("cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all", site_a="block.0")
+    known = np.isfinite(table.cka.values)
+    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in table.site_b.values[known])
+
+
+def _of_matches(values: npt.NDArray[np.float64], axis: int, blocks: int, number: Callable[..., Any]) -> Any:
+    """A number of the relative depths of the largest CKA in each row; values (…, rows · blocks), rows one by one."""
+    rows = np.moveaxis(values, axis, -1)
+    return number(rows.reshape(*rows.shape[:-1], -1, blocks).argmax(-1) / blocks, axis=-1)
+
+
 def _in_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
     return (depths < 0.25).mean(axis)
-
-
-def _behind_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
-    return (depths >= 0.25).mean(axis)
 
 
 @_states(
@@ -244,9 +253,9 @@ def _class_separability(evidence: Evidence) -> Sequence[Case]:
             label = f"growth of 20-NN accuracy {a} − {r} after the first quarter, {feature}"
             found.append(above(label, late - early, percent=True))
         probe = evidence.estimate(
-            "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=_last
+            "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=last
         )
-        missing = probe - accuracy(a, "cls", statistic=_last)
+        missing = probe - accuracy(a, "cls", statistic=last)
         return [*found, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
 
     pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
@@ -376,10 +385,10 @@ BESIDE: dict[
     "samples that face as their source": ("rcdm.orientation", {"judge": "pixels"}),
     "distance of mirror images": (
         "transformations.distance",
-        {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": _last},
+        {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": last},
     ),
     "inversion": ("rcdm.nearer", {}),
-    "probe of orientation": ("orientation.accuracy", {"feature": "cls", "layer_type": "block", "statistic": _last}),
+    "probe of orientation": ("orientation.accuracy", {"feature": "cls", "layer_type": "block", "statistic": last}),
 }
 
 
