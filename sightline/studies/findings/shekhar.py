@@ -23,6 +23,7 @@ from sightline.studies.roles import JE, MASKED_JE, REC, Role
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import xarray as xr
 
     from sightline.core.run_folder import Run
 
@@ -62,6 +63,15 @@ def _main(evidence: Evidence, family: str, count: int = 1) -> list[Role]:
 
 def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
     return [role.name for role in _main(evidence, family, count)]
+
+
+def _table(evidence: Evidence, number: str, *encoders: str) -> xr.Dataset:
+    """The result with this number; those of earlier versions may lack it."""
+    result, _, variable = number.partition(".")
+    table = evidence.table(result, *encoders)
+    if variable not in table:
+        raise Missing(f"{number} of {' and '.join(encoders)}, which an earlier version did not measure: run it again")
+    return table
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
 def _blocks(evidence: Evidence, a: str, b: str) -> int:
     """How many blocks of an encoder have a CKA with those of another."""
     one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
-    table = evidence.table("cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all", site_a="block.0")
+    table = _table(evidence, "cka.cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all", site_a="block.0")
     known = np.isfinite(table.cka.values)
     return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in table.site_b.values[known])
 
@@ -216,7 +226,7 @@ def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: fl
 def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
     one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
-    table = evidence.table("cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
+    table = _table(evidence, "cka.distance_cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
     known = np.isfinite(table.distance_cka.values)
     distances = table.distance.values[known]
     if "relative_distance" in table.coords:
@@ -354,7 +364,7 @@ def _helps_rec_not_je(evidence: Evidence, gain: Callable[[str], Estimate], label
 
 def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
     """What one more block gives to the linear probe of the last layer; the block is chosen on the selection split."""
-    table = evidence.table("probes", encoder)
+    table = _table(evidence, "probes.selection", encoder)
     members = list(evidence.seeds.get(encoder, (encoder,)))
     chosen = table.selection.sel(encoder=members, probe="multilayer", feature="cls").mean("encoder")
     chosen = chosen.where(np.isfinite(chosen) & (table.layer_type == "block"), drop=True)
