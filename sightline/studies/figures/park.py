@@ -273,8 +273,11 @@ def _over_weight(evidence: Evidence) -> Panel:
 
 def _over_window(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
-    found = variants(evidence, JE, "window")
-    free = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None][:1]
+    found = [role for role in variants(evidence, JE, "window") if not role.lifted]
+    if not found:
+        raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
+    alike = {"method": found[0].method, "size": found[0].size, "window": None}
+    free = evidence.apart().encoders(JE, **alike)[:1]
     behind = max(role.window or 0 for role in found) + 1
     table = _both_accuracies(
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
