@@ -12,8 +12,11 @@ series. Commands run in forks of this process, which has imported everything: a 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import random
 import re
 import shutil
@@ -53,6 +56,15 @@ COMMANDS: dict[str, list[str]] = {
 TIMES = ("date", "timing", "command", "seconds", "images_per_second")
 PASSING = re.compile(r"tensorboard/.*|\.lock|cache/.*|.*/\.lock")
 MOST_KILLS = 4  # of a series
+
+
+def import_all() -> None:
+    """Everything that a command would import."""
+    for found in pkgutil.walk_packages(sl.__path__, "sightline."):
+        if not found.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of what is not installed
+                importlib.import_module(found.name)
+    importlib.import_module("torch.utils.tensorboard")
 
 
 class Problem(Exception):  # noqa: N818 — a finding
@@ -212,6 +224,7 @@ def run() -> None:
     words.add_argument("--out", type=Path, default=Path("runs/kills"))
     asked = words.parse_args()
     torch.set_num_threads(1)
+    import_all()
     asked.out.mkdir(parents=True, exist_ok=True)
     state = asked.out / "series.jsonl"
     lines = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []

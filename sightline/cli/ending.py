@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
+from sightline.cli.saying import say
 from sightline.core import plugins
-from sightline.core.errors import InputError, some
+from sightline.core.errors import InputError, some, visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +46,7 @@ def stoppable(hint: str = "") -> Iterator[None]:
     except Stopped as stop:
         if not first_process():
             raise SystemExit(0) from stop
-        typer.echo(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
+        say(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
         raise SystemExit(128 + stop.signal) from stop
 
 
@@ -75,7 +74,7 @@ def finish(run: Run, verbose: bool = False) -> None:
     if not verbose and len(reasons) > REASONS:
         names = some(run.request["left_out"], most=4)
         terminal.print(f"Left out, in whole or in part: {names}; --verbose says why", style="dim", markup=False)
-    typer.echo(f"Report: {path}")
+    say(f"Report: {path}")
 
 
 def report_of(run: Run) -> tuple[Path, list[Verdict]]:
@@ -118,9 +117,9 @@ def _verdicts(run: Run, roles: Mapping[str, Role]) -> list[Verdict]:
 
 def console() -> Console:
     """For what is told at the end, on stdout."""
-    from rich.console import Console
+    from sightline.core import progress
 
-    return Console(highlight=False)
+    return progress.terminal()
 
 
 def number_table(standing: Standing, width: int) -> Table:
@@ -137,7 +136,7 @@ def number_table(standing: Standing, width: int) -> Table:
     for column in standing.columns:
         table.add_column(column.number.title, justify="right", min_width=max(map(len, column.number.title.split())))
     for name in standing.encoders:
-        cells = [Text(name)]
+        cells = [Text(visible(name))]
         for column in standing.columns:
             number = column.number
             best = name == number.winner()
@@ -162,9 +161,9 @@ def _width(standing: Standing) -> int:
 def _say_headlines(run: Run) -> None:
     for name in run:
         module = plugins.module_of(name)
-        typer.secho(module.TITLE, bold=True)
+        say(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
-            typer.echo(f"  {label}: {number} ({detail})")
+            say(f"  {label}: {number} ({detail})")
 
 
 def _left_out(run: Run) -> list[str]:

@@ -26,6 +26,7 @@ from sightline.cli.options import (
     Workers,
     new_folder,
 )
+from sightline.cli.saying import say
 from sightline.core.errors import InputError
 from sightline.training.launch import Launch
 
@@ -278,5 +279,5 @@ def _train(
         )
     if first_process():
         for note in encoder.notes:
-            typer.echo(note)
-        typer.echo(f"Encoder: run:{out}")
+            say(note)
+        say(f"Encoder: run:{out}")

@@ -33,6 +33,7 @@ from sightline.report.packing import columns, shared_columns
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 from sightline.report.shell import Shown, assemble, shown_encoders
 from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
+from sightline.report.tables import csv
 from sightline.report.verdicts import FindingsPage, findings_page
 
 if TYPE_CHECKING:
@@ -360,7 +361,7 @@ def draw_figure(run: Path, analysis: str, figure: Figure, shown: Sequence[Shown]
     table = figure.table.map(lambda v: clean(v) if isinstance(v, str) else v)
     spec = specification(figure.chart, [encoder.name for encoder in shown])
     svg = svg_of(spec, [encoder.light for encoder in shown])
-    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": table.to_csv(index=False).encode()}
+    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": csv(table)}
     for suffix, content in files.items():
         ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: columns(pd.DataFrame(rows)) for key, rows in spec.pop("datasets").items()}

@@ -175,7 +175,7 @@ class Loop:
         if monitor is None:
             return
         for note in filter(None, (watcher.warning(row) for watcher in self.watchers)):
-            console().print(f"[yellow]{note}[/yellow]")
+            console().print(note, style="yellow")
         if self.show_progress and evaluated:
             numbers = ", ".join(f"{key.replace('_', ' ')} {_shown(key, value)}" for key, value in evaluated.items())
             console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")

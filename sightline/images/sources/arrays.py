@@ -8,6 +8,7 @@ image.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,9 @@ def from_arrays(
     """Images from pixels and labels."""
     if not hasattr(pixels, "__iter__") or isinstance(pixels, (str, bytes, dict)) or getattr(pixels, "ndim", 4) < 1:
         raise InputError(f"Pixels are a {type(pixels).__name__}, but an array (n, H, W, 3) or a list is expected")
+    for name, value in (("ids", ids), ("classes", classes), ("splits", splits)):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence | Mapping | np.ndarray | None):
+            raise InputError(f"The {name} are {reprlib.repr(value)}, but a list is expected")
     images = [_rgb(image) for image in pixels]
     n = len(images)
     names = np.array([f"{i:06d}" for i in range(n)]) if ids is None else np.array([str(i) for i in ids])
