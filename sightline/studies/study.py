@@ -32,7 +32,7 @@ from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
 from sightline.studies.evidence import Evidence
 from sightline.studies.findings import Verdict, all_findings, decide_all
-from sightline.studies.folders import Placed, place
+from sightline.studies.folders import StepFolder, place
 from sightline.studies.keys import Contents, keys_of
 from sightline.studies.papers import STUDIES, Sets, papers
 from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role
@@ -68,7 +68,7 @@ class Study:
     path: Path
     name: str
     roles: tuple[Role, ...]
-    steps: tuple[Placed, ...]
+    steps: tuple[StepFolder, ...]
     findings: tuple[str, ...]
 
     @property
@@ -159,7 +159,7 @@ def study(
     return made
 
 
-def _silent(event: str, placed: Placed, ended: Ended | None) -> None:
+def _silent(event: str, placed: StepFolder, ended: Ended | None) -> None:
     pass
 
 
@@ -234,7 +234,7 @@ def run_study(
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
-    tell: Callable[[str, Placed, Ended | None], None] = _silent,
+    tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
     """Write down what the study is and run its steps; how they ended."""
     if jobs < 1:
@@ -281,7 +281,7 @@ def open_study(path: str | Path) -> Study:
         steps = []
         for one in about["steps"]:
             key, folder = one.pop("key"), one.pop("folder")
-            steps.append(Placed(Step(**one), key, where / folder))
+            steps.append(StepFolder(Step(**one), key, where / folder))
         roles = tuple(Role(**role) for role in about["roles"])
         return Study(path, about["study"], roles, tuple(steps), tuple(about["findings"]))
     except FileNotFoundError as error:
