@@ -64,7 +64,10 @@ class Job(Protocol):
 class Executor(Protocol):
     """Where steps are run."""
 
-    places: int  # how many at a time
+    @property
+    def places(self) -> int:
+        """How many at a time."""
+        ...
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Begin a step whose needs are done."""

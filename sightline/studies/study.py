@@ -239,9 +239,10 @@ def run_study(
     """Write down what the study is and run its steps; how they ended."""
     if jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
-    executor = _executor(study, jobs, on, cluster or {}, machine or Machine())
+    if cluster and on is None:
+        raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
     _begin(study)
-    return run_steps(study.steps, executor, tell)
+    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 
 
 def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
@@ -249,8 +250,6 @@ def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any
         places = jobs if jobs > 1 else len(study.steps)  # the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
-    if cluster:
-        raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
     return Here(machine) if jobs == 1 else Processes(machine, jobs)
 
 
