@@ -29,6 +29,7 @@ if BF16:
 TIERS = {
     "analyses": "pass",
     "cli": "pass",
+    "cli/test_nodes.py": "processes",
     "contract": "pass",
     "contract/test_docs.py": "unit",
     "contract/test_objectives.py": "train",

@@ -2,6 +2,7 @@
 
 application   the Typer application, exit codes, errors as one sentence
 options       what several commands share
+saying        lines that cannot command the terminal
 ending        the report and its headlines
 compare       compare, dynamics, minibatch, demo
 contrast      contrast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from typing import Annotated, TextIO
@@ -9,7 +10,8 @@ from typing import Annotated, TextIO
 import typer
 
 from sightline.cli.arguments import spread_sites
-from sightline.core.errors import InputError
+from sightline.cli.saying import say
+from sightline.core.errors import InputError, first_line
 from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
 from sightline.core.version import __version__
@@ -38,7 +40,7 @@ Encoders are written `source:id[@weights][?option=value&…]`; `sightline list e
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"sightline {__version__}")
+        say(f"sightline {__version__}")
         raise typer.Exit
 
 
@@ -54,6 +56,9 @@ def common(
 def main() -> None:
     """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
     warnings.showwarning = _show
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in a locale without some of the letters of a name
     try:
         with explaining():
             app(spread_sites(sys.argv[1:]), prog_name="sightline")
@@ -61,14 +66,24 @@ def main() -> None:
         _fail(str(error), 2)
     except SystemExit as stop:
         if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
-            typer.secho(
+            say(
                 "Interrupted; run the same command again (for a training, with --resume) to continue where it stopped",
                 err=True,
             )
         raise
     except OSError as error:
         _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
+    except RecursionError:
+        _fail("Something that was given is nested too deeply to be read; give it in a simpler form", 2)
+    except OverflowError as error:
+        _fail(f"A number is too large to compute with ({first_line(error)}); lower it", 2)
     except (MemoryError, RuntimeError) as error:
+        if _lost_another(error):
+            _fail(
+                "Another process of this run has ended, and what it did is missing; what it has said tells why; "
+                "run the same command again (for a training, with --resume) to continue",
+                1,
+            )
         if not _out_of_memory(error):
             raise
         _fail(
@@ -87,16 +102,24 @@ def _show(
 ) -> None:
     """What is said of plugins is meant for the user, without the place in the code; others are as Python shows them."""
     if issubclass(category, PluginWarning):
-        typer.secho(str(message), fg=typer.colors.YELLOW, err=True)
+        say(str(message), fg=typer.colors.YELLOW, err=True)
     else:
         (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
+def _lost_another(error: BaseException) -> bool:
+    """Whether a process of several has waited for one that is gone, as gloo and NCCL say it."""
+    text = str(error).lower()
+    words = ("connection closed by peer", "connection reset by peer", "remote process exited", "socket closed")
+    return any(word in text for word in words)
+
+
 def _out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+    words = ("out of memory", "can't allocate memory", "invalid buffer size", "size calculation overflow")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 def _fail(message: str, code: int) -> None:
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    say(f"error: {message}", fg=typer.colors.RED, err=True)
     raise SystemExit(code)

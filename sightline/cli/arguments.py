@@ -6,8 +6,7 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from sightline.cli.saying import say
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
 
@@ -32,7 +31,7 @@ def load_encoders(words: list[str]) -> dict[str, Encoder]:
     ]
     for encoder in encoders:
         for note in encoder.notes:
-            typer.echo(f"{encoder.name}: {note}", err=True)
+            say(f"{encoder.name}: {note}", err=True)
     return name_apart(encoders)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sightline.cli.application import app
+from sightline.cli.saying import say
 from sightline.core.errors import InputError, some
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def contrast(
 
     opened = open_run(run)
     if name is None:
-        typer.echo(_numbers(opened))
+        say(_numbers(opened))
         return
     if not this:
         raise InputError(
@@ -73,7 +74,7 @@ def contrast(
         name, parse_choice(this), _number_or_choice(that), statistic=getattr(np, statistic),
         seeds=_seeds(seeds or []), confidence=confidence, method=method, **parse_choice(where),
     )  # fmt: skip
-    typer.echo(found.table().to_json(orient="records", lines=True, force_ascii=False).strip() if json else str(found))
+    say(found.table().to_json(orient="records", lines=True, force_ascii=False).strip() if json else str(found))
 
 
 def parse_choice(text: str) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
+from sightline.cli.saying import say
 from sightline.core import plugins
-from sightline.core.errors import some
+from sightline.core.errors import InputError, some, visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +19,12 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
     from sightline.report.standing import Standing
     from sightline.studies.findings.contract import Verdict
+    from sightline.studies.roles import Role
 
 __all__ = ["finish", "first_process", "number_table", "report_of", "stoppable"]
+
+
+REASONS = 3  # why something was left out is told at once if it is no more
 
 
 def first_process() -> bool:
@@ -43,7 +46,7 @@ def stoppable(hint: str = "") -> Iterator[None]:
     except Stopped as stop:
         if not first_process():
             raise SystemExit(0) from stop
-        typer.echo(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
+        say(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
         raise SystemExit(128 + stop.signal) from stop
 
 
@@ -60,50 +63,86 @@ def finish(run: Run, verbose: bool = False) -> None:
     terminal = console()
     if standing.columns:
         terminal.print(number_table(standing, terminal.width))
-        terminal.print("* best of its column; 95 % intervals dimmed", style="dim")
+        terminal.print("* best of its column; dimmed: 95 % intervals (± half of their width)", style="dim")
     for sentence in conclusions(standing, verdicts):
         terminal.print(f"• {sentence}", markup=False)
-    left_out = run.request.get("left_out", {})
     if verbose:
-        _say_everything(run)
-    elif left_out:
-        terminal.print(f"Left out, in whole or in part: {some(left_out, most=4)}; --verbose says why", style="dim")
-    typer.echo(f"Report: {path}")
+        _say_headlines(run)
+    reasons = _left_out(run)
+    for reason in reasons if verbose or len(reasons) <= REASONS else []:
+        terminal.print(reason, style="dim", markup=False)
+    if not verbose and len(reasons) > REASONS:
+        names = some(run.request["left_out"], most=4)
+        terminal.print(f"Left out, in whole or in part: {names}; --verbose says why", style="dim", markup=False)
+    say(f"Report: {path}")
 
 
 def report_of(run: Run) -> tuple[Path, list[Verdict]]:
-    """Write the report of a run, with the findings that its encoders can decide."""
+    """Write the report of a run, with the published findings that its encoders can decide."""
     from sightline.report.page import write_report
+    from sightline.studies.findings import all_findings
 
-    verdicts: list[Verdict] = []
-    return write_report(run, verdicts=verdicts), verdicts
+    roles = _roles(run)
+    verdicts = _verdicts(run, roles)
+    kinds = {name: role.family for name, role in roles.items()}
+    return write_report(run, verdicts=verdicts, findings=all_findings() if verdicts else {}, kinds=kinds), verdicts
+
+
+def _roles(run: Run) -> dict[str, Role]:
+    """What encoders are, as far as their references tell it."""
+    from sightline.studies.roles import known_role
+
+    references = {str(entry["name"]): str(entry.get("reference", "")) for entry in run.request.get("encoders", [])}
+    found = {}
+    for name, reference in references.items():
+        with contextlib.suppress(InputError):  # a module of the user's own, or the folder of a training that is gone
+            if (role := known_role(name, reference, references)) is not None:
+                found[name] = role
+    return found
+
+
+def _verdicts(run: Run, roles: Mapping[str, Role]) -> list[Verdict]:
+    """What published findings become of these results; those that these encoders cannot decide are left out."""
+    from sightline.studies.evidence import Evidence
+    from sightline.studies.findings import decide_all
+
+    if len(roles) < 2 or run.path is None:
+        return []
+    try:
+        verdicts = decide_all(Evidence(tuple(roles.values()), (run,)))
+    except InputError:  # results of an earlier version, which keep too little
+        return []
+    return [verdict for verdict in verdicts if verdict.verdict != "not measured"]
 
 
 def console() -> Console:
     """For what is told at the end, on stdout."""
-    from rich.console import Console
+    from sightline.core import progress
 
-    return Console(highlight=False)
+    return progress.terminal()
 
 
 def number_table(standing: Standing, width: int) -> Table:
-    """Encoders as rows, at most eight columns; intervals stand beside their numbers, or below where it is narrow."""
+    """Encoders as rows, at most eight columns; intervals stand beside their numbers.
+
+    Where it is narrow, half of their width stands below.
+    """
     from rich.table import Table
     from rich.text import Text
 
     beside = _width(standing) <= width
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if beside else 1, 0, 0), header_style="bold")
     table.add_column("encoder", no_wrap=True, overflow="ellipsis", min_width=8)
     for column in standing.columns:
-        table.add_column(column.number.title, justify="right", vertical="bottom")
+        table.add_column(column.number.title, justify="right", min_width=max(map(len, column.number.title.split())))
     for name in standing.encoders:
-        cells = [Text(name)]
+        cells = [Text(visible(name))]
         for column in standing.columns:
             number = column.number
             best = name == number.winner()
             text = Text(f"{number.write(name) or '–'}{'*' if best else ''}", style="bold green" if best else "")
             if ends := number.write_ends(name):
-                text.append(f" {ends}" if beside else f"\n{ends}", style="dim not bold")
+                text.append(f" {ends}" if beside else f"\n±{number.write_half(name)}", style="dim not bold")
             cells.append(text)
         table.add_row(*cells)
     return table
@@ -119,14 +158,20 @@ def _width(standing: Standing) -> int:
     return sum(widths) + 2 * len(widths)
 
 
-def _say_everything(run: Run) -> None:
+def _say_headlines(run: Run) -> None:
     for name in run:
         module = plugins.module_of(name)
-        typer.secho(module.TITLE, bold=True)
+        say(module.TITLE, bold=True)
         for label, number, detail in module.headlines(run[name]):
-            typer.echo(f"  {label}: {number} ({detail})")
+            say(f"  {label}: {number} ({detail})")
+
+
+def _left_out(run: Run) -> list[str]:
+    """Why analyses, or encoders of an analysis, were left out: a line each."""
+    found = []
     for name, why in run.request.get("left_out", {}).items():
-        for reason in [why] if isinstance(why, str) else [f"{encoder}: {text}" for encoder, text in why.items()]:
-            typer.secho(
-                f"Left out of {name}: {reason}" if not isinstance(why, str) else f"Left out: {reason}", dim=True
-            )
+        if isinstance(why, str):
+            found.append(f"Left out: {why}")
+        else:
+            found += [f"Left out of {name}: {encoder}: {reason}" for encoder, reason in why.items()]
+    return found

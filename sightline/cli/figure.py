@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.cli.application import app
+from sightline.cli.saying import say
 from sightline.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,17 +47,17 @@ def figure(
     except Missing as error:
         raise InputError(f"{name} cannot be drawn from {str(run)!r}: it needs {error.needs}") from error
     for letter, needs in drawn.missing.items():
-        typer.secho(f"Without part {letter}, which needs {needs}", dim=True, err=True)
+        say(f"Without part {letter}, which needs {needs}", dim=True, err=True)
     if drawn.paper is not None:
         for what, paper, ours in drawn.paper.itertuples(index=False):
-            typer.echo(f"{what}: {ours} (paper: {paper})")
+            say(f"{what}: {ours} (paper: {paper})")
     path = out or run / "figures" / f"{drawn.name}.svg"
     content = _content(drawn, path.suffix)
     if out is None:
         ownership.write(run, path, content)
     else:
         write_atomically(path, content)
-    typer.echo(path)
+    say(path)
 
 
 def _evidence(folder: Path) -> Evidence:
@@ -73,5 +74,7 @@ def _evidence(folder: Path) -> Evidence:
 
 def _content(drawn: Drawn, suffix: str) -> bytes:
     if suffix == ".csv":
-        return drawn.table.to_csv(index=False).encode()
+        from sightline.report.tables import csv
+
+        return csv(drawn.table)
     return drawn.pdf() if suffix == ".pdf" else drawn.svg().encode()

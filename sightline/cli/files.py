@@ -9,6 +9,7 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.ending import report_of
+from sightline.cli.saying import say
 from sightline.core.errors import InputError
 
 
@@ -38,19 +39,19 @@ def list_(
     )
 
     if what == "sites":
-        typer.echo(list_sites(which))
+        say(list_sites(which))
     elif what == "encoders" and which is not None:
-        typer.echo(matching_encoders(which))
+        say(matching_encoders(which))
     elif what == "recipes":
-        typer.echo(list_recipes())
+        say(list_recipes())
     elif what == "studies":
-        typer.echo(list_studies())
+        say(list_studies())
     elif what == "findings":
-        typer.echo(list_findings())
+        say(list_findings())
     elif what == "figures":
-        typer.echo(list_figures())
+        say(list_figures())
     else:
-        typer.echo(list_plugins(what))
+        say(list_plugins(what))
 
 
 @app.command()
@@ -68,7 +69,7 @@ def inspect(
     from sightline.encoders.files.inspect import inspect as look
 
     found = look(file)
-    typer.echo(as_json(found) if json else describe(found))
+    say(as_json(found) if json else describe(found))
 
 
 @app.command()
@@ -91,9 +92,9 @@ def convert(
 
     found = write(what, out, to, overwrite=overwrite)
     for note in found.notes:
-        typer.echo(note, err=True)
-    typer.echo(f"{found.path}: outputs differ by {found.difference:.1e} of their scale at most")
-    typer.echo(found.load)
+        say(note, err=True)
+    say(f"{found.path}: outputs differ by {found.difference:.1e} of their scale at most")
+    say(found.load)
 
 
 @app.command()
@@ -110,12 +111,12 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study,
 
         study = open_study(run)
         study.save(verdicts := study.verdicts())
-        typer.echo(study_report(study, verdicts))
+        say(study_report(study, verdicts))
         return
     found = open_run(run)
     if not found.names():
         raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")
-    typer.echo(report_of(found)[0])
+    say(report_of(found)[0])
 
 
 @app.command()
@@ -136,4 +137,4 @@ def export(
     from sightline.report.tables import export_run
 
     for path in export_run(open_run(run), format, out):
-        typer.echo(path)
+        say(path)

@@ -10,6 +10,7 @@ import typer
 
 from sightline.cli.application import app
 from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Verbose, Workers
+from sightline.cli.saying import say
 from sightline.cli.train import run_study
 from sightline.core.errors import InputError
 
@@ -106,8 +107,6 @@ def imagine(
         else:
             out.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sheet_png(one.pictures))
-        typer.echo(f"{one.encoder}: {path}")
+        say(f"{one.encoder}: {path}")
         for image, (trained, distance) in zip(images, one.nearest, strict=False):
-            typer.echo(
-                f"  {image}: the nearest training image of its first sample is {trained}, {distance:.3f} a pixel away"
-            )
+            say(f"  {image}: the nearest training image of its first sample is {trained}, {distance:.3f} a pixel away")

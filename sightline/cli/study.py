@@ -12,6 +12,7 @@ import typer
 from sightline.cli.application import app
 from sightline.cli.ending import stoppable
 from sightline.cli.options import Device, Workers
+from sightline.cli.saying import say
 from sightline.core.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def study(
     `--steps-folder`, is not computed again. Ctrl-C saves and stops, and the same command goes on; several processes or
     machines may run it at the same time. A step that fails stops only what needs it.
     """
+    from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
     from sightline.studies.commands import Machine
     from sightline.studies.keys import Contents
@@ -121,12 +123,14 @@ def study(
         if not isinstance(value, Mapping):
             raise InputError(f"--set {key}={value}: write STEPS.key=value, such as --set finetune.epochs=2")
     contents, machine = Contents(), Machine(device, workers)
-    made = make_study(
-        what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-        steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
-        contents=contents,
-    )  # fmt: skip
-    _show_plan(made, contents, machine)
+    with showing(True):  # large sets of images are read for the first time
+        made = make_study(
+            what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
+            steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
+            contents=contents,
+        )  # fmt: skip
+        _show_plan(made, contents, machine)
+    del contents  # encoders that are only planned with
     if dry:
         return
     with stoppable("run the same command again to continue"):
@@ -134,7 +138,7 @@ def study(
     verdicts = made.verdicts()
     made.save(verdicts)
     _show_verdicts(made, verdicts)
-    typer.echo(f"Report: {study_report(made, verdicts)}")
+    say(f"Report: {study_report(made, verdicts)}")
     _end(outcome)
 
 
@@ -174,6 +178,10 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
         for key in values:
             if key not in known_fields or key == "name":
                 raise InputError(f"--role {word}: a role has no {key!r}; it has {', '.join(list(known_fields)[1:])}")
+        if "tuned_from" in values and values["tuned_from"] not in encoders:
+            raise InputError(
+                f"--role {word}: there is no encoder {values['tuned_from']!r}; give it with --je, --rec, …"
+            )
         roles[name] = make_settings(Role, {k: v for k, v in {**known_fields, **values}.items() if v is not None})
     return encoders, roles
 
@@ -241,11 +249,14 @@ def _tell(event: str, placed: Placed, ended: Ended | None) -> None:
 
     name = placed.step.name
     if event == "begins":
-        console().print(f"\n[bold]{name}[/bold]: {placed.step.command} in {placed.folder}", soft_wrap=True)
+        console().print(f"\n{name}", style="bold", end="")
+        console().print(f": {placed.step.command} in {placed.folder}", soft_wrap=True)
+    elif event == "waits" and ended is not None:
+        console().print(f"{name} is being done by {ended.why}; waiting for it")
     elif ended is not None and ended.state == "done":
         console().print(f"{name} is done after {duration(placed.about.get('seconds', 0.0))}")
     elif ended is not None and ended.state == "failed":
-        console().print(f"[red]{name} failed:[/red] ", end="")
+        console().print(f"{name} failed: ", style="red", end="")
         console().print(ended.why, markup=False, soft_wrap=True)
     elif ended is not None and ended.state == "lost":
         console().print(f"The process of {name} ended ({ended.why}); it is done again")
@@ -253,13 +264,14 @@ def _tell(event: str, placed: Placed, ended: Ended | None) -> None:
 
 def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
     """A sentence for each paper, and the table."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from sightline.core import progress
     from sightline.studies.findings import all_findings, by_chance
     from sightline.studies.findings.contract import VERDICTS
 
-    terminal, known = Console(highlight=False), all_findings()
+    terminal, known = progress.terminal(), all_findings()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("finding", "verdict", "effect", "95 %", "claim"):
         table.add_column(column, overflow="fold")
@@ -271,7 +283,10 @@ def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
             else (_number(verdict.effect), f"{_number(verdict.low)} … {_number(verdict.high)}")
         )
         table.add_row(
-            verdict.finding, f"[{colours[verdict.verdict]}]{verdict.verdict}[/]", *numbers, known[verdict.finding].claim
+            verdict.finding,
+            Text(verdict.verdict, style=colours[verdict.verdict]),
+            *numbers,
+            known[verdict.finding].claim,
         )
     terminal.print(table)
     for title, initial in PAPERS.items():
@@ -353,8 +368,8 @@ def in_words(role: Role) -> str:
 def _end(outcome: Outcome) -> None:
     """What has failed is told last, and is the exit status."""
     for name, why in outcome.failed.items():
-        typer.secho(f"Step {name} failed: {why}", fg=typer.colors.RED, err=True)
+        say(f"Step {name} failed: {why}", fg=typer.colors.RED, err=True)
     for name, broken in outcome.left.items():
-        typer.secho(f"Step {name} was not run, because {broken} failed", fg=typer.colors.RED, err=True)
+        say(f"Step {name} was not run, because {broken} failed", fg=typer.colors.RED, err=True)
     if outcome.failed:
         raise SystemExit(1)

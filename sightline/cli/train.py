@@ -26,6 +26,7 @@ from sightline.cli.options import (
     Workers,
     new_folder,
 )
+from sightline.cli.saying import say
 from sightline.core.errors import InputError
 from sightline.training.launch import Launch
 
@@ -146,8 +147,7 @@ def reinit(
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     run_study(
         study, encoders, images, out, set_, verbose, counts=numbers, ends=ends.split(","), recipe=recipe,
-        overwrite=overwrite,
-        device=device, devices=devices, nodes=nodes, workers=workers,
+        overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
     )  # fmt: skip
 
 
@@ -279,5 +279,5 @@ def _train(
         )
     if first_process():
         for note in encoder.notes:
-            typer.echo(note)
-        typer.echo(f"Encoder: run:{out}")
+            say(note)
+        say(f"Encoder: run:{out}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "counted", "first_line", "nearest", "some"]
+__all__ = ["InputError", "counted", "first_line", "nearest", "some", "visible"]
 
 
 class InputError(Exception):
@@ -57,3 +57,20 @@ def some(names: Iterable[str], most: int = 3) -> str:
     """
     names = list(names)
     return ", ".join(names[:most]) + (", …" if len(names) > most else "") or "nothing"
+
+
+def visible(text: str) -> str:
+    r"""Text for the terminal: characters that would command it are shown by their number.
+
+    >>> print(visible("a\x1b[2Jb\u202e, née 像\n\tend"))
+    a\u001b[2Jb\u202e, née 像
+        end
+    """
+    if text.isprintable():
+        return text
+    shown = (letter if letter.isprintable() or letter in "\n\t" else _number(letter) for letter in text)
+    return "".join(shown).expandtabs(4)
+
+
+def _number(letter: str) -> str:
+    return f"\\u{ord(letter):04x}" if ord(letter) < 2**16 else f"\\U{ord(letter):08x}"

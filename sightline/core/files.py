@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, first_line
 
-__all__ = ["LOCK", "alone", "explain", "lock", "replacing", "unfinished", "user_cache", "write_atomically"]
+__all__ = [
+    "LOCK",
+    "abandoned",
+    "alone",
+    "explain",
+    "is_file",
+    "lock",
+    "read_json",
+    "read_toml",
+    "replacing",
+    "unfinished",
+    "user_cache",
+    "write_atomically",
+]
 
 
 try:
@@ -22,6 +37,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+Json = TypeVar("Json", dict[str, Any], list[Any])
 
 
 @contextlib.contextmanager
@@ -30,6 +46,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for draft in unfinished(path):
+            if abandoned(draft):
+                draft.unlink(missing_ok=True)
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
@@ -47,6 +66,22 @@ def unfinished(path: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
     return []
+
+
+def abandoned(draft: Path) -> bool:
+    """Whether the process that has written a draft, NAME.PID-RANDOM.tmp, is gone, as far as this machine can tell."""
+    number = re.search(r"\.(\d+)-[0-9a-f]{8}\.tmp$", draft.name)
+    if number is None or fcntl is None:
+        return False
+    if int(number[1]) == os.getpid():  # of an earlier process: in a container they often have the same number
+        return True
+    try:
+        os.kill(int(number[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # it runs, but is someone else's
+        pass
+    return False
 
 
 def lock(folder: Path) -> IO[str]:
@@ -94,6 +129,39 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def read_json(path: Path, kind: type[Json], otherwise: str) -> Json:
+    """What a JSON file holds, a dict or a list; `otherwise` says what to do where it cannot be read."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"Cannot read {str(path)!r}: {_reason(error)}; {otherwise}") from error
+    if not isinstance(content, kind):
+        raise InputError(f"Cannot read {str(path)!r}: it holds another kind of data than Sightline writes; {otherwise}")
+    return content
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """What a TOML file holds; `what` it is stands in the sentence where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"Cannot read the {what} {str(path)!r}: {_reason(error)}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; what cannot be the name of one, being too long, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return error.strerror or first_line(error) if isinstance(error, OSError) else first_line(error)
+
+
 def user_cache() -> Path:
     """Where what is known of this machine and its files is remembered; RuntimeError where the user has no home."""
     given = os.environ.get("XDG_CACHE_HOME")
@@ -109,6 +177,8 @@ def explain(error: OSError, path: Path) -> str:
             return f"No permission to write {str(path)!r}; choose another folder"
         case errno.ELOOP:
             return f"Cannot write {str(path)!r}: there is a link, which is not followed; choose another folder"
+        case errno.ENAMETOOLONG:
+            return f"Cannot write {str(path)!r}: the name is too long; choose a shorter one"
         case errno.ENOTDIR | errno.EEXIST:
             return f"Cannot write {str(path)!r}: a file stands where a folder is needed; choose another folder"
     return f"Cannot write {str(path)!r}: {error.strerror or error}"

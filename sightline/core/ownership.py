@@ -187,7 +187,7 @@ def _look(folder: Path) -> _Owned | None:
     except (FileNotFoundError, NotADirectoryError):
         kind = _earlier_kind(folder)
         return None if kind is None else _Owned(kind, earlier=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"Cannot read {str(path)!r}, the list of what Sightline has written there: {first_line(error)}; "
             "choose another folder"
@@ -208,7 +208,7 @@ def _earlier_kind(folder: Path) -> str | None:
     """The kind of a run without a list; a run.json of any other program says something else than all of this."""
     try:
         about = json.loads((folder / "run.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(about, dict) or not {"versions", "machine", "command", "date", "images"} <= about.keys():
         return None

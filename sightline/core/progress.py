@@ -11,12 +11,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sightline.core.errors import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Pace", "bar", "bar_of_steps", "console", "duration", "one_by_one", "show_cost", "showing"]
+__all__ = ["Pace", "bar", "bar_of_steps", "console", "duration", "one_by_one", "show_cost", "showing", "terminal"]
 
 
 FIRST, SELDOM = 3.0, 60.0  # seconds until the first line on how it goes, and at most between two lines
@@ -28,9 +30,19 @@ _seen: ContextVar[bool] = ContextVar("seen", default=False)
 
 def console() -> Console:
     """Messages go to stderr, so that stdout stays free for data."""
-    from rich.console import Console
+    return terminal(stderr=True)
 
-    return Console(stderr=True, highlight=False)
+
+def terminal(**options: Any) -> Console:
+    """A terminal where names are names: no brackets, words or characters in them mean colours, pictures or commands."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Terminal(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(visible(text), **how)
+
+    return Terminal(highlight=False, markup=False, emoji=False, **options)
 
 
 class Move(Protocol):
@@ -90,7 +102,7 @@ def bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
         from rich.progress import Progress
 
         with Progress(console=terminal, transient=True) as progress:
-            task = progress.add_task(title, total=total)
+            task = progress.add_task(visible(title).replace("[", "\\["), total=total)
             yield lambda: progress.advance(task)
     else:
         pace = Pace(title, total)
@@ -135,7 +147,7 @@ def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[M
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -145,7 +157,7 @@ def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[M
         TextColumn("left{task.fields[note]}"),
     )
     with Progress(*columns, console=console(), disable=not shown) as progress:
-        task = progress.add_task(title, total=total, completed=done, rate="", note="")
+        task = progress.add_task(visible(title), total=total, completed=done, rate="", note="")
 
         def move(images: int, note: str = "") -> None:
             progress.advance(task, images)
@@ -158,8 +170,9 @@ def bar(title: str, total: int, done: int = 0, shown: bool = True) -> Iterator[M
 def show_cost(rows: Mapping[str, str]) -> None:
     """What the pass is going to take, before it starts."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in rows.items():
-        table.add_row(f"[dim]{name}[/dim]", value)
+        table.add_row(Text(name, style="dim"), value)
     console().print(table)

@@ -15,6 +15,8 @@ import hashlib
 import importlib
 import json
 import platform
+import re
+import reprlib
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping
@@ -25,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.core import ownership, plugins
 from sightline.core.contrast import Contrast, Estimate, contrast, estimate
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, nearest
+from sightline.core.files import read_json
 from sightline.core.groups import Measured
 from sightline.core.notebook import card, fold, rows, shortened
 from sightline.core.selection import Where
@@ -189,10 +192,11 @@ def open_run(path: str | Path) -> Run:
     path = Path(path)
     if not (path / "run.json").is_file():
         raise InputError(f"{str(path)!r} is not a run folder: it has no run.json; give the folder passed to -o")
-    try:
-        return Run(path, json.loads((path / "run.json").read_text()))
-    except (ValueError, OSError) as error:
-        raise InputError(f"Cannot read {str(path / 'run.json')!r}: {error}") from error
+    mend = "restore it from a copy, or measure again into another folder"
+    request = read_json(path / "run.json", dict, mend)
+    if misfit := _misfit(request, FORM, ""):
+        raise InputError(f"{str(path / 'run.json')!r} is damaged: {misfit}; {mend}")
+    return Run(path, request)
 
 
 def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False) -> Run:
@@ -232,6 +236,44 @@ def _kind(request: Mapping[str, Any]) -> str:
     """As the list of the folder has it."""
     kind = request.get("kind")
     return str(kind) if kind in ownership.STUDIES else "comparison"
+
+
+# What run.json has where it has it: a type, a tuple of types, [what each has], {key: what it has}, {...: what each has}
+TEXT = (str, type(None))
+MAP = (dict, type(None))
+FORM: dict[str, Any] = {
+    "kind": TEXT,
+    "command": (str, list, type(None)),
+    "date": TEXT,
+    "machine": TEXT,
+    "encoders": [{"name": str, "preprocess": MAP, "tokens": MAP, "notes": (list, type(None)), "reference": TEXT}],
+    "images": {"name": TEXT, "splits": MAP, "classes": (list, type(None)), "digest": TEXT},
+    "settings": dict,
+    "versions": dict,
+    "timing": dict,
+    "analyses": {...: {"config": MAP, "splits": (list, type(None)), "sites": {...: list}}},
+    "left_out": {...: (str, dict)},
+    "skipped": [[str]],
+    "results": dict,
+}
+NEEDED = {"name": "encoders"}  # keys that may not be missing, and where
+
+
+def _misfit(value: Any, form: Any, where: str) -> str:
+    """What of a run.json is not as Sightline writes it, in words; empty if all is."""
+    if isinstance(form, (dict, list)) and not isinstance(value, type(form)):
+        return f"{where or 'all of it'} is no {'list' if isinstance(form, list) else 'table'}"
+    if isinstance(form, list):
+        return next(filter(None, (_misfit(one, form[0], f"an entry of {where}") for one in value)), "")
+    if isinstance(form, dict):
+        every = form.get(...)
+        if missing := [key for key, of in NEEDED.items() if key in form and key not in value and where.endswith(of)]:
+            return f"{where} has no {missing[0]}"
+        parts = ((key, every if every is not None else form.get(key)) for key in value)
+        return next(
+            filter(None, (_misfit(value[k], of, f"{k} of {where}" if where else k) for k, of in parts if of)), ""
+        )
+    return "" if isinstance(value, form) else f"{where} is {reprlib.repr(value)}"
 
 
 def _plain(value: Any) -> Any:
@@ -283,13 +325,12 @@ LATEST = "latest.json"
 
 def latest(run: Path) -> Path | None:
     """Folder of the newest whole checkpoint of a run, None before the first."""
-    try:
-        pointer = json.loads((run / LATEST).read_text())
-        folder = run / "checkpoints" / str(pointer["checkpoint"])
-    except FileNotFoundError:
+    if not (run / LATEST).exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"Cannot read {str(run / LATEST)!r}: {first_line(error)}; restore it or start over") from error
+    name = read_json(run / LATEST, dict, "restore it or start over").get("checkpoint")
+    if not re.fullmatch(r"\d{8,}", str(name)):  # and no way out of the folder
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: it names no checkpoint; restore it or start over")
+    folder = run / "checkpoints" / str(name)
     if not (folder / "state.json").is_file():
         raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")
     return folder

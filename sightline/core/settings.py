@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from types import UnionType
@@ -16,6 +17,9 @@ __all__ = ["flatten", "make_settings", "parse_settings", "to_toml"]
 
 
 T = TypeVar("T")
+
+LARGEST = 10**9
+LARGEST_SEED = 2**63 - 1
 
 
 def flatten(objective: str, *parts: Any) -> dict[str, Any]:
@@ -45,7 +49,9 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--set {word!r}: settings are written key=value, such as --set lr=1e-3")
         try:
             value = tomllib.loads(f"x = {text}")["x"]
-        except tomllib.TOMLDecodeError:
+        except RecursionError as error:
+            raise InputError(f"--set {key}=…: the value is nested too deeply") from error
+        except ValueError:  # no TOML, or a number of thousands of digits
             value = {"True": True, "False": False}.get(text.strip(), text.strip())
         table, dot, inner = key.strip().partition(".")
         if dot:
@@ -68,7 +74,9 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
     kinds = [getattr(kind, "__origin__", kind) for kind in (get_args(hint) if isinstance(hint, UnionType) else [hint])]
     for kind in kinds:
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            return _finite(key, value)
+        if kind is int and type(value) is int:
+            return _countable(key, value)
         if kind is tuple and isinstance(value, (list, tuple)):
             return _elements(key, value, hint)
         if kind is Mapping and isinstance(value, Mapping):
@@ -83,6 +91,23 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
         tuple: 'a list, ["a", "b"] or [1, 2],',
     }
     raise InputError(f"{key} is {value!r}, but {wanted.get(kinds[0], 'another kind of value')} is expected")
+
+
+def _finite(key: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{key} is {value}, but a finite number is expected")
+    return number
+
+
+def _countable(key: str, value: int) -> int:
+    """A number that can be counted to; only a seed may be larger."""
+    if abs(value) > (LARGEST_SEED if key.endswith("seed") else LARGEST):
+        raise InputError(f"{key} is too large; a whole number up to {LARGEST:,} is expected".replace(",", " "))
+    return value
 
 
 def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:

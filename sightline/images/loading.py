@@ -41,6 +41,8 @@ def load_images(
     >>> load_images(np.zeros((8, 16, 16, 3), np.uint8), labels=list("abababab")).classes
     ('a', 'b')
     """
+    _check_whole("limit", limit)
+    _check_whole("seed", seed)
     given = {"labels": labels, "classes": classes, "ids": ids, "splits": splits}
     if isinstance(reference, str | Images | os.PathLike):
         if unused := [name for name, value in given.items() if value is not None]:
@@ -53,6 +55,12 @@ def load_images(
     if (n := sum(map(len, images.splits.values()))) < FEWEST:
         raise InputError(f"{images.name} has {counted(n, 'image')}, but at least {FEWEST} are needed")
     return replace(images.sample(limit, seed), strict=strict or images.strict)
+
+
+def _check_whole(name: str, value: Any) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if (not whole and not (value is None and name == "limit")) or (whole and not 0 <= value < 2**63):
+        raise InputError(f"The {name} is {value!r}, but a whole number from 0 on is expected")
 
 
 def _load(reference: str) -> Images:

@@ -321,7 +321,7 @@ def _see(
 def _report_skipped(skipped: Sequence[tuple[str, str]], shown: bool) -> None:
     if skipped and shown:
         images, were = counted(len(skipped), "image"), "was" if len(skipped) == 1 else "were"
-        progress.console().print(f"[yellow]{images} could not be read and {were} skipped:[/yellow]")
+        progress.console().print(f"{images} could not be read and {were} skipped:", style="yellow")
         for name, reason in skipped[:10]:
             progress.console().print(f"  {name}: {reason}", markup=False)
 

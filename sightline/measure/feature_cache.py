@@ -31,7 +31,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from sightline.core.errors import InputError
-from sightline.core.files import explain
+from sightline.core.files import abandoned, explain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -204,6 +204,9 @@ def reserve(entries: Iterable[Features]) -> None:
 
 def _create(entry: Features) -> bool:
     """Make `KEY.part`; False if another process was faster."""
+    for left in entry.cache.glob(f"{entry.key}.*.tmp"):
+        if abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
     draft = entry.cache / f"{entry.key}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         draft.mkdir()

@@ -6,8 +6,8 @@ standing           where the encoders stand: columns, conclusions, distances in 
 study              the report of a study
 verdicts           verdicts on findings, as a table and one by one
 shell              the file around the pages: navigation, colours, scripts, data
-packing            how numbers travel in a page
 charts             single figures, and the page, for those who work in Python
+packing            how numbers travel in a page
 html               templates that escape by default, and what goes into them
 explorer           the linked view of all pairs of layers
 attention_viewer   attention maps to look at

@@ -33,13 +33,14 @@ from sightline.report.packing import columns, shared_columns
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 from sightline.report.shell import Shown, assemble, shown_encoders
 from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
+from sightline.report.tables import csv
 from sightline.report.verdicts import FindingsPage, findings_page
 
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = ["write_report"]
+__all__ = ["draw_figure", "write_report"]
 
 
 ABOUT = {  # by kind of run
@@ -212,9 +213,9 @@ def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
         key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
     }
     size, tokens = (entry.get("preprocess") or {}).get("size"), entry.get("tokens")
-    if size:
+    if isinstance(size, Sequence):
         facts["input"] = " × ".join(map(str, size)) + " pixels"
-    if isinstance(tokens, Mapping) and "grid" in tokens:
+    if isinstance(tokens, Mapping) and isinstance(tokens.get("grid"), Sequence):
         cls = "with" if tokens.get("cls") is not None else "without"
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
@@ -236,7 +237,7 @@ def _provenance(run: Run) -> Provenance:
             *grouped.items(),
             *((f"Encoder {entry['name']}", entry) for entry in encoders),
         ],
-        skipped=skipped,
+        skipped=[(pair[0], pair[-1]) for pair in skipped if pair],
     )
 
 
@@ -360,7 +361,7 @@ def draw_figure(run: Path, analysis: str, figure: Figure, shown: Sequence[Shown]
     table = figure.table.map(lambda v: clean(v) if isinstance(v, str) else v)
     spec = specification(figure.chart, [encoder.name for encoder in shown])
     svg = svg_of(spec, [encoder.light for encoder in shown])
-    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": table.to_csv(index=False).encode()}
+    files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": csv(table)}
     for suffix, content in files.items():
         ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: columns(pd.DataFrame(rows)) for key, rows in spec.pop("datasets").items()}

@@ -33,8 +33,8 @@ __all__ = [
     "classical_mds",
     "conclusions",
     "extremes",
-    "listed",
     "stand",
+    "tally",
     "topic_place",
 ]
 
@@ -112,16 +112,17 @@ def conclusions(standing: Standing, verdicts: Sequence[Verdict] = ()) -> list[st
 
 
 def _counted(decided: Sequence[Verdict]) -> str:
-    told = [f"{number} {'are unclear' if word == 'unclear' else word}" for word, number in counts(decided).items()]
-    return f"Of {counted(len(decided), 'finding')} that these encoders can decide, {listed(told)}."
+    return f"Of {counted(len(decided), 'finding')} that these encoders can decide, {tally(decided)}."
 
 
-def listed(words: Sequence[str]) -> str:
-    """
-    >>> listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """How many findings hold, fail, are unclear and are not measured, in words."""
+    verbs = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "unclear": ("is unclear", "are unclear")}
+    told = [
+        f"{number} {verbs.get(word, ('is ' + word, 'are ' + word))[number > 1]}"
+        for word, number in counts(verdicts).items()
+    ]
+    return " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
 
 
 def _ended(sentence: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sightline.core import ownership
 from sightline.core.errors import InputError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sightline.core.run_folder import Run
 
-__all__ = ["export_run", "tables"]
+__all__ = ["csv", "export_run", "tables"]
 
 
 def export_run(run: Run, format: str, folder: Path | None = None) -> list[Path]:
@@ -39,7 +39,7 @@ def export_run(run: Run, format: str, folder: Path | None = None) -> list[Path]:
             written.append(folder / f"{part}.{format}")
             with ownership.writing(home, written[-1]) as temporary:
                 if format == "csv":
-                    table.to_csv(temporary, index=False)
+                    temporary.write_bytes(csv(table))
                 else:
                     table.to_parquet(temporary, index=False)
     return written
@@ -65,3 +65,18 @@ def tables(result: xr.Dataset, name: str) -> dict[str, pd.DataFrame]:
             frame = frame[frame[numbers].notna().any(axis=1) | ~reasons.isin(["", ABSENT]).all(axis=1)]
         found[name if dims == largest else f"{name}-{variables[0]}"] = frame
     return found
+
+
+def csv(table: pd.DataFrame) -> bytes:
+    """A table as text that no spreadsheet computes with: names that look like a formula begin with an apostrophe.
+
+    >>> import pandas as pd
+    >>> csv(pd.DataFrame({"encoder": ["=1+1", "mae"], "cka": [-0.5, 1.0]}))
+    b"encoder,cka\\n'=1+1,-0.5\\nmae,1.0\\n"
+    """
+    texts = table.map(_harmless).rename(columns=_harmless)
+    return texts.to_csv(index=False, lineterminator="\n").encode("utf-8", "backslashreplace")
+
+
+def _harmless(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -115,7 +115,9 @@ class _Trial:
             asking = [plan for plan in plans.values() if key in plan.encoders]
             views = {(split, view) for plan in asking for split in plan.splits for view in plan.views[split]}
             passes = sum(len(images.indices(split)) for split, _ in views)
-            seconds += passes * self._remembered(["forward", _shape(encoder)], lambda e=encoder: _forward(e))
+            seconds += passes * self._remembered(
+                ["forward", _shape(encoder)], lambda e=encoder: _forward(e, self.machine.device)
+            )
         return Cost(MORE * seconds, disk)
 
     # A training
@@ -194,15 +196,28 @@ def _shape(encoder: Encoder) -> Any:
     return {key: value for key, value in describe_encoder(encoder).items() if key != "weights"}
 
 
-def _forward(encoder: Encoder) -> float:
+def _forward(encoder: Encoder, device: str) -> float:
     """Seconds for an image."""
-    pixels = torch.full((BATCH, 3, *encoder.preprocess.size), 128, dtype=torch.uint8)
+    where = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    home = next(encoder.module.parameters()).device
+    pixels = torch.full((BATCH, 3, *encoder.preprocess.size), 128, dtype=torch.uint8, device=where)
+    encoder.module.to(where)
     with encoder.evaluating(), torch.inference_mode():
         inputs = encoder.preprocess.normalize(pixels)
         encoder(inputs)
+        _wait(where)
         began = time.perf_counter()
         encoder(inputs)
-    return (time.perf_counter() - began) / BATCH
+        _wait(where)
+        seconds = time.perf_counter() - began
+    encoder.module.to(home)
+    return seconds / BATCH
+
+
+def _wait(device: torch.device) -> None:
+    """Until a GPU has computed what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _variants(step: Step, encoder: Encoder | None) -> int:

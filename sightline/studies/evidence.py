@@ -108,7 +108,10 @@ class Evidence:
         what = what.replace("VIT", "ViT").replace("ENCODER", "encoder")
         article = f"{count - len(found)} more" if found else "a" if count == 1 else str(count)
         plural = "s" if (found and count - len(found) > 1) or (not found and count > 1) else ""
-        add = "add `--steps finetune`" if tuned else f"add `{FLAGS[family]} NAME=REFERENCE`"
+        flag = FLAGS[family] if network != "cnn" else f"--cnn{FLAGS[family][1:]}"
+        add = "add `--steps finetune`" if tuned else f"add `{flag} NAME=REFERENCE`"
+        if network == "cnn" and not tuned:
+            add += " or `--steps pretrain`"
         raise Missing(f"{article} {what}{plural}: {add}")
 
     def tuned(self, name: str) -> Role | None:
@@ -151,7 +154,7 @@ class Evidence:
         seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
         if len(seeded) == 1:  # each seed may have a run of its own
             members = self.seeds[chosen[seeded[0]]]
-            found = {name: self.estimate(number, {**chosen, seeded[0]: name}, among=among) for name in members}
+            found = {name: self.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
             return over_seeds(chosen[seeded[0]], found)
         raise self._nobody(result, named)
 

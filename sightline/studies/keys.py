@@ -9,7 +9,6 @@ Names of files and folders are no part of it, and neither is the order of settin
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,16 +28,14 @@ class Contents:
     """What encoders and images are, each looked at once."""
 
     def __init__(self) -> None:
-        self.encoder = functools.cache(self._encoder)
+        self._encoders: dict[str, Encoder] = {}
         self._digests: dict[str, str] = {}
 
-    def _encoder(self, reference: str) -> Encoder:
-        return load_encoder(reference)
-
-    @functools.cached_property
-    def described(self) -> Any:
-        """An encoder from outside as plain data."""
-        return functools.cache(lambda reference: describe_encoder(self.encoder(reference)))
+    def encoder(self, reference: str) -> Encoder:
+        """An encoder from outside."""
+        if reference not in self._encoders:
+            self._encoders[reference] = load_encoder(reference)
+        return self._encoders[reference]
 
     def images(self, step: Step) -> str:
         """A digest of all images that a step looks at."""
@@ -87,7 +84,7 @@ def _encoder(
     needed = step_of(reference)
     if needed is None:
         try:
-            return contents.described(reference)
+            return describe_encoder(contents.encoder(reference))
         except InputError as error:
             raise InputError(f"The step {step.name!r}: {error}") from error
     if not COMMANDS[by_name[needed.id].command].trains:

@@ -42,6 +42,7 @@ SMALL = 128  # pixels up to which encoders have the small recipes
 RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",
            "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
 APART = ("dynamics", "minibatch")  # analyses that have steps of their own
+PASSING = {"passes", "finetune", "segment", "pretrain"}  # steps with passes of their own
 OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
 EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
@@ -217,16 +218,13 @@ class _Plan:
         return whole
 
     def _analyses(self, group: str) -> list[str]:
-        """What the chosen findings ask of the passes of a group."""
-        return sorted(
-            {
-                name
-                for finding in self.findings
-                if group in groups_of(finding)
-                for name in all_findings()[finding].analyses
-                if name not in APART
-            }
-        )
+        """What the chosen findings ask of the passes of a group; what stands beside trainings is for the first pass."""
+        found: set[str] = set()
+        for finding in self.findings:
+            own = groups_of(finding)
+            if group in own or (group == "passes" and not own & PASSING):
+                found.update(all_findings()[finding].analyses)
+        return sorted(found - set(APART))
 
     def _over(self, name: str, encoders: Mapping[str, str], analyses: Sequence[str], group: str) -> list[Step]:
         """Passes over encoders: what is asked of all, noise of the other kind, and what is asked of CNNs alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from sightline.studies.papers import GROUPS, STUDIES, groups_of
 from sightline.studies.steps import Step
 
 if TYPE_CHECKING:
+    from sightline.studies.roles import Role
     from sightline.studies.study import Study
 
 __all__ = ["decided_by", "undecided"]
@@ -29,17 +31,24 @@ def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
 
 
 def undecided(study: Study) -> dict[str, str]:
-    """Findings that the study cannot decide, with what they would need: steps, or encoders of other roles."""
+    """Findings that the study cannot decide, with what they would need: encoders of other roles, or other steps."""
     groups, built_in = {placed.step.group for placed in study.steps}, study.name in STUDIES
     found = {}
     for name in study.findings:
-        lacking = groups_of(name) - groups if built_in else set()
-        if lacking:
-            found[name] = f"`--steps {','.join(group for group in GROUPS if group in groups_of(name))}`"
-            continue
-        try:
-            all_findings()[name].cases(Evidence(study.roles, ()))  # the roles alone; numbers are asked for later
-        except Missing as missing:
-            if "--steps" not in missing.needs:
-                found[name] = missing.needs
+        wanted = groups_of(name)
+        if needs := _roles_missing(name, study.roles):
+            words = set(re.findall(r"\w+", "".join(re.findall(r"--steps ([\w,]+)", needs))))
+            if not words or words - groups:  # else a step of the study is going to bring it
+                found[name] = needs
+        elif built_in and (wanted - groups - {"pretrain"}):  # which only brings encoders, and these are there
+            found[name] = f"`--steps {','.join(group for group in GROUPS if group in wanted - {'pretrain'})}`"
     return found
+
+
+def _roles_missing(finding: str, roles: tuple[Role, ...]) -> str:
+    """What a finding lacks of encoders; their numbers are asked for later."""
+    try:
+        all_findings()[finding].cases(Evidence(roles, ()))
+    except Missing as missing:
+        return missing.needs
+    return ""

@@ -52,6 +52,7 @@ class Role:
     weight: float | None = None  # λ of a hybrid
     seed: int = 0  # encoders that differ in their seed only share all the rest
     multicrop: bool | None = None  # of DINO
+    lifted: bool = False  # its patches attend to all others now, whatever the window of its pre-training
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -104,7 +105,7 @@ def known_role(name: str, reference: str, others: Mapping[str, str] | None = Non
 
     >>> known_role("dino", "timm:vit_base_patch16_224.dino")
     Role(name='dino', family='joint-embedding', method='dino', network='vit', tuned_from=None, size=None, \
-window=None, weight=None, seed=0, multicrop=True)
+window=None, weight=None, seed=0, multicrop=True, lifted=False)
     >>> known_role("x", "timm:vit_base_patch16_224@random") is None
     True
     """
@@ -134,13 +135,14 @@ def _of_training(name: str, reference: Reference, others: Mapping[str, str]) -> 
     family = FAMILY_OF.get(method) or _kind_of(method)
     if family is None:
         return None
-    window = 0 if reference.options.get("window") == "none" else int(recipe.get("attention_window", 0))
+    window = int(recipe.get("attention_window", 0)) or None
     return Role(
         name,
         family,
         method,
         network="vit" if str(recipe.get("backbone", "vit")).startswith(("vit", "deit", "beit")) else "cnn",
-        window=window or None,
+        window=window,
+        lifted=window is not None and reference.options.get("window") == "none",
         weight=float(recipe["weight"]) if family == HYBRID and "weight" in recipe else None,
         seed=seed,
         multicrop=bool(recipe.get("multi_crop", True)) if method == "dino" else None,

@@ -92,7 +92,7 @@ def perform(placed: Placed, folders: Mapping[str, Path], machine: Machine) -> En
 def run_steps(
     steps: Sequence[Placed], executor: Executor, tell: Callable[[str, Placed, Ended | None], None]
 ) -> Outcome:
-    """Run what is not done, each step after those it needs; `tell` hears when one begins and how it ends."""
+    """Run what is not done, each step after those it needs; `tell` hears when one begins, waits for someone, ends."""
     asked: list[int] = []
     with contextlib.ExitStack() as stack:
         if not isinstance(executor, Here):  # steps in this process listen for themselves
@@ -119,6 +119,7 @@ class _Round:
         self.waiting: list[str] = []
         self.running: dict[str, Job] = {}
         self.tries: dict[str, int] = {}
+        self.told: set[str] = set()  # steps that someone else is at
 
     def run(self) -> Outcome:
         self.order.prepare()
@@ -140,7 +141,12 @@ class _Round:
             self.outcome.left[name] = self.outcome.left.get(broken[0], broken[0])
         elif placed.done:
             self.outcome.done.append(name)
-        elif len(self.running) >= self.executor.places or placed.holder is not None:
+        elif len(self.running) >= self.executor.places:
+            return False
+        elif (holder := placed.holder) is not None:
+            if name not in self.told:
+                self.told.add(name)
+                self.tell("waits", placed, Ended("busy", str(holder)))
             return False
         else:
             self.tell("begins", placed, None)

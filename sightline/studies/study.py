@@ -220,8 +220,6 @@ def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role]) -> dic
                 f"It is not known what {name}={reference} was trained by; say so: {flags} {name}={reference}, or "
                 f"roles= in Python ({', '.join(FAMILIES)})"
             )
-        if role.tuned_from is not None and role.tuned_from not in references and role.tuned_from in roles:
-            raise InputError(f"{name} was fine-tuned from {role.tuned_from!r}, which is not among the encoders")
         found[name] = Given(replace(role, name=name), reference)
     return found
 

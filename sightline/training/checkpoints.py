@@ -25,7 +25,7 @@ from sightline.core.errors import InputError, first_line
 from sightline.core.files import write_atomically
 from sightline.core.run_folder import LATEST, latest
 
-__all__ = ["load", "load_module", "save_checkpoint", "tensors_of"]
+__all__ = ["load", "load_module", "save_checkpoint", "tensors_of", "tidy"]
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -67,6 +67,12 @@ def save_checkpoint(
     return folder
 
 
+def tidy(run: Path) -> None:
+    """Remove what a kill has left beside the latest checkpoint: the one before it, or a part of the one after it."""
+    if (folder := latest(run)) is not None:
+        ownership.remove(run, folder.parent, keep=folder)
+
+
 def load(
     folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, dict[str, Tensor], dict[str, float]]:
@@ -75,11 +81,29 @@ def load(
     try:
         state = json.loads((folder / "state.json").read_text())
         tensors = load_file(folder / "optimizer.safetensors")
-    except Exception as error:
+        generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+        kept = _nested(tensors, state["optimizer"])
+        _check_state(optimizer, kept)
+        optimizer.load_state_dict(kept)
+        sums = {str(name): float(value) for name, value in state.get("sums", {}).items()}
+        return int(state["step"]), generators, sums
+    except Exception as error:  # damaged files may be of any form
         raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
-    generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-    optimizer.load_state_dict(_nested(tensors, state["optimizer"]))
-    return int(state["step"]), generators, state.get("sums", {})
+
+
+def _check_state(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+    """Refuse what the optimiser would take now and stumble over in its next step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in kept["state"].items():
+        for name, value in values.items():
+            shape = parameters[number].shape
+            if isinstance(value, Tensor) and value.ndim and value.shape != shape:
+                raise ValueError(f"{name} of parameter {number} has the shape {tuple(value.shape)}, not {tuple(shape)}")
+    for ours, theirs in zip(optimizer.param_groups, kept["param_groups"], strict=True):
+        for key, value in ours.items():
+            like = type(theirs.get(key, value))
+            if key != "params" and like is not type(value) and {like, type(value)} not in ({int, float}, {list, tuple}):
+                raise ValueError(f"{key} of the optimiser is a {like.__name__}")
 
 
 def load_module(folder: Path, module: nn.Module) -> None:

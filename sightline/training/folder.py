@@ -21,7 +21,7 @@ from torch import nn
 
 from sightline.core import bfloat16, ownership
 from sightline.core.errors import InputError, counted
-from sightline.core.files import lock
+from sightline.core.files import lock, read_json
 from sightline.core.processes import barrier, by_first, rank
 from sightline.core.progress import console
 from sightline.core.run_folder import provenance
@@ -132,10 +132,10 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
     if encoder is not None:
         about["encoder"] = encoder.describe()
     if resume and (out / "run.json").is_file():
-        old = json.loads((out / "run.json").read_text())
-        if old["images"]["digest"] != data.digest():
+        old = read_json(out / "run.json", dict, "restore it from a copy, or train into another folder")
+        if _within(old, "images", "digest") != data.digest():
             raise InputError(f"{data.name} has changed since {str(out)!r} was trained on it; train into another folder")
-        if encoder is not None and old["encoder"]["weights"] != encoder.weights:
+        if encoder is not None and _within(old, "encoder", "weights") != encoder.weights:
             raise InputError(
                 f"The encoder {encoder.reference} has changed since {str(out)!r} began with it; "
                 "train into another folder"
@@ -144,6 +144,12 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
     ownership.begin(out, KIND, anew=not resume)
     ownership.write(out, out / "recipe.toml", to_toml(wanted.values()).encode())
     ownership.write(out, out / "run.json", json.dumps(about | provenance(), indent=2).encode())
+
+
+def _within(about: Mapping[str, Any], part: str, key: str) -> Any:
+    """What a run.json says of the images or the encoder; None where it is damaged."""
+    found = about.get(part)
+    return found.get(key) if isinstance(found, Mapping) else None
 
 
 def tell_skipped(feed: Feed) -> None:

@@ -19,14 +19,14 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from sightline.core import bfloat16, ownership
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, first_line
 from sightline.core.processes import by_first, rank, world
 from sightline.core.progress import bar, console
 from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
 from sightline.core.stopping import Stopped, signals
 from sightline.encoders.encoder import Encoder
-from sightline.training.checkpoints import load, save_checkpoint
+from sightline.training.checkpoints import load, save_checkpoint, tidy
 from sightline.training.collectives import gather, mean, sync_batch_norm
 from sightline.training.feed import Feed
 from sightline.training.monitor import Monitor
@@ -91,6 +91,7 @@ class Loop:
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer
         step, kept = self._restore()
+        by_first(lambda: tidy(self.folder))
         if step >= self.feed.steps:
             return {}
         if self.keep_epochs and step == 0:
@@ -174,7 +175,7 @@ class Loop:
         if monitor is None:
             return
         for note in filter(None, (watcher.warning(row) for watcher in self.watchers)):
-            console().print(f"[yellow]{note}[/yellow]")
+            console().print(note, style="yellow")
         if self.show_progress and evaluated:
             numbers = ", ".join(f"{key.replace('_', ' ')} {_shown(key, value)}" for key, value in evaluated.items())
             console().print(f"epoch {row['epoch']:.3g}: loss {row['loss']:.4f}, {numbers}")
@@ -247,10 +248,13 @@ class Loop:
             return 0, {}
         step, generators, sums = load(folder, self.objective, getattr(self.optimizer, "optimizer", self.optimizer))
         mine = {name: states[rank()] for name, states in generators.items() if rank() < len(states)}
-        if "cpu" in mine:
-            torch.set_rng_state(mine["cpu"])
-        if "cuda" in mine and torch.cuda.is_available():
-            torch.cuda.set_rng_state(mine["cuda"])
+        try:
+            if "cpu" in mine:
+                torch.set_rng_state(mine["cpu"])
+            if "cuda" in mine and torch.cuda.is_available():
+                torch.cuda.set_rng_state(mine["cuda"])
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
         return step, sums
 
 

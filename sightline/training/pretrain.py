@@ -159,7 +159,7 @@ def _train(
         folder=out,
         fabric=fabric,
         title=f"{wanted.objective} on {data.name}",
-        encoder=replace(parts.encoder, name=out.name, reference=f"run:{out.name}"),
+        encoder=parts.encoder,
         watchers=make_watchers(
             wanted.training.watch,
             parts.objective,

@@ -6,14 +6,14 @@ the parts of a hybrid have tables of their own (`[moco_v3]`, or `--set moco_v3.t
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sightline.core import plugins
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, nearest
+from sightline.core.files import is_file, read_toml
 from sightline.core.settings import flatten, make_settings, to_toml
 from sightline.training.backbones import Backbone
 from sightline.training.objective import ObjectivePlugin, objective_named
@@ -115,12 +115,9 @@ def read_recipe(which: str | Path) -> dict[str, Any]:
     path = Path(which)
     if path.suffix != ".toml" and str(which) in recipe_names():
         path = FOLDER / f"{which}.toml"
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(f"There is no recipe {str(which)!r}{nearest(str(which), recipe_names())}")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot read the recipe {str(path)!r}: {first_line(error)}") from error
+    return read_toml(path, "recipe")
 
 
 def make_recipe(objective: str, *layers: Mapping[str, Any]) -> PretrainingRecipe:

@@ -202,7 +202,7 @@ def _train(
         folder=out,
         fabric=fabric,
         title=f"{parts.encoder.name} on {data.name}",
-        encoder=replace(parts.encoder, name=out.name, reference=f"run:{out.name}"),
+        encoder=parts.encoder,
         watchers=[_Accuracies(parts.objective, parts.encoder, data, fabric.device, launch)],
         evaluate_every=wanted.training.evaluate_every,
         keep_epochs=wanted.config.save_epochs,

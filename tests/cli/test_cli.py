@@ -73,8 +73,14 @@ def test_the_same_command_again_computes_nothing(run: Path, capsys: pytest.Captu
     )  # fmt: skip
     assert code == 0
     assert (run / "results" / "cka.nc").stat().st_mtime_ns == before
-    assert "one × two" in out
+    assert "k-NN" in out
+    assert "one × two" not in out  # pairs are told on request
     assert "report.html" in out
+    assert len(out.splitlines()) < 20
+    code, out, _ = sightline(
+        "compare", f"one={SMALL}", f"two={SMALL}&seed=1", "-o", run, "--verbose", *FAST, capsys=capsys
+    )  # fmt: skip
+    assert "one × two" in out
 
 
 def test_only_and_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

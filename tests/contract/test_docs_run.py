@@ -105,6 +105,7 @@ def _several(at_hand: dict[str, Any]) -> dict[str, Any]:
 OTHERWISE: dict[str, Any] = {
     "docs/runs.md": _run,
     "docs/contrasts.md": _several,
+    "docs/findings.md": _several,
     "docs/analyses/diversity.md": lambda known: {"before": known["patches"], "after": known["patches"] + 1},
     "docs/analyses/tokens.md": lambda known: {"tokens": known["x"][:24], "before": known["patches"][0]},
     "docs/images.md": lambda known: {"labels": known["labels"][:12] % 2, "pixels": known["pixels"][:12]},

@@ -17,14 +17,22 @@ from sightline.core.extras import EXTRAS
 pytestmark = pytest.mark.processes
 # As if they were not installed, for this process and those that it starts.
 WITHOUT = f"""
-import sys
+import importlib.machinery
+import importlib.metadata
 
-class Without:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {sorted(EXTRAS)!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+hidden = {sorted(EXTRAS)!r}
+find, look = importlib.machinery.PathFinder.find_spec, importlib.metadata.Distribution.from_name
 
-sys.meta_path.insert(0, Without())
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in hidden else find(name, path, target)
+
+def from_name(name):
+    if name.replace("-", "_") in hidden:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return look(name)
+
+importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
+importlib.metadata.Distribution.from_name = staticmethod(from_name)
 """
 
 

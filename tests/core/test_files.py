@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sightline.core.errors import InputError
-from sightline.core.files import lock
+from sightline.core.files import lock, write_atomically
 
 HOLD = """
 import sys, time
@@ -56,3 +57,13 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="a file stands where a folder is needed"):
         lock(tmp_path / "file" / "run")
+
+
+def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, running, other = (tmp_path / f".a.nc.{n}-0123abcd.tmp" for n in (ended.pid, os.getppid(), "x"))
+    for draft in (left, running, other):
+        draft.write_bytes(b"half of")
+    write_atomically(tmp_path / "a.nc", b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.nc", running.name, other.name])

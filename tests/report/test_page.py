@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import html.parser
-import io
 import json
 import re
+import zlib
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import markupsafe
 import numpy as np
 import pandas as pd
 import pypdf
@@ -28,12 +29,16 @@ from support.results import (
     sample_run,
     vit_sites,
 )
+from support.verdicts import finding, part, verdict
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.report import explorer
 from sightline.report.figures import Figure, curve_over_depth
-from sightline.report.page import SCRIPTS, write_report
+from sightline.report.packing import compressed
+from sightline.report.page import write_report
+from sightline.report.shell import SCRIPTS
+from sightline.report.standing import stand
 
 EVIL = '</script><script>document.title="hacked"</script>'
 HOSTILE = [
@@ -52,6 +57,7 @@ class Scripts(html.parser.HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.scripts: list[str] = []
+        self.blocks: dict[str, str] = {}
         self.data = self.policy = ""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._inside: str | None = None
@@ -63,11 +69,14 @@ class Scripts(html.parser.HTMLParser):
         if found.get("http-equiv") == "Content-Security-Policy":
             self.policy = found["content"] or ""
         if tag == "script":
-            self._inside = "data" if found.get("type") == "application/json" else "script"
+            self._inside = {"application/json": "data", "text/plain": "block"}.get(found.get("type") or "", "script")
+            self._block = found.get("data-block") or ""
 
     def handle_data(self, data: str) -> None:
         if self._inside == "data":
             self.data += data
+        elif self._inside == "block":
+            self.blocks[self._block] = data
         elif self._inside == "script":
             self.scripts.append(data)
 
@@ -75,10 +84,22 @@ class Scripts(html.parser.HTMLParser):
         self._inside = None
 
 
-def read(run: SampleRun) -> tuple[str, Scripts, dict[str, Any]]:
-    text = write_report(run).read_text("utf-8")
+def read(run: SampleRun, **more: Any) -> tuple[str, Scripts, dict[str, Any]]:
+    """The page, its parts, and the data of all its pages together."""
+    text = write_report(run, **more).read_text("utf-8")
     page = Scripts(text)
-    return text, page, json.loads(page.data)
+    blocks = {key: json.loads(zlib.decompress(base64.b64decode(block))) for key, block in page.blocks.items()}
+    data = json.loads(page.data) | {"figures": {k: v for block in blocks.values() for k, v in block["figures"].items()}}
+    for kind in ("explorer", "viewer"):
+        data[f"{kind}s"] = {key: block[kind] for key, block in blocks.items() if block.get(kind)}
+    return text, page, data
+
+
+def numbers(packed: str, places: int) -> np.ndarray[Any, Any]:
+    """What the page makes of packed numbers."""
+    low, high = np.frombuffer(zlib.decompress(base64.b64decode(packed)), np.uint8).reshape(2, -1).astype(np.uint16)
+    whole = np.cumsum(low + 256 * high, dtype=np.uint16).view(np.int16)
+    return np.where(whole == -32768, np.nan, whole / 10.0**places)
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +151,16 @@ def test_only_our_scripts_may_run_and_nothing_may_be_fetched(
 def test_the_packed_matrices_are_the_result(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
     run, _, _, data = two
     explorer, result = data["explorers"]["cka"], run["cka"]
-    values = np.frombuffer(base64.b64decode(explorer["values"]["value"]["base64"]), "<f4")
+    parts = {name: numbers(part["packed"], explorer["places"]) for name, part in explorer["values"].items()}
     n = len(explorer["sites"][0])
     assert explorer["values"]["value"]["symmetric"]
-    assert len(values) == 4 * 3 * n * n
-    second = values[n * n : 2 * n * n].reshape(n, n)  # tokens "all", dino × mae
-    np.testing.assert_allclose(
-        second, result.cka.sel(tokens="all", encoder_a="dino", encoder_b="mae").values, rtol=1e-7
-    )
+    assert explorer["places"] == 4  # as many as are shown
+    for name, sign in {"value": 0, "low": -1, "high": 1, "null": 0}.items():
+        assert len(parts[name]) == 4 * 3 * n * n
+        found = parts["value"] + sign * parts[name] if sign else parts[name]
+        second = found[n * n : 2 * n * n].reshape(n, n)  # tokens "all", dino × mae
+        true = result["cka" if name == "value" else f"cka_{name}"].sel(tokens="all", encoder_a="dino", encoder_b="mae")
+        np.testing.assert_allclose(second, np.round(true.values, 4), atol=1e-9)
     row = explorer["sites"][1].index("block.2")
     assert explorer["reasons"][explorer["reason"][0][1][row]] == "the activations are the same for all images"
 
@@ -148,7 +171,7 @@ def test_a_null_that_is_not_symmetric_is_packed_whole() -> None:
     packed = explorer.pack_explorer(result, "CKA")
     assert packed is not None
     assert not packed["values"]["null"]["symmetric"]
-    assert len(base64.b64decode(packed["values"]["null"]["base64"])) == 4 * 4 * (4 + 2 + 2 + 1)
+    assert len(numbers(packed["values"]["null"]["packed"], 4)) == 4 * (4 + 2 + 2 + 1)
     assert packed["sites"] == [["block.0", "block.1"], ["block.0"]]
 
 
@@ -158,7 +181,7 @@ def test_every_figure_is_there_as_svg_pdf_and_csv(two: tuple[SampleRun, str, Scr
     for analysis in ("cka", "knn"):
         for figure in plugins.find("analyses", analysis).figures(run[analysis]):
             stem = f"{analysis}-{figure.name}"
-            assert stem in data["figures"]
+            assert (stem in data["figures"]) != figure.linked  # the linked view shows the same
             assert (folder / f"{stem}.svg").read_text().startswith("<svg")
             assert len(pypdf.PdfReader(folder / f"{stem}.pdf").pages) == 1
             back = pd.read_csv(folder / f"{stem}.csv", keep_default_na=False)
@@ -174,11 +197,17 @@ def test_every_figure_is_there_as_svg_pdf_and_csv(two: tuple[SampleRun, str, Scr
 def test_tables_in_the_page_equal_the_figures_tables(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
     run, _, _, data = two
     (figure,) = plugins.find("analyses", "knn").figures(run["knn"])
-    table = data["figures"]["knn-depth"]["table"]
-    assert table["names"] == list(figure.table.columns)
-    np.testing.assert_allclose(table["columns"][table["names"].index("accuracy")], figure.table.accuracy, rtol=1e-7)
-    names = table["columns"][table["names"].index("encoder")]
-    assert [names["words"][code] for code in names["codes"]] == list(figure.table.encoder)
+    drawn = data["figures"]["knn-depth"]
+    assert drawn["table"]["names"] == list(figure.table.columns)
+    assert drawn["fields"] == ["series"]
+
+    def column(name: str) -> Any:
+        found = drawn["table"]["columns"][drawn["table"]["names"].index(name)]
+        return drawn["datasets"][found["of"][0]]["columns"][found["of"][1]] if "of" in found else found
+
+    np.testing.assert_allclose(column("accuracy"), figure.table.accuracy, rtol=1e-5)
+    assert [column("encoder")["words"][code] for code in column("encoder")["codes"]] == list(figure.table.encoder)
+    assert all("of" in found for found in drawn["table"]["columns"])  # nothing is there twice
 
 
 def test_names_of_users_are_escaped_everywhere(tmp_path: Path) -> None:
@@ -198,6 +227,7 @@ def test_names_of_users_are_escaped_everywhere(tmp_path: Path) -> None:
     assert data["explorers"]["cka"]["encoders"][0] == EVIL
     assert EVIL in data["explorers"]["cka"]["reasons"]
     assert "{{7*7}} ${title} $nav" in text
+    assert EVIL in [encoder["name"] for encoder in data["encoders"]]
     assert data["explorers"]["cka"]["encoders"][5] == "a�b�\\udcff"
 
 
@@ -221,7 +251,8 @@ def test_only_knn_and_one_encoder(tmp_path: Path) -> None:
 def test_one_encoder_within_itself(tmp_path: Path) -> None:
     _, _, data = read(minimal(tmp_path, {"cka": cka_result({"a": vit_sites(3)})}, ["a"]))
     assert data["explorers"]["cka"]["encoders"] == ["a"]
-    assert "cka-pairs" in data["figures"]
+    assert data["explorers"]["cka"]["order"] == [0]
+    assert (tmp_path / "figures" / "cka-pairs.svg").is_file()
 
 
 def test_a_resnet_has_its_own_sites_and_no_class_token(tmp_path: Path) -> None:
@@ -294,24 +325,67 @@ def test_sentences_of_an_analysis_stand_on_top_of_its_page(tmp_path: Path, monke
     text, _, _ = read(minimal(tmp_path, {"spectra": result}, ["a"]))
     page = text[text.index('<section class="page" data-page="spectra"') :]
     assert EVIL not in page
-    assert "<h2>In short</h2>\n<p>Take &lt;/script&gt;" in page
-    assert "<p>Or &lt;b&gt;not&lt;/b&gt;.</p>" in page
+    assert '<h2>In short</h2>\n<ul class="sentences">\n<li>Take &lt;/script&gt;' in page
+    assert "<li>Or &lt;b&gt;not&lt;/b&gt;.</li>" in page
     assert page.index("In short") < page.index("Formula")
 
 
-@pytest.mark.parametrize(("count", "folded"), [(12, 0), (36, 24)])
-def test_an_overview_folds_what_is_too_much(
-    count: int, folded: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_longer_than_five_sentences_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = other_analysis(lambda _: [])
-    module.headlines = lambda result: [(f"pair {i}", "0.5", "") for i in range(count)]
+    module.summary = lambda result: ["First of 0.5 points. Second.", *(f"Number {i} is here." for i in range(9))]
     monkeypatch.setattr(plugins, "find", lambda folder, name: module)
     text, _, _ = read(minimal(tmp_path, {"spectra": xr.Dataset({"rank": ("site", [1.0])})}, ["a"]))
-    overview = text[: text.index('<section class="page" data-page="spectra"')]
-    shown, _, more = overview.partition("<details>")
-    assert shown.count("pair ") == count - folded
-    assert more.count("pair ") == folded
-    assert (f"<summary>{folded} more</summary>" in more) == bool(folded)
+    page = text[text.index('<section class="page" data-page="spectra"') :]
+    short, _, more = page.partition("<details>")
+    assert short.count("<li>") == 5
+    assert "<li>First of 0.5 points.</li>" in short
+    assert "Number 3" not in short
+    assert more.count("<p>") >= 10
+
+
+def test_pages_are_grouped_by_what_they_ask(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
+    _, text, _, _ = two
+    nav = text[text.index('<nav aria-label="Pages">') : text.index("</nav>")]
+    assert re.findall(r"<h2>(.*?)</h2>|data-page=\"(\w+)\"", nav) == [
+        ("", "overview"), ("Who is alike?", ""), ("", "cka"), ("What can be separated?", ""), ("", "knn"),
+        ("", "provenance"),
+    ]  # fmt: skip
+
+
+def test_the_overview_has_the_table_of_the_terminal(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
+    run, text, page, _ = two
+    overview = text[text.index('data-page="overview"') : text.index('<section class="page" data-page="cka"')]
+    standing = stand(run)
+    assert [column.number.title for column in standing.columns] == ["CKA", "k-NN"]
+    for column in standing.columns:
+        for name in standing.encoders:
+            assert column.number.write(name) in overview
+    values = [float(a["data-value"]) for tag, a in page.tags if tag == "td" and a.get("data-value")]
+    expected = [column.number.values[name] for name in standing.encoders for column in standing.columns]
+    np.testing.assert_allclose(values, expected)
+    assert overview.count("●") == 1  # k-NN can be best, CKA cannot
+
+
+def test_every_figure_says_how_to_get_its_numbers(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
+    run, text, _, data = two
+    for stem in data["figures"]:
+        assert markupsafe.escape(f"pd.read_csv({f'{run.path.name}/figures/{stem}.csv'!r})") in text
+        assert (run.path / "figures" / f"{stem}.csv").is_file()
+
+
+def test_findings_are_shown_and_escaped(tmp_path: Path) -> None:
+    run = sample_run(tmp_path)
+    judged = [
+        verdict("S10", "holds", sentence=EVIL, parts=[part(EVIL, 0.3, encoders=("dino",)), part("seed 1", 0.05)]),
+        verdict("S2", "not measured"),
+    ]
+    claims = {"S10": finding("S10", claim=EVIL, paper_says=EVIL, where=EVIL)}
+    text, page, _ = read(run, verdicts=judged, findings=claims, kinds={"dino": "joint-embedding", "mae": EVIL})
+    assert EVIL not in text
+    found = [a for tag, a in page.tags if tag == "details" and "finding" in str(a.get("class"))]
+    assert [(a["id"], a["data-verdict"]) for a in found] == [("finding-S2", "not measured"), ("finding-S10", "holds")]
+    assert "Of 1 finding that these encoders can decide, 1 holds." in text
+    assert "+0.3 (95 % +0.2 to +0.4)" in text
 
 
 def test_figures_that_fail_are_told_and_cost_no_other_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,8 +432,22 @@ def test_a_failing_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pyte
 
 
 def test_ten_encoders_stay_small() -> None:
+    """CKA of 48 sites is the largest of all: 4 views × 55 pairs × 48² × 4 numbers; here no two of them are alike."""
     sites = {f"encoder {i}": vit_sites(12)[:48] for i in range(10)}
-    packed = explorer.pack_explorer(cka_result(sites), "CKA")
-    assert (
-        len(io.StringIO(json.dumps(packed)).getvalue()) < 12e6
-    )  # 4 views × 55 pairs × 48² × 4 numbers × 4 bytes, in base64
+    result = cka_result(sites)
+    rng = np.random.default_rng(0)
+    for name in ("cka", "cka_low", "cka_high", "cka_null"):
+        noise = rng.normal(0, 0.003, result[name].shape)
+        result[name] = result[name] + (noise + noise.transpose(0, 2, 1, 4, 3)) / 2
+    assert len(compressed(explorer.pack_explorer(result, "CKA"))) < 5.5e6
+
+
+def test_encoders_that_are_alike_stand_side_by_side() -> None:
+    sites = {name: vit_sites(2) for name in ("a", "x", "b", "y")}
+    result = cka_result(sites)
+    near = np.array([[1, 0, 1, 0], [0, 1, 0, 1]] * 2)[None, :, :, None, None] * 0.8 + 0.1
+    packed = explorer.pack_explorer(result.assign(cka=result.cka * 0 + near), "CKA")
+    assert packed is not None
+    order = [packed["encoders"][i] for i in packed["order"]]
+    assert abs(order.index("a") - order.index("b")) == 1
+    assert abs(order.index("x") - order.index("y")) == 1

@@ -26,8 +26,17 @@ findings = []
 seed = [0, 1]
 [step.net]
 command = "pretrain supervised"
-set = { size = 32, depth = 1, width = 24, heads = 2, batch = 16, epochs = 40, evaluate_every = 0, save_minutes = 0.0,
-        seed = "{seed}", watch = [] }
+[step.net.set]
+size = 32
+depth = 1
+width = 24
+heads = 2
+batch = 16
+epochs = 40
+evaluate_every = 0
+save_minutes = 0.0
+seed = "{seed}"
+watch = []
 [step.both]
 command = "compare step:net"
 only = ["fourier"]

@@ -65,7 +65,7 @@ def test_roles_that_are_missing_are_named_with_what_to_add() -> None:
     evidence = Evidence(SEEDS, ())
     with pytest.raises(Missing, match="1 more joint-embedding ViT: add `--je NAME=REFERENCE`"):
         evidence.need(JE, count=2)
-    with pytest.raises(Missing, match="a supervised CNN: add `--sl NAME=REFERENCE`"):
+    with pytest.raises(Missing, match="a supervised CNN: add `--cnn-sl NAME=REFERENCE` or `--steps pretrain`"):
         evidence.need("supervised", "cnn")
 
 

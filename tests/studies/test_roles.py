@@ -74,7 +74,9 @@ def test_windows_and_crops(tmp_path: Path) -> None:
         'objective = "dino"\nbackbone = "vit"\nattention_window = 5\nmulti_crop = false\n'
     )
     assert known_role("d", f"run:{tmp_path}") == Role("d", JE, "dino", window=5, multicrop=False)
-    assert known_role("d", f"run:{tmp_path}?window=none") == Role("d", JE, "dino", multicrop=False)
+    assert known_role("d", f"run:{tmp_path}?window=none") == Role(
+        "d", JE, "dino", window=5, multicrop=False, lifted=True
+    )
 
 
 def test_an_unknown_family_is_one_sentence() -> None:

@@ -21,8 +21,17 @@ STUDY = f"""
 images = "{IMAGES}"
 [step.mae]
 command = "pretrain mae"
-set = {{ size = 32, depth = 2, width = 24, heads = 2, epochs = 1, batch = 16, decoder_depth = 1, decoder_width = 24,
-        decoder_heads = 2, watch = [] }}
+[step.mae.set]
+size = 32
+depth = 2
+width = 24
+heads = 2
+epochs = 1
+batch = 16
+decoder_depth = 1
+decoder_width = 24
+decoder_heads = 2
+watch = []
 [step.tuned]
 command = "finetune step:mae"
 set = {{ epochs = 1, batch = 16, save_epochs = true }}
@@ -86,9 +95,7 @@ def test_a_copy_elsewhere_is_complete(made, tmp_path, monkeypatch):
 
 def test_two_studies_share_their_steps(made, tmp_path):
     """Another study, with other names, trains nothing that is there already."""
-    text = (
-        STUDY.replace("[step.mae]", "[step.start]").replace("step:mae", "step:start").replace("mae = {{", "start = {{")
-    )
+    text = STUDY.replace("[step.mae", "[step.start").replace("step:mae", "step:start")
     text = text.replace('tuned_from = "mae"', 'tuned_from = "start"').replace("\nmae = {", "\nstart = {")
     (tmp_path / "other.toml").write_text(text)
     other = make_study(tmp_path / "other.toml", out=tmp_path / "other", steps_folder=made.path / "steps")

@@ -44,7 +44,8 @@ class Reader:
 
     def open(self, page: str) -> None:
         self.tab.goto(f"{self.file}#/{page}")
-        self.until("[...document.querySelectorAll('.page.open .chart')].every(c => c.dataset.ready)")
+        drawn = "c => c.dataset.ready || c.closest('[data-late]')"
+        self.until(f"[...document.querySelectorAll('.page.open .chart')].every({drawn})")
 
     def until(self, condition: str) -> None:
         """Wait for a condition; asked from here, because the page's policy forbids evaluating text."""

@@ -113,7 +113,7 @@ def made_run(
     """A run in memory that holds these numbers, "knn.accuracy" and so on, of all these encoders.
 
     `noise` is the standard error of each number; None: images do not change it. `labels` are other values of the
-    dimensions than LABELS, `coords` further ones of one dimension each; runs with the same `images` are paired.
+    dimensions than LABELS, `coords` further coordinates, as xarray takes them; runs with the same `images` are paired.
     """
     every = block_sites(depth) if sites is None else list(sites)
     run = Run(None, {"encoders": [{"name": name, "reference": f"made:{name}"} for name in encoders], **(request or {})})
@@ -150,7 +150,9 @@ def _result(
             known[f"layer_type{end}"] = (f"site{end}", [layer_type(site) for site in labels["site"]])
             known[f"block{end}"] = (f"site{end}", [block_number(site) for site in labels["site"]])
         data["reason"] = (LAYER, np.full((len(labels["encoder"]), len(labels["site"])), ""))
-    extra = {name: (dim, values) for name, (dim, values) in coords.items() if dim in known}
+    extra = {
+        name: one for name, one in coords.items() if set([one[0]] if isinstance(one[0], str) else one[0]) <= {*known}
+    }
     return split(kept.beside(xr.Dataset(data, {**known, **extra}, attrs)))
 
 

@@ -51,3 +51,29 @@ def _free_port() -> int:
     with socket.socket() as it:
         it.bind(("127.0.0.1", 0))
         return int(it.getsockname()[1])
+
+
+def on_two_nodes(*words: str) -> list[subprocess.Popen[str]]:
+    """Start `sightline WORDS` under two agents of torchrun with one process each, as on two machines."""
+    port = str(_free_port())
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    return [
+        subprocess.Popen(
+            [sys.executable, *agent, f"--master-port={port}", f"--node-rank={node}", "-m", "sightline", *words],
+            env=shared | {"PYTHONPATH": str(TESTS.parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(2)
+    ]
+
+
+def ended(agents: list[subprocess.Popen[str]]) -> list[str]:
+    """What both agents and their processes have said when they have ended."""
+    try:
+        return [agent.communicate(timeout=300)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()

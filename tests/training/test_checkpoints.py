@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sightline.core.errors import InputError
@@ -231,3 +233,44 @@ def test_a_damaged_checkpoint_is_a_sentence(name: str, damage: str, tmp_path: Pa
         path.unlink()
     with pytest.raises(InputError, match="Cannot read the checkpoint"):
         load(folder, *make("adamw"))
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no step": lambda state: state.pop("step"),
+    "a step in words": lambda state: state.update(step="three"),
+    "no optimiser": lambda state: state.pop("optimizer"),
+    "groups that are a number": lambda state: state["optimizer"].update(groups=3),
+    "fewer groups": lambda state: state["optimizer"]["groups"].pop(),
+    "a rate in words": lambda state: state["optimizer"]["groups"][0].update(lr="fast"),
+    "betas that are a number": lambda state: state["optimizer"]["groups"][0].update(betas=3),
+    "sums in words": lambda state: state.update(sums={"loss": "low"}),
+    "sums that are a list": lambda state: state.update(sums=[1]),
+}
+
+
+@pytest.mark.parametrize("how", list(DAMAGE))
+def test_a_state_of_another_form_is_a_sentence(how: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, 1, *make("adamw"))
+    state = json.loads((folder / "state.json").read_text())
+    DAMAGE[how](state)
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"Cannot read the checkpoint .*; start over"):
+        load(folder, *make("adamw"))
+
+
+def test_moments_of_another_shape_are_a_sentence(tmp_path: Path) -> None:
+    net, optimizer = make("adamw")
+    train(net, optimizer, range(1))
+    folder = save(tmp_path, 1, net, optimizer)
+    tensors = load_file(folder / "optimizer.safetensors")
+    name = next(name for name in tensors if name.endswith("exp_avg"))
+    save_file(tensors | {name: torch.zeros(1, 2, 3)}, folder / "optimizer.safetensors")
+    with pytest.raises(InputError, match=r"exp_avg of parameter .* has the shape \(1, 2, 3\)"):
+        load(folder, *make("adamw"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"checkpoint": "../../elsewhere"}', '{"checkpoint": 3}'])
+def test_a_pointer_leads_nowhere_else(text: str, tmp_path: Path) -> None:
+    (tmp_path / "latest.json").write_text(text)
+    with pytest.raises(InputError, match=r"Cannot read .*latest\.json"):
+        latest(tmp_path)

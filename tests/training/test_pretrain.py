@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 import sightline as sl
+from sightline.core import ownership
 from sightline.core.errors import InputError
 from sightline.core.run_folder import latest
 from sightline.core.stopping import Stopped
@@ -66,6 +68,12 @@ def assert_same(a: Path, b: Path) -> None:
     pd.testing.assert_frame_equal(*tables)
 
 
+def files_of(run: Path) -> dict[str, bytes]:
+    """The files of all checkpoints, whatever they are called."""
+    folder = run / "checkpoints"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
@@ -109,8 +117,26 @@ def test_a_stopped_training_goes_on_bit_exactly(
     assert Loop._told_to_stop is asked
     before = sl.load_encoder(f"run:{tmp_path / 'run'}")
     assert before.weights != sl.load_encoder(f"run:{whole}").weights
-    train(tmp_path / "run", resume=True)
-    assert_same(whole, tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    train(tmp_path / "moved", resume=True)
+    assert_same(whole, tmp_path / "moved")
+    assert files_of(tmp_path / "moved") == files_of(whole)  # encoder.json knows neither of folders nor of stops
+
+
+def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path, tmp_path: Path) -> None:
+    """Killed when all was saved, but not all that it replaces was gone."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    kept = files_of(run)
+    drafted = run / "checkpoints" / ".00000012.99-0123abcd.tmp"
+    for folder in (run / "checkpoints" / "00000007", drafted):
+        shutil.copytree(next((whole / "checkpoints").iterdir()), folder)
+    listed = json.loads((run / ownership.LIST).read_text())
+    left = [path.relative_to(run).as_posix() for path in (run / "checkpoints" / "00000007").iterdir()]
+    listed["files"] = sorted([*listed["files"], *left, f"{drafted.relative_to(run).as_posix()}/"])
+    (run / ownership.LIST).write_text(json.dumps(listed))
+    train(run, resume=True)
+    assert files_of(run) == kept
 
 
 def test_a_checkpoint_without_scales_of_learning_rates_goes_on(

@@ -88,8 +88,8 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     """NMI and distance in the last third of the blocks, mean over heads."""
     where: dict[str, Any] = {"at": "last third", "types": ("attn_map",), "place": FIRST}
-    about = "normalised mutual information of queries and keys in the last third of the blocks, mean over heads"
-    far = "attention distance in the last third of the blocks, part of the image diagonal, mean over heads"
+    about = "attention NMI in the last third of the blocks"
+    far = "attention distance (part of the diagonal) in the last third of the blocks"
     return [
         *key_number(result, "nmi_mean", title="attention NMI", about=about, style=".3f", **where),
         *key_number(result, "distance_relative_mean", title="attention distance", about=far, style=".1%", **where),

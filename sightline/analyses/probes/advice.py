@@ -50,7 +50,7 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
         curves[name] = own.values.tolist()
     values = {name: float(row.accuracy) for name, row in rows.items()}
     ends = {name: (float(row.accuracy_low), float(row.accuracy_high)) for name, row in rows.items()}
-    about = "accuracy of the probe, layer and pooling that were chosen on held-out images"
+    about = "accuracy of the probe chosen on held-out images"
     found = KeyNumber("probe", about, values, ends, curves, style=".1%", best="highest", place=FIRST)
     return [found] if values else []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import reprlib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.core.errors import InputError, first_line, nearest, some
-from sightline.encoders.files.unpickling import ForbiddenError, PickledModule, unpickle
+from sightline.encoders.files.unpickling import ForbiddenError, PickledModule, WholeModuleError, unpickle
 
 __all__ = ["Checkpoint", "printable", "read_checkpoint", "tensors", "without_prefix"]
 
@@ -178,16 +177,11 @@ def _check_zip(path: Path) -> None:
 
 def _reason(error: Exception, head: bytes, container: str) -> str:
     """Why a file could not be read, as the end of a sentence."""
-    if isinstance(error, pickle.UnpicklingError) and "persistent_load of storage" in str(error):
+    if isinstance(error, WholeModuleError):
         return _whole("a module")
     if container == "PyTorch (old format)" and not head.startswith(b"\x80"):
         begin = printable(head[:24].decode("utf-8", "backslashreplace"))
         return f"is not a checkpoint, it begins with '{begin}'; give a .safetensors or .pth file"
-    if "Unsupported operand" in str(error):
-        return (
-            "was saved with another pickle protocol than PyTorch's default, 2; if you trust it, save it with that, "
-            "or as .safetensors"
-        )
     return f"is damaged or was not downloaded completely ({printable(first_line(error), 100)}); get it again"
 
 

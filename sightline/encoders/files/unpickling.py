@@ -1,45 +1,43 @@
-"""PyTorch files, unpickled without running anything in them.
+"""PyTorch files as plain data and tensors, without running anything in them; see pickles.py.
 
-PyTorch's unpickler for weights (`weights_only=True`) makes tensors, containers and numbers, and calls nothing but what
-it is told to be safe. Official files hold objects besides, an `argparse.Namespace` or a yacs `CfgNode`. So for every
-class that a file names it is given a stand-in of ours: an object becomes a dict of what it holds, its class is never
-looked for, and a file that would call something is refused.
+A zip file has the pickle of its content and the numbers of each storage as entries, uncompressed; in an old file five
+pickles follow each other (a magic number, a version, the machine, the content, the keys of its storages), and then the
+numbers of all storages.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
-import pickletools
-import re
-import sys
-import warnings
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+import math
+import mmap
+import struct
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch._utils import IMPORT_MAPPING, NAME_MAPPING
-from torch.serialization import MAGIC_NUMBER
+from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
-__all__ = ["ForbiddenError", "PickledModule", "unpickle"]
+from sightline.encoders.files.pickles import (
+    Array,
+    Dtype,
+    ForbiddenError,
+    Named,
+    Object,
+    Opaque,
+    Reading,
+    Storage,
+    StoredTensor,
+    WholeModuleError,
+    load,
+)
+
+__all__ = ["ForbiddenError", "PickledModule", "WholeModuleError", "unpickle"]
 
 
-CLASS = "the class of an object"  # under this name an object's dict says that it is one
-# What PyTorch's unpickler knows of Python's own; it takes precedence over any stand-in.
-KNOWN = {"_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set"}
-KNOWN |= {"collections.Counter", "collections.OrderedDict"}
-MOST_NAMES = 1000  # PyTorch goes through all of them for every object
-DEEPEST = 1000  # tuples in each other
-
-
-class ForbiddenError(Exception):
-    """A file would call what is named in the message, as files of weights never do."""
+Bytes = Callable[[Storage], torch.UntypedStorage]
 
 
 class PickledModule(str):
@@ -48,221 +46,102 @@ class PickledModule(str):
 
 def unpickle(path: Path, zipped: bool) -> Any:
     """What `torch.save` wrote, as plain data and tensors; those of a zip file stay on disk until they are used."""
-    named = set()
-    for name in _named_in(path, zipped):
-        # Classes of other libraries are data as long as they are not called; of Python's own, most can do harm.
-        if name.partition(".")[0] in sys.stdlib_module_names and name not in STAND_INS and name not in KNOWN:
-            raise ForbiddenError(name)
-        named.add(name)
-        if len(named) > MOST_NAMES:
-            raise ValueError(f"it names more than {MOST_NAMES} classes")
-    allowed: Any = [(STAND_INS.get(name) or _class(name), name) for name in named]
-    with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    return _plain(content, {}, path.stat().st_size)
+    size = path.stat().st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        content, numbers = (_zipped if zipped else _old)(path, whole, Reading(size))
+        return _plain(content, {}, _Tensors(numbers, size))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What a pickle names
+def _zipped(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]:
+    places: dict[str, slice] = {}
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            begin = entry.header_offset
+            lengths = struct.unpack("<HH", whole[begin + 26 : begin + 30])  # of the name and of what follows it
+            begin += 30 + sum(lengths)
+            if begin + entry.file_size > len(whole):
+                raise ValueError("an entry reaches beyond the end")
+            places.setdefault(entry.filename.partition("/")[2], slice(begin, begin + entry.file_size))
+    if "byteorder" in places and whole[places["byteorder"]] != b"little":
+        raise ValueError("it was written on a machine with another order of bytes")
+    content = load(io.BytesIO(whole[places["data.pkl"]]), reading)
+    mapped = torch.UntypedStorage.from_file(str(path), False, len(whole))
+    return content, lambda storage: mapped[places[f"data/{storage.key}"]]
 
 
-class _Seen(NamedTuple):
-    """What is known of a value on the stack of a pickle, before it is loaded."""
+def _old(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]:
+    first = load(whole, reading)  # type: ignore[arg-type]  # a mapping reads as a file does
+    if first != MAGIC_NUMBER:
+        raise ValueError("torch.save did not write it")
+    version, machine, content, keys = (load(whole, reading) for _ in range(4))  # type: ignore[arg-type]
+    if version != PROTOCOL_VERSION or not isinstance(machine, dict) or not isinstance(keys, list):
+        raise ValueError("its head is not that of torch.save")
+    if machine.get("little_endian") is False:
+        raise ValueError("it was written on a machine with another order of bytes")
+    places, begin = dict[str, slice](), whole.tell()
+    for key in map(str, keys):
+        (count,) = struct.unpack("<q", whole[begin : begin + 8])
+        end = begin + 8 + count * reading.storages[key].dtype.itemsize
+        if count < 0 or end > len(whole):
+            raise ValueError("its numbers reach beyond the end")
+        places[key], begin = slice(begin + 8, end), end
+    read: dict[str, torch.UntypedStorage] = {}
 
-    text: str = ""
-    depth: int = 0  # of tuples in tuples
+    def numbers(storage: Storage) -> torch.UntypedStorage:
+        """A copy, since numbers are not aligned there."""
+        if storage.key not in read:
+            values = bytearray(whole[places[storage.key]])
+            read[storage.key] = torch.frombuffer(values, dtype=torch.uint8).untyped_storage()
+        return read[storage.key]
 
-
-def _named_in(path: Path, zipped: bool) -> Iterator[str]:
-    """Everything outside of the file that its pickles name: `module.Class`."""
-    if zipped:  # read as `torch.load` does: an archive could show another pickle to another reader
-        yield from _names(io.BytesIO(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")))
-        return
-    with path.open("rb") as stream:
-        # A magic number, a version, the machine, the content, the keys of its storages: each is a pickle.
-        official = stream.peek()[2:].startswith(pickle.dumps(MAGIC_NUMBER, protocol=2)[2:])
-        for _ in range(5 if official else 1):
-            yield from _names(stream)
-
-
-def _names(stream: IO[bytes]) -> Iterator[str]:
-    """Names in one pickle, whose stack is followed: names may be put together from texts on it.
-
-    Tuples in tuples in … are refused: as the key of a dict they would overflow the stack of Python itself.
-    """
-    stack: list[_Seen] = []
-    marks: list[int] = []
-    memo: dict[int, _Seen] = {}
-    for opcode, argument, _ in pickletools.genops(stream):
-        if opcode.name == "MARK":
-            marks.append(len(stack))
-            continue
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-            continue
-        to_mark = pickletools.stackslice in opcode.stack_before
-        fixed = opcode.stack_before.index(pickletools.markobject) if to_mark else len(opcode.stack_before)
-        start = (marks.pop() if to_mark else len(stack)) - fixed
-        if start < 0:
-            raise ValueError("its pickle reads more than there is")
-        taken = stack[start:]
-        del stack[start:]
-        made = _Seen(argument if isinstance(argument, str) else "")
-        if opcode.name in ("GLOBAL", "INST", "STACK_GLOBAL"):
-            named = tuple(seen.text for seen in taken) if opcode.name == "STACK_GLOBAL" else made.text.split(" ", 1)
-            module, name = NAME_MAPPING.get((named[0], named[1]), (IMPORT_MAPPING.get(named[0], named[0]), named[1]))
-            yield f"{module}.{name}"
-        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
-            made = memo[argument or 0]
-        elif opcode.name.startswith("TUPLE"):
-            made = _Seen(depth=1 + max((seen.depth for seen in taken), default=0))
-            if made.depth > DEEPEST:
-                raise ValueError(f"it nests tuples more than {DEEPEST} deep")
-        stack += [taken[0]] * 2 if opcode.name == "DUP" else [made] * len(opcode.stack_after)
+    return content, numbers
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Stand-ins
+class _Tensors:
+    """Tensors of where their numbers lie."""
+
+    def __init__(self, numbers: Bytes, most: int) -> None:
+        self.numbers, self.most = numbers, most  # how many numbers a tensor may have
+
+    def read(self, place: StoredTensor) -> Tensor | None:
+        """A view of the numbers; None of quantised ones, which are no weights."""
+        dtype, storage = place.dtype, place.storage
+        if str(dtype).startswith("torch.q"):
+            return None
+        if math.prod(place.size) > self.most:  # its numbers repeat (stride 0); a copy could take all of the memory
+            raise ValueError("a tensor is larger than the file")
+        steps = sum((n - 1) * step for n, step in zip(place.size, place.stride, strict=True))
+        if 0 in place.size:
+            return torch.empty(place.size, dtype=dtype)
+        last, held = storage.offset + place.offset + steps + 1, self.numbers(storage)
+        if last * dtype.itemsize > min(storage.count * storage.dtype.itemsize, held.nbytes()):
+            raise ValueError("a tensor reaches beyond its numbers")
+        return torch.empty(0, dtype=dtype).set_(held, storage.offset + place.offset, place.size, place.stride)
 
 
-class _Class(type):
-    """Stands for a class. The unpickler makes objects by `__new__`; what is called instead might do anything."""
-
-    name: str
-
-    def __call__(cls, *arguments: Any) -> Any:
-        raise ForbiddenError(cls.name)
-
-
-def _class(name: str) -> _Class:
-    return _Class("StandIn", (), {"name": name, "__new__": lambda cls, *arguments: _object(name)})
-
-
-def _object(name: str, *arguments: Any) -> OrderedDict[Any, Any]:
-    """The unpickler puts the items of a dict, such as a CfgNode, into it, and attributes into its `__dict__`."""
-    made: OrderedDict[Any, Any] = OrderedDict()
-    made.__dict__[CLASS] = name
-    return made
-
-
-def _reconstructed(kind: Any, base: Any = None, items: Any = None) -> Any:
-    """As `copyreg` makes objects in protocols before 2."""
-    if not isinstance(kind, _Class):
-        raise ForbiddenError("copyreg._reconstructor")
-    made = kind.__new__(kind)  # type: ignore[call-overload]
-    made.update(dict.items(items) if isinstance(items, dict) else ())
-    return made
-
-
-def _dict(*factory: Any) -> OrderedDict[Any, Any]:
-    return OrderedDict()
-
-
-def _list(*arguments: Any) -> list[Any]:
-    return []
-
-
-def _path(*parts: str) -> str:
-    return str(PurePosixPath(*parts))
-
-
-class _Opaque:
-    """Something whose value is of no use here."""
-
-    def __init__(self, *arguments: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None: ...
-
-
-class _Dtype:
-    """numpy.dtype("f8", False, True), then its byte order."""
-
-    def __init__(self, code: Any = "", *flags: Any) -> None:
-        self.code, self.order = str(code), "="
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = str(state[1])
-
-    def read(self, data: bytes) -> NDArray[Any]:
-        if not re.fullmatch(r"[biufcSU]\d+", self.code) or self.order not in ("<", ">", "|", "="):
-            raise ValueError(f"numpy type {self.order}{self.code}")
-        return np.frombuffer(data, np.dtype(self.order + self.code))
-
-
-def _scalar(dtype: _Dtype, data: bytes) -> Any:
-    return dtype.read(data)[0].item()
-
-
-class _Array:
-    """An array of numpy: made empty, then given its state."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.value: NDArray[Any] | None = None
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, dtype, fortran, data = state
-        if isinstance(data, bytes):  # of objects it would be a list
-            self.value = dtype.read(data).reshape(shape, order="F" if fortran else "C").copy()
-
-
-def _classes(module: str, names: str) -> dict[str, Any]:
-    return {f"{module}.{name}": _class(f"{module}.{name}") for name in names.split()}
-
-
-STAND_INS: dict[str, Any] = {
-    **_classes("builtins", "bool bytes dict float int list object str tuple type"),
-    **_classes("collections", "UserDict"),
-    **_classes("typing", "Any List Dict Tuple Optional Union"),
-    **{f"pathlib.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")},
-    **{f"datetime.{name}": _Opaque for name in ("date", "datetime", "time", "timedelta", "timezone")},
-    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
-    "argparse.Namespace": _class("argparse.Namespace"),
-    "builtins.bytes": _Opaque,  # how old protocols write empty ones
-    "builtins.frozenset": frozenset,
-    "collections.defaultdict": _dict,
-    "collections.deque": _list,
-    "copyreg._reconstructor": _reconstructed,
-    "functools.partial": _Opaque,
-    "numpy.dtype": _Dtype,
-    "types.SimpleNamespace": partial(_object, "types.SimpleNamespace"),
-}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-
-
-def _plain(value: Any, done: dict[int, tuple[Any, Any]], most: int) -> Any:
-    """Dicts in the place of objects, each once, since a file may repeat or contain itself; `done` keeps them alive.
-
-    `most` is how many numbers a tensor may have.
-    """
+def _plain(value: Any, done: dict[int, tuple[Any, Any]], tensors: _Tensors) -> Any:
+    """Dicts in the place of objects, each once, since a file may repeat or contain itself; `done` keeps them alive."""
     if id(value) in done:
         return done[id(value)][1]
     result: Any
     match value:
-        case Tensor():
-            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-                return None  # sparse, without numbers (meta), or quantised: no weights that could be copied
-            if value.numel() > most:  # its numbers repeat (stride 0); a copy of it could take all of the memory
-                raise ValueError("a tensor is larger than the file")
-            return Tensor.detach(value)  # without what a file may have attached to it
-        case OrderedDict() if CLASS in value.__dict__ and {"_modules", "_parameters"} <= value.__dict__.keys():
-            return PickledModule(value.__dict__[CLASS])
+        case StoredTensor():
+            done[id(value)] = value, (result := tensors.read(value))
+        case Object() if {"_modules", "_parameters"} <= value.attributes.keys():
+            return PickledModule(value.name)
         case dict():
             done[id(value)] = value, (result := {})
-            result.update((_plain(key, done, most), _plain(item, done, most)) for key, item in _items(value))
+            result.update((_plain(key, done, tensors), _plain(item, done, tensors)) for key, item in _items(value))
         case list():
             done[id(value)] = value, (result := [])
-            result.extend(_plain(item, done, most) for item in value)
+            result.extend(_plain(item, done, tensors) for item in value)
         case tuple() | set() | frozenset():
-            kind = tuple if isinstance(value, tuple) else type(value)  # torch.Size holds numbers only
-            done[id(value)] = value, (result := kind(_plain(item, done, most) for item in value))
-        case _Array():
+            done[id(value)] = value, (result := type(value)(_plain(item, done, tensors) for item in value))
+        case Array():
             return value.value
-        case _Class():
+        case Named():
             return value.name
-        case _ if callable(value) or isinstance(value, (_Opaque, _Dtype)):
+        case Opaque() | Dtype() | Storage():
             return None
         case _:
             return value
@@ -271,16 +150,14 @@ def _plain(value: Any, done: dict[int, tuple[Any, Any]], most: int) -> Any:
 
 def _items(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     """Items of a dict, or attributes of what was an object without items."""
-    attributes = vars(value) if isinstance(value, OrderedDict) else {}
-    # Not value.items(): a file may have put something else in the place of that method.
-    if value or CLASS not in attributes:
-        return dict.items(value)
+    if value or not isinstance(value, Object):
+        return value.items()
     for inner in ("_content", "_fields"):  # of omegaconf, of ml_collections
-        if isinstance(attributes.get(inner), dict):
-            return [(key, _unboxed(item)) for key, item in dict.items(attributes[inner])]
-    return [(key, item) for key, item in attributes.items() if key != CLASS and not str(key).startswith("__")]
+        if isinstance(value.attributes.get(inner), dict):
+            return [(key, _unboxed(item)) for key, item in value.attributes[inner].items()]
+    return [(key, item) for key, item in value.attributes.items() if not key.startswith("__")]
 
 
 def _unboxed(value: Any) -> Any:
     """omegaconf keeps every number in an object."""
-    return vars(value).get("_val", value) if isinstance(value, OrderedDict) else value
+    return value.attributes.get("_val", value) if isinstance(value, Object) else value

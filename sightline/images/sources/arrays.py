@@ -8,13 +8,14 @@ image.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sightline.core.errors import InputError, some
+from sightline.core.errors import InputError, first_line, some
 from sightline.images.sets import Images, Item, halves, split_name
 
 __all__ = ["Arrays", "encode_labels", "from_arrays", "load"]
@@ -44,6 +45,11 @@ def from_arrays(
     splits: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
 ) -> Images:
     """Images from pixels and labels."""
+    if not hasattr(pixels, "__iter__") or isinstance(pixels, (str, bytes, dict)) or getattr(pixels, "ndim", 4) < 1:
+        raise InputError(f"Pixels are a {type(pixels).__name__}, but an array (n, H, W, 3) or a list is expected")
+    for name, value in (("ids", ids), ("classes", classes), ("splits", splits)):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence | Mapping | np.ndarray | None):
+            raise InputError(f"The {name} are {reprlib.repr(value)}, but a list is expected")
     images = [_rgb(image) for image in pixels]
     n = len(images)
     names = np.array([f"{i:06d}" for i in range(n)]) if ids is None else np.array([str(i) for i in ids])
@@ -70,7 +76,7 @@ def from_arrays(
 
 def _rgb(image: Any) -> np.ndarray:
     """One image of any of the layouts as uint8 (H, W, 3)."""
-    array = np.asarray(image.cpu() if hasattr(image, "cpu") else image)
+    array = _array(image, "An image")
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
@@ -90,12 +96,21 @@ def _labels(labels: Any, classes: Sequence[str] | None, n: int) -> tuple[np.ndar
     """Numbers (n,) and class names; label values that are not 0 … C − 1 become the names."""
     if labels is None:
         return np.full(n, -1, np.int64), tuple(classes or ())
-    values = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    values = _array(labels, "The labels")
     if values.shape != (n,):
         raise InputError(f"There are {n} images, but labels of shape {values.shape}; one label per image is expected")
     if values.dtype.kind not in "iuUO":
         raise InputError(f"Labels are {values.dtype}, but whole numbers or names are expected")
+    if strange := [value for value in values.tolist() if not (value is None or type(value) in (int, str))]:
+        raise InputError(f"The label {strange[0]!r} is neither a whole number nor a name")
     return encode_labels(values.tolist(), classes)
+
+
+def _array(given: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise InputError(f"{what} cannot be made an array: {first_line(error)}") from error
 
 
 def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -120,7 +135,7 @@ def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) 
     if splits is None:
         return {}
     if isinstance(splits, Mapping):
-        parts = {split_name(name) or name: np.sort(np.asarray(where, np.int64)) for name, where in splits.items()}
+        parts = {split_name(name) or name: _positions(name, where) for name, where in splits.items()}
     else:
         names = [split_name(str(name)) or str(name) for name in splits]
         parts = {name: np.flatnonzero(np.array(names) == name) for name in dict.fromkeys(names)}
@@ -129,3 +144,10 @@ def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) 
     if wrong or (len(every) and (every.min() < 0 or every.max() >= n)) or len(np.unique(every)) != len(every):
         raise InputError(f"Splits may name each of the {n} images at most once")
     return parts
+
+
+def _positions(name: str, where: Any) -> np.ndarray:
+    found = _array(where, f"The positions of {name}")
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise InputError(f"The positions of {name} are no list of whole numbers; write {{'train': [0, 1, …], …}}")
+    return np.sort(found.astype(np.int64))

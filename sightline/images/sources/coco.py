@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,12 @@ __all__ = ["Annotated", "load"]
 
 
 SPLITS = ("train", "val", "test")
+LARGEST = 2**30  # pixels of an image, and any number of a box
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "images": {"id": (int, str), "file_name": (str,), "width": (int, float), "height": (int, float)},
+    "categories": {"id": (int,), "name": (str,)},
+    "annotations": {"image_id": (int, str), "category_id": (int,), "bbox": (list,)},
+}
 OPTIONS = {"images": "", "val": "", "val_images": "", "test": "", "test_images": ""}
 
 
@@ -85,10 +93,37 @@ class _Objects:
     masks: tuple[Any, ...] | None  # polygons or run lengths, as they stand in the file
 
 
+def _runs(text: str) -> list[int]:
+    """Run lengths from COCO's text: five bits a letter, least first; from the fourth on relative to the last but one.
+
+    >>> _runs("52203"), _runs("0")
+    ([5, 2, 2, 2, 5], [0])
+    """
+    runs: list[int] = []
+    value, shift = 0, 0
+    for letter in text:
+        bits = ord(letter) - 48
+        if not 0 <= bits < 64 or shift > 60:
+            return []
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (bits & 16) << (shift - 4)
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value, shift = 0, 0
+    return runs
+
+
 def _decoded(segmentation: Any, size: tuple[int, ...]) -> NDArray[Any]:
     with explaining():
         from faster_coco_eval.core import mask
 
+    if isinstance(segmentation, dict):
+        runs = segmentation["counts"]
+        runs = _runs(runs) if isinstance(runs, str) else runs
+        if not all(type(run) is int and run >= 0 for run in runs) or sum(runs) != size[0] * size[1]:
+            raise InputError(f"The run lengths of a mask do not fill an image of {size[1]} × {size[0]} pixels")
+        segmentation = {"size": list(size), "counts": runs}  # what decodes them does not check them
     rle = mask.segmToRle(segmentation, size[1], size[0])
     found: NDArray[Any] = mask.decode([rle])[:, :, 0]
     return found.astype(bool)
@@ -155,11 +190,14 @@ class _File:
         self.folder = Path(folder).expanduser() if folder else self.path.parent
         self.categories = self._categories(content)
         self.classes = _names(self.categories)
-        images = {image["id"]: image for image in self._rows(content, "images", ("id", "file_name", "width", "height"))}
+        images = {image["id"]: image for image in self._rows(content, "images")}
         if not images:
             raise InputError(f"There are no images in {str(self.path)!r}; give a file with annotated images")
         self.names = [str(image["file_name"]) for image in images.values()]
-        self.sizes = [(int(image["height"]), int(image["width"])) for image in images.values()]
+        sizes = [(image["height"], image["width"]) for image in images.values()]
+        if odd := [s for s in sizes if not all(map(_is_number, s)) or min(s) < 1 or s[0] * s[1] > LARGEST]:
+            raise InputError(f"{self.path.name}: an image of {odd[0][1]} × {odd[0][0]} pixels cannot be")
+        self.sizes = [(int(height), int(width)) for height, width in sizes]
         self.files = self._find()
         self.dropped: Counter[str] = Counter()
         self.objects = self._objects(content, images)
@@ -174,6 +212,8 @@ class _File:
             raise InputError(
                 f"There is no file {str(self.path)!r}; give annotations in COCO's format, coco:FILE.json?images=FOLDER"
             ) from error
+        except RecursionError as error:
+            raise InputError(f"Cannot read the annotations {str(self.path)!r}: it is nested too deeply") from error
         except (OSError, ValueError) as error:
             raise InputError(f"Cannot read the annotations {str(self.path)!r}: {first_line(error)}") from error
         self.digest = hashlib.sha256(raw).hexdigest()
@@ -183,8 +223,8 @@ class _File:
             )
         return content
 
-    def _rows(self, content: Mapping[str, Any], key: str, wanted: Sequence[str]) -> list[dict[str, Any]]:
-        rows = content.get(key)
+    def _rows(self, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+        rows, wanted = content.get(key), FIELDS[key]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(f"{str(self.path)!r} is not in COCO's format: it has no list of {key}")
         for row in rows:
@@ -192,13 +232,15 @@ class _File:
                 raise InputError(
                     f"{str(self.path)!r}: {key} need {', '.join(wanted)}; {row.get('id', 'one')} has no {missing[0]}"
                 )
+            if odd := [name for name, kinds in wanted.items() if type(row[name]) not in kinds]:
+                raise InputError(f"{str(self.path)!r}: {odd[0]} of one of the {key} is {reprlib.repr(row[odd[0]])}")
         return rows
 
     def _categories(self, content: Mapping[str, Any]) -> dict[int, str]:
-        rows = self._rows(content, "categories", ("id", "name"))
+        rows = self._rows(content, "categories")
         if not rows:
             raise InputError(f"{str(self.path)!r} has no categories; they are the classes to be found")
-        return dict(sorted((int(row["id"]), str(row["name"])) for row in rows))
+        return dict(sorted((row["id"], row["name"]) for row in rows))
 
     def _find(self) -> list[Path]:
         """Where the images are; missing ones are said before anything is read."""
@@ -218,7 +260,7 @@ class _File:
         return files
 
     def _objects(self, content: Mapping[str, Any], images: Mapping[Any, Any]) -> list[_Objects]:
-        rows = self._rows(content, "annotations", ("image_id", "category_id", "bbox"))
+        rows = self._rows(content, "annotations")
         place = {number: i for i, number in enumerate(self.categories)}
         masked = all(row.get("segmentation") for row in rows)
         by_image: dict[Any, list[tuple[int, list[float], bool, float, Any]]] = {number: [] for number in images}
@@ -245,7 +287,7 @@ class _File:
 
     def _box(self, given: Any, size: tuple[int, int], name: Any) -> list[float] | None:
         """Corners of a box within its image, None if nothing is left of it."""
-        if not isinstance(given, list) or len(given) != 4 or not np.isfinite(np.array(given, np.float64)).all():
+        if len(given) != 4 or not all(map(_is_number, given)):
             raise InputError(f"{self.path.name}: the box of annotation {name} is {given!r}, not [x, y, width, height]")
         x, y, width, height = map(float, given)
         corners = [max(x, 0.0), max(y, 0.0), min(x + width, size[1]), min(y + height, size[0])]
@@ -258,7 +300,12 @@ class _File:
         return None
 
     def _check_mask(self, segmentation: Any, size: tuple[int, int], name: Any) -> None:
-        if isinstance(segmentation, dict) and tuple(segmentation.get("size", ())) != size:
+        if segmentation and not _is_mask(segmentation):
+            raise InputError(
+                f"{self.path.name}: the mask of annotation {name} is {reprlib.repr(segmentation)}, neither polygons "
+                "nor run lengths"
+            )
+        if isinstance(segmentation, dict) and tuple(segmentation["size"]) != size:
             raise InputError(
                 f"{self.path.name}: the mask of annotation {name} is of an image of {segmentation.get('size')} rows "
                 f"and columns, but its own has {list(size)}"
@@ -267,7 +314,7 @@ class _File:
 
 def _area(row: Mapping[str, Any], box: Sequence[float], size: tuple[int, int]) -> float:
     """As annotated, else that of the mask, else that of the box."""
-    if "area" in row:
+    if _is_number(row.get("area")):
         return float(row["area"])
     if row.get("segmentation"):
         return float(_decoded(row["segmentation"], size).sum())
@@ -283,6 +330,19 @@ def _packed(found: Sequence[tuple[int, list[float], bool, float, Any]], masked: 
         np.array(areas, np.float64),
         tuple(masks) if masked else None,
     )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) < LARGEST
+
+
+def _is_mask(segmentation: Any) -> bool:
+    """Polygons [[x, y, …], …], or run lengths with the size of the image."""
+    if isinstance(segmentation, list):
+        return all(isinstance(line, list) and len(line) >= 6 and all(map(_is_number, line)) for line in segmentation)
+    if not isinstance(segmentation, dict) or not isinstance(segmentation.get("size"), list):
+        return False
+    return isinstance(segmentation.get("counts"), (list, str))
 
 
 def _names(categories: Mapping[int, str]) -> tuple[str, ...]:

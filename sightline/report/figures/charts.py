@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
@@ -33,7 +33,8 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
-    linked: bool = False  # the linked view of a page shows the same: only its files are written
+    # The linked view of a page shows the same: only its files are written.
+    linked: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

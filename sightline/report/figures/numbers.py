@@ -60,6 +60,15 @@ class KeyNumber:
         low, high = (format(end, self.style).removesuffix("%") for end in self.ends[encoder])
         return f"{low}–{high}" if not high.startswith("-") else f"{low} to {high}"
 
+    def write_half(self, encoder: str) -> str:
+        """Half the width of its interval.
+
+        >>> KeyNumber("k-NN", "", {"dino": 0.734}, {"dino": (0.70, 0.771)}, style=".1%").write_half("dino")
+        '3.6'
+        """
+        low, high = self.ends[encoder]
+        return format((high - low) / 2, self.style).removesuffix("%")
+
     def winner(self) -> str | None:
         """The encoder with the best number, if there is such a thing and more than one encoder."""
         if not self.best or len(self.values) < 2:

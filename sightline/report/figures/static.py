@@ -26,7 +26,7 @@ def specification(chart: Any, encoders: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def svg_of(spec: dict[str, Any], colours: Sequence[str] = ()) -> str:
-    """In the light theme, as the files of a run folder are; `colours` are those of the encoders."""
+    """In the light theme, as the files of a run folder are; `colours` are those of the encoders, in their order."""
     import vl_convert  # large, and every analysis imports this module
 
     return str(vl_convert.vegalite_to_svg(spec, config=theme(False, colours)))

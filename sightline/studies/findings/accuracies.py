@@ -7,19 +7,19 @@ difference takes the two as independent, which is rather too wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sightline.core.contrast import Estimate, Factor
 from sightline.core.run_folder import Run
-from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.evidence import Evidence, Missing, over_seeds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["PROBES", "last", "linear_probe", "of_counts", "tuned_accuracies"]
+__all__ = ["PROBES", "last", "linear_probe", "of_counts", "probed_images", "tuned_accuracies"]
 
 
 PROBES = ("linear", "ridge")  # the second where no other was trained
@@ -31,19 +31,28 @@ def last(x: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
     return x.take(-1, axis)
 
 
-def linear_probe(
-    evidence: Evidence, encoder: str, *, among: Callable[[Run], bool] | None = None, **where: Any
-) -> Estimate:
+def probed_images(evidence: Evidence) -> list[str]:
+    """The sets of images that probes were fitted to, in the order of the runs; the first is that of the study."""
+    return list(dict.fromkeys(_images_of(run) for run in evidence.runs if "probes" in run))
+
+
+def _images_of(run: Run) -> str:
+    return str(run.request.get("images", {}).get("name", ""))
+
+
+def linear_probe(evidence: Evidence, encoder: str, *, images: str | None = None, **where: Any) -> Estimate:
     """Accuracy of the linear probe, unless said otherwise on the last layer: after the final norm, if there is one."""
     chosen = where or {"site": ["block.*", "norm"], "statistic": last}
+    wanted = [images] if images is not None else probed_images(evidence)[:1]
     poolings = (chosen.pop("feature"),) if "feature" in chosen else POOLINGS
     missing: list[Missing] = []
     for probe in PROBES:
         for feature in poolings:
             try:
                 return evidence.estimate(
-                    "probes.accuracy", encoder=encoder, probe=probe, feature=feature, among=among, **chosen
-                )
+                    "probes.accuracy", encoder=encoder, probe=probe, feature=feature,
+                    among=lambda run: _images_of(run) in wanted, **chosen,
+                )  # fmt: skip
             except Missing as error:
                 missing.append(error)
     raise missing[0]
@@ -87,7 +96,7 @@ def _by_own_head(evidence: Evidence, start: str, result: str) -> Estimate:
 
 def _of_reinit(evidence: Evidence, start: str) -> Estimate:
     """The study of re-initialised blocks begins with a fine-tuning of all of them."""
-    end = str(evidence.table("reinit", start).end.values[0])
+    end = str(evidence.table("reinit", evidence.seeds.get(start, (start,))[0]).end.values[0])  # any of them
     return evidence.estimate("reinit.accuracy", encoder=start, end=end, n=0)
 
 
@@ -98,10 +107,7 @@ def _of_folder(evidence: Evidence, start: str) -> Estimate:
     known = [one for one in found if one is not None]
     if len(known) < len(members):
         raise Missing(f"a fine-tuned {start}: add `--steps finetune`")
-    total = known[0]
-    for one in known[1:]:
-        total = total + one
-    return total / len(known)
+    return over_seeds(start, dict(zip(members, known, strict=True)))
 
 
 def _counts(evidence: Evidence, start: str) -> Iterator[Estimate]:

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING
+
+from sightline.core.notebook import card, fold, rows
 
 if TYPE_CHECKING:
     from sightline.studies.evidence import Evidence
@@ -73,6 +76,27 @@ class Verdict:
     percent: bool = False
     needs: str = ""  # of what is not measured
     p_adjusted: float = float("nan")  # Holm's, over all findings that are decided together
+
+    def _repr_html_(self) -> str:
+        claimed = f"within ± {self.threshold:g}" if self.within else f"{'<' if self.below else '>'} {self.threshold:g}"
+        decided = self.verdict != NOT_MEASURED
+        facts = {
+            "": self.sentence,
+            "effect": f"{_numbers(self)}, claimed {claimed}" if decided else "",
+            "p": f"{self.p:.2g}" + ("" if isnan(self.p_adjusted) else f" (Holm's: {self.p_adjusted:.2g})")
+            if decided
+            else "",
+            "needs": self.needs,
+        }
+        agrees = {True: "as claimed", False: "the other way", None: "unclear"}
+        parts = rows([], [[part.label, _numbers(part), agrees[part.agrees]] for part in self.parts])
+        return card(f"{self.finding}: {self.verdict}", facts, fold("What it rests on", parts) if self.parts else "")
+
+
+def _numbers(what: Verdict | Part) -> str:
+    """An effect and its interval."""
+    value = what.effect if isinstance(what, Verdict) else what.value
+    return f"{value:.3g} (95 % {what.low:.3g} – {what.high:.3g})"
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _seed_cases(evidence: Evidence) -> list[Case]:
     roles = [role for family in (JE, SUPERVISED) for role in evidence.encoders(family, "cnn")]
     several = [(role.name,) for role in roles if role.name in evidence.seeds]
     if not several:
-        raise Missing("a ResNet trained with two seeds: add `--je simclr-0=REFERENCE --je simclr-1=REFERENCE`")
+        raise Missing("a CNN trained with two seeds: add `--steps pretrain`, or give both and `--role NAME:seed=1`")
     return cases_of(evidence, _seeds, several)
 
 

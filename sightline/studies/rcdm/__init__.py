@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from sightline.core import ownership
+from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
 from sightline.core.version import NUMBERS
@@ -122,7 +123,7 @@ def rcdm(
     def measure() -> None:
         model = load_model(checkpoint, fabric.device)
         measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, launch.workers)
-        run.save(NAME, measures.result().assign_attrs(fingerprint=key))
+        run.save(NAME, *split(measures.result().assign_attrs(fingerprint=key)))
 
     by_first(measure)
     fabric.barrier()

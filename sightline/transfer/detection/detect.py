@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -250,7 +250,7 @@ def _train(
     launch: Launch,
 ) -> None:
     torch.manual_seed(wanted.training.seed + 1 + rank())  # the regions that are learned from differ between processes
-    left = None if wanted.config.frozen else replace(parts.encoder, name=out.name, reference=f"run:{out.name}")
+    left = None if wanted.config.frozen else parts.encoder
     watchers = [_Precision(parts, data, fabric.device, launch)] if wanted.training.evaluate_every else []
     Loop(
         objective=parts.objective,

@@ -243,7 +243,7 @@ def _train(
     wanted: TransferRecipe[Config], data: Images, parts: _Parts, feed: Feed, out: Path, fabric: Fabric, launch: Launch
 ) -> None:
     torch.manual_seed(wanted.training.seed + 1 + rank())  # what is dropped differs between processes
-    left = None if wanted.config.frozen else replace(parts.encoder, name=out.name, reference=f"run:{out.name}")
+    left = None if wanted.config.frozen else parts.encoder
     watched = wanted.training.evaluate_every and {"val", "test"} <= set(data.splits)
     Loop(
         objective=parts.objective,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as reference
+from support.damage import damaged, places
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -204,3 +205,24 @@ def test_files_that_are_not_annotations(tmp_path: Path) -> None:
         sl.load_images(f"coco:{tmp_path}/x.json")
     with pytest.raises(InputError, match="is not in COCO's format"):
         sl.load_images(write(tmp_path, []))
+
+
+def test_any_field_of_any_other_kind_or_missing(tmp_path: Path) -> None:
+    """A sentence, or what is left can be read."""
+    whole, refused = made(tmp_path), 0
+    for way in places(whole)[1:]:
+        for content in damaged(whole, way):
+            try:
+                images = sl.load_images(write(tmp_path, content))
+                images.targets(range(len(images.ids)))
+            except InputError:
+                refused += 1
+    assert refused > 300
+
+
+@pytest.mark.parametrize("counts", [[5], [-1, HEIGHT * WIDTH + 1], [HEIGHT * WIDTH, 10**9], "zzzz", "0" * 99, [0.5]])
+def test_run_lengths_that_do_not_fill_the_image(counts: Any, tmp_path: Path) -> None:
+    content = made(tmp_path)
+    content["annotations"][2]["segmentation"]["counts"] = counts
+    with pytest.raises(InputError, match="run lengths of a mask do not fill an image"):
+        at(sl.load_images(write(tmp_path, content)), "2.png")

@@ -126,7 +126,7 @@ def test_every_two_seeds_are_compared() -> None:
         "clr-0, clr-1", "clr-0, clr-2", "clr-1, clr-2",
     ]  # fmt: skip
     one = all_findings()["G1"].decide(Evidence(ROLES, (run_of(ROLES, MADE["G1"](1)),)))
-    assert (one.verdict, one.needs.startswith("a ResNet trained with two seeds")) == (NOT_MEASURED, True)
+    assert (one.verdict, one.needs.startswith("a CNN trained with two seeds")) == (NOT_MEASURED, True)
 
 
 def test_lag_is_a_share_of_the_depth() -> None:

@@ -205,6 +205,7 @@ def test_effects_are_the_differences_that_the_row_names() -> None:
     # NMI 0.7 early and 0.3 late, between 0.2 and 0.8
     np.testing.assert_allclose([part.value for part in found.parts], 4 * [0.4], atol=1e-12)
     found = decided("P6", 1)
+    assert [part.value for part in found.parts[:2]] == pytest.approx([-0.2, 0.2])
     assert "As a difference of the two it holds: growth of Δ log σ of tokens at " in found.sentence
     assert "of the ranks: rec − je = +0.4 " in found.sentence
 
@@ -213,6 +214,17 @@ def test_windowed_encoders_stand_for_nobody_else() -> None:
     names = ["je", "near", "rec"]
     run = made_run(names, {"attention.nmi_mean": where(rec=0.2, near=0.4)}, sites=SITES)
     assert all_findings()["P4"].decide(Evidence(roles_of(names, {}), (run,))).verdict == HOLDS
+
+
+def test_lifted_windows_stand_beside_those_that_stay() -> None:
+    names = ["je", "near", "far", "je-tuned", "near-tuned", "far-tuned"]
+    lifted = [replace(ROLES["near"], name="far", lifted=True)]
+    lifted.append(replace(lifted[0], name="far-tuned", tuned_from="far"))
+    numbers = {"probes.accuracy": where(je=0.2), "agreement.test_accuracy": where(near_tuned=0.2, far_tuned=-0.2)}
+    roles = (*roles_of([name for name in names if "far" not in name], {}), *lifted)
+    found = all_findings()["P15"].decide(Evidence(roles, (made_run(names, numbers, sites=SITES),)))
+    assert (found.verdict, len(found.parts)) == (HOLDS, 2)
+    assert "With the window lifted afterwards it fails: fine-tuned: far − je = -20.0 points" in found.sentence
 
 
 def test_sizes_are_paired_with_their_like() -> None:
@@ -241,6 +253,22 @@ def test_a_decoder_is_asked_for_in_words() -> None:
     run = made_run(["mae", "rec"], _p12(1), sites=[site for site in SITES if "decoder" not in site])
     found = all_findings()["P12"].decide(Evidence(roles_of(["mae", "rec"], {}), (run,)))
     assert found.needs == "the decoder of mae: give its reference with `?decoder=true`"
+
+
+def test_a_sweep_has_its_own_ends() -> None:
+    """Hybrids are held against λ = 0 and 1 of the same sweep, others against encoders of the two families."""
+    names = ["je", "rec", "mix", "mix-0", "mix-2", "mix-9"]
+    sweep = [replace(ROLES["mix"], name=f"mix-{n}", weight=w, size=1.4) for n, w in ((0, 0.0), (2, 0.3), (9, 1.0))]
+    evidence = Evidence((*roles_of(names[:3], {}), *sweep), (made_run(names, _p14_of(names), sites=SITES),))
+    found = all_findings()["P14"].decide(evidence)
+    assert list(dict.fromkeys(part.encoders for part in found.parts)) == [
+        ("mix", "je", "rec"), ("mix-2", "mix-9", "mix-0"),
+    ]  # fmt: skip
+    assert "mix-2 (λ = 0.3) is from mix-9 than from mix-0" in found.parts[4].label
+
+
+def _p14_of(names: list[str]) -> Numbers:
+    return dict.fromkeys(("attention.nmi_mean", "fourier.high_frequency"), lambda at: 0.1 * names.index(at.encoder))
 
 
 # Accuracies
@@ -280,6 +308,15 @@ def test_folders_of_fine_tunings_give_counts() -> None:
     assert "only the counts are known" in tuned.how
 
 
+def test_seeds_may_have_runs_of_their_own() -> None:
+    seeds = [replace(ROLES["je"], name=f"je-{n}", seed=n) for n in range(3)]
+    runs = [made_run([role.name], {"probes.accuracy": 0.7, "reinit.accuracy": 0.5}, sites=SITES) for role in seeds]
+    rec = made_run(["rec"], {"probes.accuracy": 0.5, "reinit.accuracy": 0.7}, sites=SITES)
+    found = all_findings()["P1"].decide(Evidence((*seeds, ROLES["rec"]), (*runs, rec)))
+    assert (found.verdict, found.parts[0].encoders) == (HOLDS, ("je", "rec"))
+    assert "3 seeds of je" in found.parts[0].how
+
+
 def test_a_head_that_did_not_decide_itself_is_no_fine_tuning_accuracy() -> None:
     numbers = {"probes.accuracy": where(je=0.2), "agreement.test_accuracy": where(rec_tuned=0.2)}
     run = made_run(TUNED, numbers, sites=SITES)
@@ -302,4 +339,4 @@ def test_the_weight_of_a_hybrid_is_chosen_on_other_images() -> None:
         run.save("probes", probes, run.measured("probes").kept)
         found = all_findings()["P13"].decide(Evidence(roles, (run,)))
         assert (found.verdict, found.parts[0].encoders[0]) == (verdict, best)
-    assert "Of 1 other weights 1 do better than both in all of it." in found.sentence
+    assert "Of 1 other weight 1 beat je and rec in all of it." in found.sentence
