@@ -333,7 +333,8 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     findings = {}
     for verdict in verdicts:
         finding = all_findings()[verdict.finding]
-        whole = next((name for name in figures if name in (finding.figure, finding.figure[:-1])), "")
+        names = (finding.figure, finding.figure.rstrip("abcdef"))  # itself, or the figure that it is a part of
+        whole = next((name for name in names if name in figures), "")
         findings[finding.id] = replace(finding, figure=whole)
     steps = {
         placed.step.name: {

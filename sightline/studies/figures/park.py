@@ -276,8 +276,8 @@ def _over_window(evidence: Evidence) -> Panel:
     found = [role for role in variants(evidence, JE, "window") if not role.lifted]
     if not found:
         raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
-    alike = {"method": found[0].method, "size": found[0].size, "window": None}
-    free = evidence.apart().encoders(JE, **alike)[:1]
+    others = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None]
+    free = sorted(others, key=lambda role: (role.size != found[0].size, -(role.size or 0)))[:1]  # of the same size
     behind = max(role.window or 0 for role in found) + 1
     table = _both_accuracies(
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
