@@ -63,7 +63,7 @@ def test_a_lost_process_ends_the_others_with_a_sentence_and_the_command_goes_on(
     assert "Another process of this run has ended" in said[0]
     assert "Traceback" not in said[0].partition("torch.distributed.elastic")[0]
     monkeypatch.setattr(sys, "argv", ["sightline", *words])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main()
     assert list(sl.open_run(tmp_path / "run")) == ["cka", "knn"]
 
