@@ -159,3 +159,11 @@ def test_other_names_are_one_sentence(tmp_path, name, message):
 def test_other_ways_to_read_names_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match="only 'shape-texture' is known"):
         load_images(f"folder:{tmp_path}?names=texture-shape")
+
+
+@pytest.mark.parametrize(
+    "reference", ["a" * 5000, "folder:" + "a" * 5000, "coco:" + "a" * 5000, "parquet:" + "a" * 5000]
+)
+def test_what_is_too_long_for_a_name(reference: str) -> None:
+    with pytest.raises(InputError):
+        load_images(reference)
