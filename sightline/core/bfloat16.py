@@ -50,7 +50,7 @@ Environment = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Trial:
     """What trials have shown of new processes with one environment."""
 
     works: bool
@@ -181,10 +181,10 @@ def _try_and_exit() -> None:
 # New processes
 
 
-_known: dict[Environment, Verdict] = {}  # also where nothing can be written
+_known: dict[Environment, Trial] = {}  # also where nothing can be written
 
 
-def _verdict(environment: Environment) -> Verdict:
+def _verdict(environment: Environment) -> Trial:
     """What is known of this machine, else what trials show, which is then remembered."""
     if environment not in _known:
         recalled = _recall(environment)
@@ -192,24 +192,24 @@ def _verdict(environment: Environment) -> Verdict:
     return _known[environment]
 
 
-def _find_out(environment: Environment) -> Verdict:
+def _find_out(environment: Environment) -> Trial:
     found = _try(environment)
     if found is None:  # it could not be tried; nothing speaks against it
-        return Verdict(works=True)
+        return Trial(works=True)
     if not found.works:
         rest = [(name, value) for name, value in environment if name not in (VARIABLE, FORMERLY)]
         limited: Environment = ((VARIABLE, LIMIT), *rest)
         cure = _try(limited)
         if cure is None:
             return found
-        found = Verdict(works=False, cured=cure.works)
+        found = Trial(works=False, cured=cure.works)
         if cure.works:
             _remember(limited, cure)  # for processes that inherit the limit
     _remember(environment, found)
     return found
 
 
-def _try(environment: Environment) -> Verdict | None:
+def _try(environment: Environment) -> Trial | None:
     """Run the trial in a new process; None if it did not come to an end for another reason than its products."""
     variables = {name: value for name, value in os.environ.items() if name not in CHOOSING} | dict(environment)
     try:
@@ -224,21 +224,21 @@ def _try(environment: Environment) -> Verdict | None:
         return None
     # A negative code is a signal, and on Windows one beyond 0xC0000000 an exception of the processor.
     if -ended.returncode in FATAL or ended.returncode >= 0xC0000000:
-        return Verdict(works=False)
+        return Trial(works=False)
     try:
-        return Verdict(works=True, slowdown=float(json.loads(ended.stdout.splitlines()[-1])["slowdown"]))
+        return Trial(works=True, slowdown=float(json.loads(ended.stdout.splitlines()[-1])["slowdown"]))
     except (LookupError, ValueError, TypeError):
         return None
 
 
-def _recall(environment: Environment) -> Verdict | None:
+def _recall(environment: Environment) -> Trial | None:
     try:
-        return Verdict(**json.loads(_record(environment).read_text())["verdict"])
+        return Trial(**json.loads(_record(environment).read_text())["verdict"])
     except (OSError, RuntimeError, LookupError, ValueError, TypeError):  # not there, or damaged
         return None
 
 
-def _remember(environment: Environment, verdict: Verdict) -> None:
+def _remember(environment: Environment, verdict: Trial) -> None:
     _known[environment] = verdict
     content = {"verdict": asdict(verdict), "of": _machine(environment)}
     with contextlib.suppress(InputError, OSError, RuntimeError):  # it cannot be written: it is tried again next time

@@ -15,7 +15,7 @@ from sightline.report.figures import Figure
 from sightline.report.page import draw_figure
 from sightline.report.shell import assemble, shown_encoders
 from sightline.report.standing import tally
-from sightline.report.verdicts import findings_page
+from sightline.report.verdicts import Beside, findings_page
 
 if TYPE_CHECKING:
     from sightline.studies.findings.contract import Finding, Verdict
@@ -37,6 +37,10 @@ class Redrawn(Protocol):
     @property
     def chart(self) -> Any:
         """An Altair chart."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The numbers behind it."""
 
     @property
     def paper(self) -> pd.DataFrame | None:
@@ -80,17 +84,16 @@ def study_page(
     notes     sentences that belong to all verdicts, such as how many would hold by chance
     """
     shown = shown_encoders(list(kinds or {}), kinds)
-    stems, drawn = {}, {}
+    those, drawn = {}, {}
     for name, figure in (figures or {}).items():
         stem = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
-        table = figure.paper if figure.paper is not None else pd.DataFrame()
-        made = Figure(stem, figure.title, figure.caption, figure.chart, table)
-        drawn[f"paper-{stem}"] = draw_figure(out, "paper", made, shown) | {
-            "title": figure.title,
-            "caption": figure.caption,
-        }
-        stems[name] = f"paper-{stem}"
-    beside = {id: stems[finding.figure] for id, finding in findings.items() if finding.figure in stems}
+        made = Figure(stem, figure.title, figure.caption, figure.chart, figure.table)
+        drawn[f"paper-{stem}"] = draw_figure(out, "paper", made, shown)
+        printed = pd.DataFrame() if figure.paper is None else figure.paper
+        rows = printed.astype(str).to_numpy().tolist()
+        title = f"{name}, redrawn: {figure.title}"
+        those[name] = Beside(f"paper-{stem}", title, figure.caption, [str(word) for word in printed.columns], rows)
+    beside = {id: those[finding.figure] for id, finding in findings.items() if finding.figure in those}
     page = findings_page(
         verdicts,
         findings,

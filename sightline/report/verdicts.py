@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # what decides is above, and hands over
     from sightline.studies.findings.contract import Finding, Part, Verdict
 
-__all__ = ["DECIDED", "VERDICTS", "FindingsPage", "counts", "findings_page"]
+__all__ = ["DECIDED", "VERDICTS", "Beside", "FindingsPage", "counts", "findings_page"]
 
 
 VERDICTS = ("holds", "fails", "unclear", "not measured")
@@ -44,6 +44,17 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The figure of the paper that is redrawn beside a finding, and the paper's numbers beside ours."""
+
+    stem: str
+    title: str
+    caption: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+
+
+@dataclass(frozen=True)
 class FindingRow:
     """A finding, its verdict and all that stands behind it, as text."""
 
@@ -62,8 +73,7 @@ class FindingRow:
     p: str
     roles: Sequence[str]
     parts: Sequence[Stretch]
-    figure: str  # stem of the figure that is drawn beside it, if there is one
-    figure_name: str
+    beside: Beside | None
 
 
 @dataclass(frozen=True)
@@ -91,14 +101,14 @@ def findings_page(
     lead: Sequence[str] = (),
     papers: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
-    figures: Mapping[str, str] | None = None,
+    figures: Mapping[str, Beside] | None = None,
 ) -> FindingsPage:
     """The table of verdicts, each of which opens the finding.
 
     findings  by identifier; verdicts on others are told without their claim
     papers    titles of the papers
     roles     of the encoders, to choose findings by
-    figures   identifier of a finding → stem of a figure that is drawn beside it
+    figures   identifier of a finding → what is drawn beside it
     """
     rows = [_row(verdict, findings.get(verdict.finding), roles or {}, figures or {}) for verdict in verdicts]
     rows.sort(key=lambda row: row.place)
@@ -107,7 +117,9 @@ def findings_page(
     return FindingsPage(title, heading, lead, counts(verdicts), rows, named, list(those))
 
 
-def _row(verdict: Verdict, finding: Finding | None, roles: Mapping[str, str], figures: Mapping[str, str]) -> FindingRow:
+def _row(
+    verdict: Verdict, finding: Finding | None, roles: Mapping[str, str], figures: Mapping[str, Beside]
+) -> FindingRow:
     known = math.isfinite(verdict.effect)
     width = (verdict.high - verdict.low) / 2 if math.isfinite(verdict.high - verdict.low) else math.nan
     beyond = (verdict.effect - verdict.threshold) / width if width > 0 else math.nan
@@ -129,8 +141,7 @@ def _row(verdict: Verdict, finding: Finding | None, roles: Mapping[str, str], fi
         p=_p(verdict),
         roles=list(dict.fromkeys(roles[n] for part in verdict.parts for n in part.encoders if n in roles)),
         parts=_stretches(verdict.parts),
-        figure=figures.get(verdict.finding, ""),
-        figure_name="" if finding is None else finding.figure,
+        beside=figures.get(verdict.finding),
     )
 
 

@@ -19,6 +19,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.core.contract import TOPICS
 from sightline.core.groups import Measured
 from sightline.core.run_folder import Run
 from sightline.encoders.attention import AttentionProduct
@@ -264,6 +265,15 @@ def test_figures_render(name: str, results: dict[str, xr.Dataset]) -> None:
         assert isinstance(figure, Figure)
         assert len(figure.table)
         assert vl_convert.vegalite_to_svg(figure.chart.to_json()).startswith("<svg")
+    assert module.TOPIC in TOPICS
+    for number in module.key_numbers(results[name]):
+        assert set(number.values) <= set(map(str, results[name].encoder.values))
+        assert np.isfinite(list(number.values.values())).all()
+        assert all(number.write(encoder) for encoder in number.values)
+        assert all(low <= high for low, high in number.ends.values())
+        assert len(number.title) < 20
+    if (like := module.likeness(results[name])) is not None:
+        np.testing.assert_allclose(like.values, like.values.T)
     headlines = module.headlines(results[name])
     assert headlines
     for label, number, detail in headlines:

@@ -19,7 +19,7 @@ from sightline import cli
 from sightline.analyses.diversity import token_cosine
 from sightline.analyses.probes import Config as Probes
 from sightline.core import bfloat16
-from sightline.core.bfloat16 import LIMIT, VARIABLE, Verdict, ensure, tell_if_slower, usable
+from sightline.core.bfloat16 import LIMIT, VARIABLE, Trial, ensure, tell_if_slower, usable
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.measure.estimators.probes import Probe, Schedule, train_probes
 
@@ -97,8 +97,8 @@ def test_instructions_are_limited_where_that_cures_it(stand_in: Stand, tmp_path:
     ensure("cpu", "bf16")
     assert os.environ[VARIABLE] == LIMIT
     assert trials(tmp_path) == 2
-    assert bfloat16._verdict(()) == Verdict(works=False, cured=True)
-    assert bfloat16._verdict(((VARIABLE, LIMIT),)) == Verdict(works=True, slowdown=0.4)
+    assert bfloat16._verdict(()) == Trial(works=False, cured=True)
+    assert bfloat16._verdict(((VARIABLE, LIMIT),)) == Trial(works=True, slowdown=0.4)
     onednn.convolution()  # it has seen the limit, and so have processes that are started now
     forget()
     ensure("cpu", "bf16")

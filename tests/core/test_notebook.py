@@ -74,3 +74,18 @@ def test_figures_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run.file("knn").touch()
     assert run.report(show=False).stat().st_mtime_ns > written
     assert len(opened) == 1
+
+
+def test_a_verdict_says_what_it_rests_on() -> None:
+    from sightline.studies.findings.contract import Part, Verdict
+
+    part = Part(EVIL, 0.21, 0.19, 0.23, 0.001, True, 0.0005, 1.0)
+    held = Verdict("S1", "holds", 0.21, 0.19, 0.23, 0.0005, 0.0, "They are alike.", (part,), p_adjusted=0.02)
+    text = whole(held._repr_html_())
+    assert text.startswith("S1: holds")
+    assert "0.21 (95 % 0.19 – 0.23), claimed > 0" in text
+    assert "0.0005 (Holm's: 0.02)" in text
+    assert EVIL in text
+    nan = float("nan")
+    missing = Verdict("S2", "not measured", nan, nan, nan, nan, 0.0, "Not measured.", needs="a fine-tuned MAE")
+    assert whole(missing._repr_html_()) == "S2: not measuredNot measured.needsa fine-tuned MAE"

@@ -23,7 +23,7 @@ from sightline.encoders.files.reading import Checkpoint, without_prefix
 from sightline.encoders.layouts.beit import model_or_average
 from sightline.encoders.layouts.layout import Layout, size_option
 from sightline.encoders.layouts.timm import convnext_layout
-from sightline.encoders.layouts.vit import Official, Part, evaluation, no_encoder
+from sightline.encoders.layouts.vit import ModelState, Official, evaluation, no_encoder
 from sightline.encoders.modules.positions import by_size
 from sightline.images.preprocess import Preprocess
 
@@ -76,7 +76,7 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     )
 
 
-def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:
     part = model_or_average(checkpoint, options)
     encoder = without_prefix(part.state, "encoder.")
     if not encoder:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import vit_or_resnet_layout
-from sightline.encoders.layouts.vit import Official, Part, bare, choose, unwrapped
+from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, unwrapped
 from sightline.encoders.modules.positions import by_scale
 from sightline.encoders.modules.projection import Trained, mlp_layers, unit_layer
 
@@ -41,14 +41,14 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     return with_head(found, options, lambda: _head(without_prefix(side.state, "head.")))
 
 
-def _side(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+def _side(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:
     """Teacher or student, each a backbone with a head; or what else the file holds."""
     sides = {side: unwrapped(tensors(checkpoint.content, side)) for side in ("teacher", "student")}
     which, notes = choose(options, sides)
-    return bare(checkpoint) if which is None else Part(sides[which], which, True, notes=notes)
+    return bare(checkpoint) if which is None else ModelState(sides[which], which, True, notes=notes)
 
 
-def _backbone(part: Part) -> Part:
+def _backbone(part: ModelState) -> ModelState:
     backbone = without_prefix(part.state, "backbone.")
     if not backbone:
         return part

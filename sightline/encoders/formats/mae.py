@@ -18,8 +18,8 @@ from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint
 from sightline.encoders.layouts.layout import Layout, load_exactly
 from sightline.encoders.layouts.vit import (
+    ModelState,
     Official,
-    Part,
     bare,
     evaluation,
     heads_option,
@@ -63,7 +63,7 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     return _with_decoder(found, part, options) if _wants_decoder(options) else found
 
 
-def _with_plain_head(part: Part) -> Part:
+def _with_plain_head(part: ModelState) -> ModelState:
     """Linear probes have a BatchNorm without parameters before the classifier; here the classifier takes it in.
 
     W (x − μ)/√(σ² + ε) + b  =  W' x + b − W' μ        W' = W/√(σ² + ε)
@@ -93,7 +93,7 @@ def _wants_decoder(options: Mapping[str, str]) -> bool:
     return wanted == "true"
 
 
-def _with_decoder(found: Layout, part: Part, options: Mapping[str, str]) -> Layout:
+def _with_decoder(found: Layout, part: ModelState, options: Mapping[str, str]) -> Layout:
     state = {
         ours + name.removeprefix(theirs): value
         for theirs, ours in DECODER.items()

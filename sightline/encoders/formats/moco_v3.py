@@ -14,7 +14,7 @@ from torch import Tensor
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import holds_resnet, vit_or_resnet_layout
-from sightline.encoders.layouts.vit import Official, Part, bare, choose, holds_vit, is_sincos, unwrapped
+from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, holds_vit, is_sincos, unwrapped
 from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import Trained, mlp_layers
 from sightline.encoders.modules.vit import sincos
@@ -42,17 +42,17 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     return with_head(found, options, lambda: _head(checkpoint, part))
 
 
-def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:
     state = unwrapped(tensors(checkpoint.content, "state_dict"))
     encoders = {which: without_prefix(state, f"{which}_encoder.") for which in ("base", "momentum")}
     which, notes = choose(options, encoders)
     if which is None:
         return bare(checkpoint)
     predictor = tuple(name for name in state if name.startswith("predictor."))
-    return Part(encoders[which], f"state_dict, {which}_encoder.", True, predictor, notes)
+    return ModelState(encoders[which], f"state_dict, {which}_encoder.", True, predictor, notes)
 
 
-def _head(checkpoint: Checkpoint, part: Part) -> dict[str, tuple[Trained, ...]]:
+def _head(checkpoint: Checkpoint, part: ModelState) -> dict[str, tuple[Trained, ...]]:
     """The projector is the classifier of a ViT, or of a ResNet; the predictor sees the base encoder's alone."""
     prefix = "fc." if holds_resnet(part.state) else "head."
     projector = without_prefix(part.state, prefix)

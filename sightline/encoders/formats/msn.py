@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, with_head
-from sightline.encoders.layouts.vit import Official, Part, bare, choose, unwrapped, vit_layout
+from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, unwrapped, vit_layout
 from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import Trained, mlp_layers, unit_layer
 
@@ -41,12 +41,12 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
         part = bare(checkpoint)
     else:
         beside = ("prototypes",) if "prototypes" in checkpoint.content else ()
-        part = Part(encoders[which], ENCODERS[which], True, beside, notes)
+        part = ModelState(encoders[which], ENCODERS[which], True, beside, notes)
     found = vit_layout(checkpoint, part, OFFICIAL, options)
     return with_head(found, options, lambda: _head(checkpoint, part))
 
 
-def _head(checkpoint: Checkpoint, part: Part) -> dict[str, tuple[Trained, ...]]:
+def _head(checkpoint: Checkpoint, part: ModelState) -> dict[str, tuple[Trained, ...]]:
     """The projector, whose layers have names instead of numbers, and the prototypes, which the loss normalises."""
     projector = without_prefix(part.state, "fc.")
     if not projector.keys() >= {f"{name}.weight" for name in LAYERS if name.startswith("fc")}:

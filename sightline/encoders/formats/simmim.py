@@ -14,7 +14,7 @@ from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint, without_prefix
 from sightline.encoders.layouts.beit import beit_layout, holds_beit
 from sightline.encoders.layouts.layout import Layout
-from sightline.encoders.layouts.vit import Part, bare, evaluation
+from sightline.encoders.layouts.vit import ModelState, bare, evaluation
 
 TITLE = "SimMIM"
 EXAMPLE = "simmim:simmim_pretrain__vit_base__img224__800ep.pth"
@@ -42,10 +42,10 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     return beit_layout(checkpoint, part, options, TITLE, partial(evaluation, interpolation="bicubic"))
 
 
-def _part(checkpoint: Checkpoint) -> Part:
+def _part(checkpoint: Checkpoint) -> ModelState:
     part = bare(checkpoint)
     encoder = without_prefix(part.state, "encoder.")
     if not encoder:
         return part
     beside = tuple(name for name in part.state if not name.startswith("encoder."))
-    return Part(encoder, f"{part.where}, encoder.".removeprefix(", "), bool(beside), beside)
+    return ModelState(encoder, f"{part.where}, encoder.".removeprefix(", "), bool(beside), beside)

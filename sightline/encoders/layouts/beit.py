@@ -25,7 +25,7 @@ from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint, printable, tensors
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import (
-    Part,
+    ModelState,
     bare,
     choose,
     heads_option,
@@ -54,13 +54,13 @@ FOREIGN = ("blocks.", "dist_token", "norm_pre.")  # a weight here that is not kn
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16}  # of each width, for a file without tables
 
 
-def model_or_average(checkpoint: Checkpoint, options: Mapping[str, str]) -> Part:
+def model_or_average(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:
     """The weights under `model`, or DeepSpeed's `module`, or with which=ema their moving average."""
     keys = {"model": "module" if "module" in checkpoint.content else "model", "ema": "model_ema"}
     which, notes = choose(options, {name: tensors(checkpoint.content, key) for name, key in keys.items()})
     if which is None:
         return bare(checkpoint)
-    return Part(unwrapped(tensors(checkpoint.content, keys[which])), keys[which], notes=notes)
+    return ModelState(unwrapped(tensors(checkpoint.content, keys[which])), keys[which], notes=notes)
 
 
 def holds_beit(state: Mapping[str, Tensor]) -> str:
@@ -80,7 +80,7 @@ def _has_marks(state: Mapping[str, Tensor]) -> bool:
 
 def beit_layout(
     checkpoint: Checkpoint,
-    part: Part,
+    part: ModelState,
     options: Mapping[str, str],
     title: str,
     evaluation: Callable[[tuple[int, int]], Preprocess],

@@ -10,7 +10,7 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.encoders.files.reading import Checkpoint
 from sightline.encoders.layouts.layout import Layout, architecture, size_option
-from sightline.encoders.layouts.vit import Official, Part, evaluation, kind, vit_layout
+from sightline.encoders.layouts.vit import ModelState, Official, evaluation, kind, vit_layout
 
 __all__ = ["holds_resnet", "resnet_layout", "vit_or_resnet_layout"]
 
@@ -24,7 +24,7 @@ def holds_resnet(state: Mapping[str, Tensor]) -> bool:
     return "conv1.weight" in state and all(f"{stage}.0.conv1.weight" in state for stage in STAGES)
 
 
-def resnet_layout(part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+def resnet_layout(part: ModelState, official: Official, options: Mapping[str, str]) -> Layout:
     """The layout of a ResNet: blocks of each stage and classes, off the tensors."""
     if "heads" in options:
         raise InputError(f"heads={options['heads']} is for a ViT, but the file has a ResNet; leave it out")
@@ -43,7 +43,9 @@ def resnet_layout(part: Part, official: Official, options: Mapping[str, str]) ->
     )
 
 
-def vit_or_resnet_layout(checkpoint: Checkpoint, part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+def vit_or_resnet_layout(
+    checkpoint: Checkpoint, part: ModelState, official: Official, options: Mapping[str, str]
+) -> Layout:
     """The layout of whichever of the two it is."""
     if holds_resnet(part.state):
         return resnet_layout(part, official, options)

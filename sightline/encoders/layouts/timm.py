@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError, counted
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
-from sightline.encoders.layouts.vit import Official, Part, evaluation, heads_option, kind
+from sightline.encoders.layouts.vit import ModelState, Official, evaluation, heads_option, kind
 
 __all__ = ["convnext_layout", "holds_convnext", "holds_vit_of_timm", "timm_vit_layout"]
 
@@ -38,7 +38,7 @@ def holds_vit_of_timm(state: Mapping[str, Tensor]) -> bool:
     return all(mark in state and state[mark].ndim == axes for mark, axes in marks.items())
 
 
-def timm_vit_layout(part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+def timm_vit_layout(part: ModelState, official: Official, options: Mapping[str, str]) -> Layout:
     """The layout of a ViT with timm's names; DINOv2's registers, which have another, get theirs."""
     state = dict(part.state)
     if "register_tokens" in state and "cls_token" in state:  # DINOv2 has a position for CLS, timm's registers none
@@ -80,7 +80,7 @@ def holds_convnext(state: Mapping[str, Tensor]) -> bool:
     return "stem.0.weight" in state and "stages.0.blocks.0.conv_dw.weight" in state
 
 
-def convnext_layout(part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+def convnext_layout(part: ModelState, official: Official, options: Mapping[str, str]) -> Layout:
     """The layout of a ConvNeXt with timm's names."""
     state, left_over = _told_apart(part.state, CONVNEXT, official.title)
     stages = sorted({name.split(".")[1] for name in state if name.startswith("stages.")})
@@ -114,7 +114,7 @@ def _layout(
     measures: Mapping[str, Any],
     state: Mapping[str, Tensor],
     left_over: tuple[str, ...],
-    part: Part,
+    part: ModelState,
     official: Official,
     size: tuple[int, int],
 ) -> Layout:

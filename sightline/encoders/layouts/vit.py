@@ -25,8 +25,8 @@ from sightline.encoders.modules.vit import sincos
 from sightline.images.preprocess import Preprocess
 
 __all__ = [
+    "ModelState",
     "Official",
-    "Part",
     "bare",
     "choose",
     "evaluation",
@@ -62,7 +62,7 @@ class Official:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ModelState:
     """An encoder's state dict in a checkpoint, and what lies beside it."""
 
     state: Mapping[str, Tensor]
@@ -76,12 +76,12 @@ class Part:
 # Where the encoder is
 
 
-def bare(checkpoint: Checkpoint) -> Part:
+def bare(checkpoint: Checkpoint) -> ModelState:
     """A file that holds one model: under `model`, under `state_dict` or by itself, with or without `module.`"""
     for key in ("model", "state_dict"):
         if state := tensors(checkpoint.content, key):
-            return Part(unwrapped(state), key)
-    return Part(unwrapped(tensors(checkpoint.content)))
+            return ModelState(unwrapped(state), key)
+    return ModelState(unwrapped(tensors(checkpoint.content)))
 
 
 def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def no_encoder(checkpoint: Checkpoint, title: str, wanted: str) -> InputError:
 # What it is
 
 
-def vit_layout(checkpoint: Checkpoint, part: Part, official: Official, options: Mapping[str, str]) -> Layout:
+def vit_layout(checkpoint: Checkpoint, part: ModelState, official: Official, options: Mapping[str, str]) -> Layout:
     """The layout of a ViT: its measures, weights and preprocessing."""
     _check_names(checkpoint, part.state, official.title)
     state = {name: value for name, value in part.state.items() if WEIGHTS.fullmatch(name)}
@@ -169,7 +169,7 @@ def _check_names(checkpoint: Checkpoint, state: Mapping[str, Tensor], title: str
             )
 
 
-def kind(part: Part, classes: int) -> str:
+def kind(part: ModelState, classes: int) -> str:
     """What kind of file it is, in words."""
     return "training checkpoint" if part.training else "with classifier" if classes else "encoder only"
 

@@ -13,7 +13,7 @@ import pandas as pd
 from sightline.report.figures import Figure, pdf_of, specification, svg_of
 from sightline.studies.evidence import Evidence
 
-__all__ = ["Drawn", "Panel", "PaperFigure", "Part", "Printed"]
+__all__ = ["Drawn", "Lettered", "Panel", "PaperFigure", "Printed"]
 
 
 LINE = 110  # characters of a line above a static figure
@@ -40,7 +40,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Part:
+class Lettered:
     """A lettered part of a figure, and how it is drawn; `draw` raises Missing where results are missing."""
 
     title: str
@@ -55,7 +55,7 @@ class PaperFigure:
     title: str
     results: tuple[str, ...]  # of analyses and studies
     roles: str  # who has to be there, in words
-    parts: Mapping[str, Part]  # by letter; a figure without letters has one, ""
+    parts: Mapping[str, Lettered]  # by letter; a figure without letters has one, ""
     columns: int = 3
     one_legend: bool = True  # the parts share their colours
 

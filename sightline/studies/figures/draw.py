@@ -13,7 +13,7 @@ import pandas as pd
 from sightline.core.errors import InputError, nearest
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures import grigg, park, shekhar, shekhar_workshop
-from sightline.studies.figures.contract import Drawn, Panel, PaperFigure, Part
+from sightline.studies.figures.contract import Drawn, Lettered, Panel, PaperFigure
 
 __all__ = ["all_figures", "draw", "find_figure"]
 
@@ -96,7 +96,7 @@ def _chart(figure: PaperFigure, panels: Mapping[str, Panel]) -> alt.ConcatChart:
     return alt.concat(*charts, columns=figure.columns, resolve=alt.Resolve(scale={"color": legend, "shape": legend}))
 
 
-def _titled(panel: Panel, letter: str, part: Part) -> alt.ChartType:
+def _titled(panel: Panel, letter: str, part: Lettered) -> alt.ChartType:
     chart = panel.chart.copy(deep=False)
     chart.usermeta = alt.Undefined  # only a whole chart may have it
     title = part.title + (f": {panel.who}" if panel.who else "")

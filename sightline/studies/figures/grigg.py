@@ -10,7 +10,7 @@ import pandas as pd
 
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.casting import cast, two_seeds
-from sightline.studies.figures.contract import Panel, PaperFigure, Part
+from sightline.studies.figures.contract import Lettered, Panel, PaperFigure
 from sightline.studies.figures.forms import LayerMap, analysed, depth_curves, layer_maps, lines
 from sightline.studies.roles import JE, SUPERVISED
 
@@ -113,9 +113,9 @@ def _copies(evidence: Evidence, family: str) -> Panel:
     return analysed(evidence, "invariance", "layers", [name], policy=[OWN_POLICY[family]])
 
 
-def _maps_of_seeds(family: str, order: tuple[str, ...]) -> dict[str, Part]:
+def _maps_of_seeds(family: str, order: tuple[str, ...]) -> dict[str, Lettered]:
     return {
-        letter: Part(LAYERS[layer], partial(_seeds, family=family, layer=layer))
+        letter: Lettered(LAYERS[layer], partial(_seeds, family=family, layer=layer))
         for letter, layer in zip("abc", order, strict=True)
     }
 
@@ -128,18 +128,18 @@ FIGURES = (
     PaperFigure(
         "004 Fig 2", "CKA between SimCLR and supervised networks", ("cka",), ROLES,
         {
-            "a": Part(LAYERS["residual"], partial(_across, layer="residual")),
-            "b": Part(LAYERS["block"], partial(_across, layer="block", best=True)),
-            "c": Part("even layers, diagonal and maximum", _diagonal_and_maximum),
+            "a": Lettered(LAYERS["residual"], partial(_across, layer="residual")),
+            "b": Lettered(LAYERS["block"], partial(_across, layer="block", best=True)),
+            "c": Lettered("even layers, diagonal and maximum", _diagonal_and_maximum),
         },
         one_legend=False,
     ),
     PaperFigure(
         "004 Fig 3", "What the last layers learn", ("probes", "invariance", "cka"), ROLES,
         {
-            "a": Part("linear probes", _probes),
-            "b": Part("augmentation invariance", _invariance),
-            "c": Part("similarity with the classes", _classes),
+            "a": Lettered("linear probes", _probes),
+            "b": Lettered("augmentation invariance", _invariance),
+            "c": Lettered("similarity with the classes", _classes),
         },
     ),
     PaperFigure(
@@ -149,8 +149,8 @@ FIGURES = (
     PaperFigure(
         "004 Fig 5", "CKA of two augmented copies of the images, all layers", ("invariance",), ROLES,
         {
-            "a": Part("supervised", partial(_copies, family=SUPERVISED)),
-            "b": Part("SimCLR", partial(_copies, family=JE)),
+            "a": Lettered("supervised", partial(_copies, family=SUPERVISED)),
+            "b": Lettered("SimCLR", partial(_copies, family=JE)),
         },
         columns=2,
     ),

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.casting import cast, contrastive_and_masked, sizes_of, tuned, variants
-from sightline.studies.figures.contract import Panel, PaperFigure, Part
+from sightline.studies.figures.contract import Lettered, Panel, PaperFigure
 from sightline.studies.figures.forms import (
     analysed,
     attention_maps,
@@ -331,156 +331,156 @@ FIGURES = (
         "003 Fig 1", "Where either family wins", ("probes", "agreement", "detection"),
         f"{ROLES}, fine-tuned; of several sizes",
         {
-            "a": Part("linear probing and fine-tuning", _linear_and_tuned),
-            "b": Part("fine-tuning accuracy over model size", _accuracy_over_size),
-            "c": Part("dense prediction", _dense),
+            "a": Lettered("linear probing and fine-tuning", _linear_and_tuned),
+            "b": Lettered("fine-tuning accuracy over model size", _accuracy_over_size),
+            "c": Lettered("dense prediction", _dense),
         },
         one_legend=False,
     ),
     PaperFigure(
         "003 Fig 2", "Attention maps for two query patches", ("attention",), ROLES,
         {
-            "a": Part("joint-embedding", partial(_maps, family=JE, method="moco_v3")),
-            "b": Part("reconstruction", partial(_maps, family=REC, method="simmim")),
+            "a": Lettered("joint-embedding", partial(_maps, family=JE, method="moco_v3")),
+            "b": Lettered("reconstruction", partial(_maps, family=REC, method="simmim")),
         },
         columns=2,
     ),
     PaperFigure(
         "003 Fig 3", "Attention distance over depth", ("attention",), ROLES,
-        {"": Part("how far patches attend", partial(_distance, who=contrastive_and_masked))},
+        {"": Lettered("how far patches attend", partial(_distance, who=contrastive_and_masked))},
     ),
     PaperFigure(
         "003 Fig 4", "Normalised mutual information over depth", ("attention",), ROLES,
-        {"": Part("how much attention depends on the query", partial(_nmi, who=contrastive_and_masked))},
+        {"": Lettered("how much attention depends on the query", partial(_nmi, who=contrastive_and_masked))},
     ),
     PaperFigure(
         "003 Fig 5", "Cosine similarity in the attention layers", ("diversity",), f"{ROLES}; in several sizes, if any",
         {
-            "a": Part("between heads", partial(_cosine, kind="heads")),
-            "b": Part("between before and after attention", partial(_cosine, kind="depths")),
-            "c": Part("between tokens", partial(_cosine, kind="tokens")),
+            "a": Lettered("between heads", partial(_cosine, kind="heads")),
+            "b": Lettered("between before and after attention", partial(_cosine, kind="depths")),
+            "c": Lettered("between tokens", partial(_cosine, kind="tokens")),
         },
     ),
     PaperFigure(
         "003 Fig 6", "Tokens before and after attention", ("tokens",), ROLES,
         {
-            "a": Part("joint-embedding, last block", partial(_clouds, family=JE, method="moco_v3", last=True)),
-            "b": Part(
+            "a": Lettered("joint-embedding, last block", partial(_clouds, family=JE, method="moco_v3", last=True)),
+            "b": Lettered(
                 "joint-embedding, last block, several images",
                 partial(_clouds, family=JE, method="moco_v3", last=True, joint=True),
             ),
-            "c": Part("reconstruction, first block", partial(_clouds, family=REC, method="simmim", last=False)),
+            "c": Lettered("reconstruction, first block", partial(_clouds, family=REC, method="simmim", last=False)),
         },
     ),
     PaperFigure(
         "003 Fig 7", "Singular value spectra over depth", ("spectra",), ROLES,
         {
-            "a": Part("tokens of an image", partial(_spectra, cloud="token")),
-            "b": Part("images", partial(_spectra, cloud="image")),
+            "a": Lettered("tokens of an image", partial(_spectra, cloud="token")),
+            "b": Lettered("images", partial(_spectra, cloud="image")),
         },
         columns=1, one_legend=False,
     ),
     PaperFigure(
         "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
         {
-            "a": Part("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
-            "b": Part("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),
+            "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
+            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),
         },
         columns=2, one_legend=False,
     ),
     PaperFigure(
         "003 Fig 9", "High frequencies over depth", ("fourier",), ROLES,
-        {"": Part("Δ log amplitude of the highest frequency", partial(_fourier, who=contrastive_and_masked))},
+        {"": Lettered("Δ log amplitude of the highest frequency", partial(_fourier, who=contrastive_and_masked))},
     ),
     PaperFigure(
         "003 Fig 10", "An encoder with a decoder, and one without", ("attention", "fourier"),
         "MAE with its decoder, another reconstruction ViT",
         {
-            "a": Part("normalised mutual information", partial(_nmi, who=_reconstructions, decoder=True)),
-            "b": Part("high frequencies", partial(_fourier, who=_reconstructions, decoder=True)),
+            "a": Lettered("normalised mutual information", partial(_nmi, who=_reconstructions, decoder=True)),
+            "b": Lettered("high frequencies", partial(_fourier, who=_reconstructions, decoder=True)),
         },
         columns=2,
     ),
     PaperFigure(
-        "003 Fig 11", "Linear probing over depth", ("probes",), ROLES, {"": Part("accuracy", _probes_over_depth)},
+        "003 Fig 11", "Linear probing over depth", ("probes",), ROLES, {"": Lettered("accuracy", _probes_over_depth)},
     ),
     PaperFigure(
         "003 Fig 12", "Hybrids of both objectives", ("probes", "agreement", "attention", "fourier"),
         f"hybrids with their λ, {ROLES}; fine-tuned for part a",
         {
-            "a": Part("accuracy over λ", _over_weight),
-            "b": Part("normalised mutual information", partial(_nmi, who=_hybrid_and_ends)),
-            "c": Part("high frequencies", partial(_fourier, who=_hybrid_and_ends)),
+            "a": Lettered("accuracy over λ", _over_weight),
+            "b": Lettered("normalised mutual information", partial(_nmi, who=_hybrid_and_ends)),
+            "c": Lettered("high frequencies", partial(_fourier, who=_hybrid_and_ends)),
         },
         one_legend=False,
     ),
     PaperFigure(
         "003 Fig C.1", "Attention of all methods", ("attention",), "several joint-embedding and reconstruction ViTs",
         {
-            "a": Part("attention distance", partial(_distance, who=_everybody)),
-            "b": Part("normalised mutual information", partial(_nmi, who=_everybody)),
+            "a": Lettered("attention distance", partial(_distance, who=_everybody)),
+            "b": Lettered("normalised mutual information", partial(_nmi, who=_everybody)),
         },
         columns=2,
     ),
     PaperFigure(
         "003 Fig C.2", "Attention of all sizes", ("attention",), f"{ROLES}, each in several sizes",
         {
-            "a": Part("attention distance", partial(_distance, who=_all_sizes)),
-            "b": Part("normalised mutual information", partial(_nmi, who=_all_sizes)),
+            "a": Lettered("attention distance", partial(_distance, who=_all_sizes)),
+            "b": Lettered("normalised mutual information", partial(_nmi, who=_all_sizes)),
         },
         columns=2,
     ),
     PaperFigure(
         "003 Fig D.1", "Attention restricted to a window", ("probes", "agreement"),
-        "joint-embedding ViTs with attention windows, fine-tuned", {"": Part("accuracy over the window", _over_window)},
+        "joint-embedding ViTs with attention windows, fine-tuned", {"": Lettered("accuracy over the window", _over_window)},
     ),
     PaperFigure(
         "003 Fig E.1", "Heads that differ from the others", ("attention",), ROLES,
         {
-            "a": Part("deviation over heads", _head_deviation),
-            "b": Part("heads of an early layer", _heads_of_a_layer),
+            "a": Lettered("deviation over heads", _head_deviation),
+            "b": Lettered("heads of an early layer", _heads_of_a_layer),
         },
         columns=2, one_legend=False,
     ),
     PaperFigure(
         "003 Fig E.2", "t-SNE of tokens of several images", ("tokens",), ROLES,
-        {"": Part("last block", _analysed("tokens", "tsne", contrastive_and_masked))},
+        {"": Lettered("last block", _analysed("tokens", "tsne", contrastive_and_masked))},
     ),
     PaperFigure(
         "003 Fig E.3", "What the first block does to tokens", ("tokens", "spectra"), ROLES,
         {
-            "a": Part("joint-embedding, first block", partial(_clouds, family=JE, method="moco_v3", last=False)),
-            "b": Part("tokens of an image", partial(_second_value, cloud="token")),
-            "c": Part("images", partial(_second_value, cloud="image")),
+            "a": Lettered("joint-embedding, first block", partial(_clouds, family=JE, method="moco_v3", last=False)),
+            "b": Lettered("tokens of an image", partial(_second_value, cloud="token")),
+            "c": Lettered("images", partial(_second_value, cloud="image")),
         },
         one_legend=False,
     ),
     PaperFigure(
         "003 Fig F.1", "Attention and frequencies after fine-tuning", ("attention", "fourier"), ROLES_TUNED,
         {
-            "a": Part("normalised mutual information", partial(_nmi, who=_fine_tuned)),
-            "b": Part("high frequencies", partial(_fourier, who=_fine_tuned)),
+            "a": Lettered("normalised mutual information", partial(_nmi, who=_fine_tuned)),
+            "b": Lettered("high frequencies", partial(_fourier, who=_fine_tuned)),
         },
         columns=2,
     ),
     PaperFigure(
         "003 Fig F.2", "Shape and texture after fine-tuning", ("shape_bias", "noise"), ROLES_TUNED,
         {
-            "a": Part("decisions by shape, by class", _analysed("shape_bias", "classes", _fine_tuned)),
-            "b": Part("accuracy lost to noise, by its frequency", _analysed("noise", "drop", _fine_tuned)),
+            "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _fine_tuned)),
+            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", _fine_tuned)),
         },
         columns=2, one_legend=False,
     ),
     PaperFigure(
         "003 Fig F.3", "What re-initialised blocks cost fine-tuning", ("reinit",), ROLES,
         {
-            "a": Part("first blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["first"])),
-            "b": Part("last blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["last"])),
+            "a": Lettered("first blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["first"])),
+            "b": Lettered("last blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["last"])),
         },
         columns=2,
     ),
     PaperFigure(
         "003 Table G.1", "Hybrids on other images and in segmentation", ("probes", "segmenters"),
-        f"a hybrid with its λ, {ROLES}", {"": Part("per cent", _other_tasks)},
+        f"a hybrid with its λ, {ROLES}", {"": Lettered("per cent", _other_tasks)},
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ import xarray as xr
 from sightline.analyses.dynamics.paths import ALL
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.casting import cast, first_seed, pair_of_families, tuned
-from sightline.studies.figures.contract import Panel, PaperFigure, Part, Printed
+from sightline.studies.figures.contract import Lettered, Panel, PaperFigure, Printed
 from sightline.studies.figures.forms import LayerMap, analysed, bars, layer_maps, lines, number_table, sheets
 from sightline.studies.figures.numbers import average_precisions, last_probe
 from sightline.studies.figures.shekhar_workshop import (
@@ -255,26 +255,26 @@ FIGURES = (
     PaperFigure(
         "001 Fig 1", "CKA between pre-trained ViTs", ("cka",), ROLES,
         {
-            "a": Part("block outputs", families),
-            "b": Part("by layer type", partial(layer_types, layers=("norm1", "qkv", "fc1"))),
+            "a": Lettered("block outputs", families),
+            "b": Lettered("by layer type", partial(layer_types, layers=("norm1", "qkv", "fc1"))),
         },
         columns=1,
     ),
     PaperFigure(
         "001 Fig 2", "How information is distributed, by probes", ("probes",), ROLES,
         {
-            "a": Part("non-linear probes on the last CLS token", _probe_depth),
-            "b": Part("linear probes with features of several depths", _added_block),
-            "c": Part("a second CLS token beside the last", _gain_of_blocks),
+            "a": Lettered("non-linear probes on the last CLS token", _probe_depth),
+            "b": Lettered("linear probes with features of several depths", _added_block),
+            "c": Lettered("a second CLS token beside the last", _gain_of_blocks),
         },
         one_legend=False, columns=2,
     ),
     PaperFigure(
         "001 Table 2b", "Linear probes with features of several depths", ("probes",), ROLES,
-        {"": Part("top-1 accuracy, per cent", _added_block)},
+        {"": Lettered("top-1 accuracy, per cent", _added_block)},
     ),
     PaperFigure(
-        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES, {"": Part("RCDM samples", _all_samples)},
+        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES, {"": Lettered("RCDM samples", _all_samples)},
     ),
     PaperFigure(
         "001 Fig 4", "CKA of MoCo v3 and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
@@ -282,19 +282,19 @@ FIGURES = (
     ),
     PaperFigure(
         "001 Fig 5", "What other blocks add to a probe, before and after fine-tuning", ("probes",),
-        "a reconstruction ViT, also fine-tuned", {"": Part("gain of a second CLS token", _gain_after_tuning)},
+        "a reconstruction ViT, also fine-tuned", {"": Lettered("gain of a second CLS token", _gain_after_tuning)},
     ),
     PaperFigure(
         "001 Fig 6", "Minibatch CKA against batch size and number of images", ("minibatch",), "any encoder",
         {
-            "a": Part("batch size", partial(_minibatch, figure="batch")),
-            "b": Part("number of images", partial(_minibatch, figure="count")),
+            "a": Lettered("batch size", partial(_minibatch, figure="batch")),
+            "b": Lettered("number of images", partial(_minibatch, figure="count")),
         },
         columns=2,
     ),
     PaperFigure(
         "001 Fig 7", "Detection with features of other blocks", ("detection",), ROLES,
-        {"": Part("frozen encoders", _added_to_pyramid)},
+        {"": Lettered("frozen encoders", _added_to_pyramid)},
     ),
     PaperFigure(
         "001 Fig 8", "CKA of DINO and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
@@ -303,7 +303,7 @@ FIGURES = (
     PaperFigure(
         "001 Fig 9", "CKA of attention layers before and after fine-tuning", ("cka",), ROLES_TUNED,
         {
-            letter: Part(f"{who} and MAE, {when}", partial(layer_types, layers=("qkv",), after=after, other=other))
+            letter: Lettered(f"{who} and MAE, {when}", partial(layer_types, layers=("qkv",), after=after, other=other))
             for letter, who, other, when, after in (
                 ("a", "MoCo v3", 0, "pre-trained", False), ("b", "MoCo v3", 0, "fine-tuned", True),
                 ("c", "DINO", 1, "pre-trained", False), ("d", "DINO", 1, "fine-tuned", True),
@@ -320,15 +320,15 @@ FIGURES = (
         "001 Fig 11", "CKA against distance in depth, across architectures and objectives", ("cka",),
         "a joint-embedding and a reconstruction ViT, a CNN of either",
         {
-            "a": Part("joint-embedding objectives across architectures", partial(_over_distance, family=JE)),
-            "b": Part("reconstruction objectives across architectures", partial(_over_distance, family=REC)),
+            "a": Lettered("joint-embedding objectives across architectures", partial(_over_distance, family=JE)),
+            "b": Lettered("reconstruction objectives across architectures", partial(_over_distance, family=REC)),
         },
         columns=2, one_legend=False,
     ),
     PaperFigure(
         "001 Fig 12", "20-nearest-neighbour accuracy over the blocks, and the linear probe", ("knn", "probes"), ROLES,
         {
-            letter: Part(FEATURE_TITLES[feature], partial(neighbours_and_probe, feature=feature))
+            letter: Lettered(FEATURE_TITLES[feature], partial(neighbours_and_probe, feature=feature))
             for letter, feature in (("a", "cls"), ("b", "gap_without_cls"))
         },
         columns=2,
@@ -336,20 +336,20 @@ FIGURES = (
     PaperFigure(
         "001 Fig 13", "Rank correlation of class predictions", ("agreement",), ROLES,
         {
-            letter: Part(title, partial(rank_agreement, images=images, ranks=(5, 10)))
+            letter: Lettered(title, partial(rank_agreement, images=images, ranks=(5, 10)))
             for letter, (images, title) in zip("abc", AGREE.items(), strict=True)
         },
     ),
     PaperFigure(
         "001 Fig 14", "Fine-tuning dynamics of attention layers", ("dynamics",), ROLES_TUNED,
-        {"b": Part("path efficiency", _path)},  # 14a is a drawing of the idea
+        {"b": Lettered("path efficiency", _path)},  # 14a is a drawing of the idea
     ),
     PaperFigure(
         "001 Fig 15", "CKA of a pre-trained MSN with joint-embedding and reconstruction ViTs", ("cka",),
         f"MSN, {ROLES}, also fine-tuned",
         {
-            "a": Part("pre-trained", partial(_masked, masked_tuned=False, after=False)),
-            "b": Part("fine-tuned", partial(_masked, masked_tuned=False, after=True)),
+            "a": Lettered("pre-trained", partial(_masked, masked_tuned=False, after=False)),
+            "b": Lettered("fine-tuned", partial(_masked, masked_tuned=False, after=True)),
         },
         columns=1,
     ),
@@ -357,8 +357,8 @@ FIGURES = (
         "001 Fig 16", "CKA of a fine-tuned MSN with joint-embedding and reconstruction ViTs", ("cka",),
         f"a fine-tuned MSN, {ROLES}, also fine-tuned",
         {
-            "a": Part("pre-trained", partial(_masked, masked_tuned=True, after=False)),
-            "b": Part("fine-tuned", partial(_masked, masked_tuned=True, after=True)),
+            "a": Lettered("pre-trained", partial(_masked, masked_tuned=True, after=False)),
+            "b": Lettered("fine-tuned", partial(_masked, masked_tuned=True, after=True)),
         },
         columns=1,
     ),
@@ -366,28 +366,28 @@ FIGURES = (
         "001 Fig 17", "Pictures drawn from MAE before and after fine-tuning", ("rcdm",),
         "a reconstruction ViT, also fine-tuned",
         {
-            "a": Part("pre-trained", partial(_samples, family=REC, method="mae")),
-            "b": Part("fine-tuned", partial(_samples, family=REC, method="mae", after=True)),
+            "a": Lettered("pre-trained", partial(_samples, family=REC, method="mae")),
+            "b": Lettered("fine-tuned", partial(_samples, family=REC, method="mae", after=True)),
         },
         columns=2,
     ),
     PaperFigure(
         "001 Fig 18", "More pictures drawn from representations", ("rcdm",), f"{ROLES}, also fine-tuned",
         {
-            "a": Part("MAE, pre-trained", partial(_samples, family=REC, method="mae", rows=8)),
-            "b": Part("MoCo v3, pre-trained", partial(_samples, family=JE, method="moco_v3", rows=8)),
-            "c": Part("MAE, fine-tuned", partial(_samples, family=REC, method="mae", after=True, rows=8)),
-            "d": Part("DINO, pre-trained", partial(_samples, family=JE, method="dino", rows=8)),
+            "a": Lettered("MAE, pre-trained", partial(_samples, family=REC, method="mae", rows=8)),
+            "b": Lettered("MoCo v3, pre-trained", partial(_samples, family=JE, method="moco_v3", rows=8)),
+            "c": Lettered("MAE, fine-tuned", partial(_samples, family=REC, method="mae", after=True, rows=8)),
+            "d": Lettered("DINO, pre-trained", partial(_samples, family=JE, method="dino", rows=8)),
         },
         columns=2,
     ),
     PaperFigure(
         "001 Table 6", "Detection and segmentation on frozen encoders", ("detection",),
         f"{ROLES}, DINO without multi-crop",
-        {"": Part("AP, per cent", partial(_precisions, frozen=True, paper=FROZEN))},
+        {"": Lettered("AP, per cent", partial(_precisions, frozen=True, paper=FROZEN))},
     ),
     PaperFigure(
         "001 Table 7", "Detection and segmentation, encoders trained along", ("detection",), ROLES,
-        {"": Part("AP, per cent", partial(_precisions, frozen=False, paper=TRAINED))},
+        {"": Lettered("AP, per cent", partial(_precisions, frozen=False, paper=TRAINED))},
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from sightline.core.results import ENDS
 from sightline.report.figures import depth_table
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.casting import pair_of_families, tuned
-from sightline.studies.figures.contract import Panel, PaperFigure, Part, Printed
+from sightline.studies.figures.contract import Lettered, Panel, PaperFigure, Printed
 from sightline.studies.figures.forms import LayerMap, bars, layer_maps, lines, part_of, with_ends
 from sightline.studies.figures.numbers import linear_probe
 
@@ -136,20 +136,20 @@ def rank_agreement(evidence: Evidence, images: str, ranks: tuple[int, ...]) -> P
 # The figures
 
 
-def by_type(letters: str, layers: Sequence[str], after: bool) -> dict[str, Part]:
+def by_type(letters: str, layers: Sequence[str], after: bool) -> dict[str, Lettered]:
     """A part for each layer type."""
     when = "fine-tuned" if after else "pre-trained"
     return {
-        letter: Part(f"{LAYER_TYPES[layer]}, {when}", partial(layer_types, layers=(layer,), after=after))
+        letter: Lettered(f"{LAYER_TYPES[layer]}, {when}", partial(layer_types, layers=(layer,), after=after))
         for letter, layer in zip(letters, layers, strict=True)
     }
 
 
-def before_and_after_parts(other: int = 0) -> dict[str, Part]:
+def before_and_after_parts(other: int = 0) -> dict[str, Lettered]:
     """Four parts: each of the two encoders before and after fine-tuning."""
     states = ("pre-trained", "fine-tuned")
     return {
-        letter: Part(
+        letter: Lettered(
             f"reconstruction {states[rec]}, joint-embedding {states[je]}",
             partial(before_and_after, rec_tuned=rec, je_tuned=je, other=other),
         )
@@ -164,9 +164,9 @@ FIGURES = (
         ("cka",),
         ROLES,
         {
-            "a": Part("two joint-embedding encoders", partial(families, which=slice(0, 1))),
-            "b": Part("reconstruction and joint-embedding", partial(families, which=slice(1, 2))),
-            "c": Part("reconstruction and joint-embedding", partial(families, which=slice(2, None))),
+            "a": Lettered("two joint-embedding encoders", partial(families, which=slice(0, 1))),
+            "b": Lettered("reconstruction and joint-embedding", partial(families, which=slice(1, 2))),
+            "c": Lettered("reconstruction and joint-embedding", partial(families, which=slice(2, None))),
         },
     ),
     PaperFigure(
@@ -182,7 +182,7 @@ FIGURES = (
         ("knn", "probes"),
         "a joint-embedding and a reconstruction ViT",
         {
-            letter: Part(FEATURE_TITLES[feature], partial(neighbours_and_probe, feature=feature, every=False))
+            letter: Lettered(FEATURE_TITLES[feature], partial(neighbours_and_probe, feature=feature, every=False))
             for letter, feature in zip("abc", FEATURE_TITLES, strict=True)
         },
     ),
@@ -192,7 +192,7 @@ FIGURES = (
         ("agreement",),
         ROLES,
         {
-            letter: Part(title, partial(rank_agreement, images=images, ranks=(5, 10, 100)))
+            letter: Lettered(title, partial(rank_agreement, images=images, ranks=(5, 10, 100)))
             for letter, (images, title) in zip("abc", AGREE.items(), strict=True)
         },
     ),

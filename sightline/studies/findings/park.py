@@ -7,13 +7,16 @@ here, is in docs/findings.md; the other reading is told beside the verdict.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sightline.core.contrast import Estimate
+from sightline.core.errors import counted
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.accuracies import PROBES, last, linear_probe, probed_images, tuned_accuracies
@@ -42,17 +45,20 @@ def _plain(evidence: Evidence, family: str, tuned: bool = False) -> list[Role]:
     return evidence.need(family, tuned=tuned, window=None)
 
 
-def _pairs(evidence: Evidence, tuned: bool = False) -> list[tuple[Role, Role]]:
-    """Joint-embedding and reconstruction encoders of one size, where sizes are known."""
-    pairs = [
-        (je, rec)
-        for je in _plain(evidence, JE, tuned)
-        for rec in _plain(evidence, REC, tuned)
-        if je.size is None or rec.size is None or math.isclose(je.size, rec.size, rel_tol=0.2)
-    ]
-    if not pairs:
-        raise Missing("a joint-embedding and a reconstruction ViT of one size")
-    return pairs
+def _pairs(evidence: Evidence, tuned: bool = False) -> list[tuple[str, str]]:
+    """Names of joint-embedding and reconstruction encoders."""
+    return _of_one_size(_plain(evidence, JE, tuned), _plain(evidence, REC, tuned))
+
+
+def _of_one_size(roles: Sequence[Role], others: Sequence[Role]) -> list[tuple[str, str]]:
+    """Pairs of encoders of about one size, or of unknown ones; all pairs where none of them are."""
+    pairs = list(itertools.product(roles, others))
+    alike = [(one, other) for one, other in pairs if _alike(one.size, other.size)]
+    return [(one.name, other.name) for one, other in alike or pairs]
+
+
+def _alike(size: float | None, other: float | None) -> bool:
+    return size is other is None or (size is not None and other is not None and math.isclose(size, other, rel_tol=0.2))
 
 
 def _of_pairs(
@@ -64,8 +70,7 @@ def _of_pairs(
     """A case for each pair of a joint-embedding and a reconstruction encoder."""
 
     def cases(evidence: Evidence) -> list[Case]:
-        names = [(je.name, rec.name) for je, rec in _pairs(evidence, tuned)]
-        return cases_of(evidence, parts, names, notes, otherwise)
+        return cases_of(evidence, parts, _pairs(evidence, tuned), notes, otherwise)
 
     return cases
 
@@ -156,59 +161,81 @@ def _blocks(evidence: Evidence, je: str, rec: str) -> list[Part]:
     ]
 
 
-def _hybrids(evidence: Evidence) -> list[Role]:
-    """Hybrids that learn from both losses."""
-    found = [role for role in evidence.need(HYBRID) if role.weight not in (0.0, 1.0)]
-    if not found:
+class _Sweep(NamedTuple):
+    """Hybrids that can be held against each other, and pairs of what they mix: joint embedding, reconstruction."""
+
+    hybrids: list[Role]
+    ends: list[tuple[str, str]]
+
+    @property
+    def nearest(self) -> Role:
+        """The hybrid with the weight that is nearest to the paper's."""
+        return min(self.hybrids, key=lambda role: abs((role.weight or 0.0) - WEIGHT))
+
+
+def _sweeps(evidence: Evidence) -> list[_Sweep]:
+    """Hybrids of one size each, against λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
+    every = evidence.need(HYBRID)
+    mixed: dict[float | None, list[Role]] = {}
+    for role in every:
+        if role.weight not in (0.0, 1.0):
+            mixed.setdefault(role.size, []).append(role)
+    if not mixed:
         raise Missing("a hybrid with a weight between 0 and 1: add `--hybrid NAME=REFERENCE`")
+    found = []
+    for size, hybrids in mixed.items():
+        ends = []
+        for family, method, weight in ((JE, "moco_v3", 1.0), (REC, "simmim", 0.0)):
+            own = [role for role in every if role.weight == weight and role.size == size]
+            others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
+            ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
+        found.append(_Sweep(hybrids, list(itertools.product(*ends))))
     return found
 
 
-def _ends(evidence: Evidence) -> list[tuple[str, str]]:
-    """What a hybrid is held against: λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
-    found = []
-    for family, method, weight in ((JE, "moco_v3", 1.0), (REC, "simmim", 0.0)):
-        every = evidence.encoders(HYBRID, weight=weight) or _plain(evidence, family)
-        found.append([role.name for role in every if role.method == method] or [role.name for role in every])
-    return [(je, rec) for je in found[0] for rec in found[1]]
+def _nearest(evidence: Evidence) -> list[tuple[str, str, str]]:
+    """Of each sweep the hybrid with the weight nearest to the paper's, with the pairs that it is held against."""
+    return [(sweep.nearest.name, *pair) for sweep in _sweeps(evidence) for pair in sweep.ends]
 
 
 def _swept(evidence: Evidence) -> list[Case]:
-    """The hybrid of the sweep whose linear probe is best on the images that choose settings, not on the test images."""
-    hybrids = _hybrids(evidence)
-    best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
+    """The hybrid of a sweep whose linear probe is best on the images that choose settings, not on the test images."""
+    found = []
+    for hybrids, ends in _sweeps(evidence):
+        best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
+        rest = [role.name for role in hybrids if role is not best]
+        names = [(best.name, *pair) for pair in ends]
+        found += cases_of(evidence, _against_both, names, partial(_other_weights, rest))
+    return found
 
-    def others(evidence: Evidence, hybrid: str, je: str, rec: str) -> str:
-        rest = [role for role in hybrids if role.name != hybrid]
-        told = [_against_both(evidence, role.name, je, rec) for role in rest]
-        win = [role.name for role, parts in zip(rest, told, strict=True) if all(part.agrees for part in parts)]
-        return f"Of {len(rest)} other weights {len(win)} do better than both in all of it." if rest else ""
 
-    return cases_of(evidence, _against_both, [(best.name, *ends) for ends in _ends(evidence)], others)
+def _other_weights(others: Sequence[str], evidence: Evidence, hybrid: str, je: str, rec: str) -> str:
+    told = [_against_both(evidence, other, je, rec) for other in others]
+    best = sum(all(part.agrees for part in parts) for parts in told)
+    return f"Of {counted(len(others), 'other weight')} {best} beat {je} and {rec} in all of it." if others else ""
 
 
 def _selection(evidence: Evidence, role: Role) -> float:
     """Accuracy of its linear probe on the selection split; without one, how near its λ is to the paper's."""
-    table, members = evidence.table("probes", role.name), evidence.seeds.get(role.name, (role.name,))
-    if "selection" not in table:
-        return -abs((role.weight or 0.0) - WEIGHT)
-    probe = next(name for name in PROBES if name in table.probe.values)
-    chosen = table.selection.sel(encoder=list(members), probe=probe)
-    return float(np.mean([np.nanmax(chosen.sel(encoder=name, site=_last_site(table, name))) for name in members]))
-
-
-def _last_site(table: Any, encoder: str) -> str:
-    return str(table.last_site.sel(encoder=encoder).item())
+    found = []
+    for name in evidence.seeds.get(role.name, (role.name,)):
+        table = evidence.table("probes", name)
+        if "selection" not in table:
+            return -abs((role.weight or 0.0) - WEIGHT)
+        last_site = str(table.last_site.sel(encoder=name).item())
+        probe = next(name for name in PROBES if name in table.probe.values)
+        found.append(float(table.selection.sel(encoder=name, site=last_site, probe=probe).max()))  # of the poolings
+    return float(np.mean(found))
 
 
 def _against_both(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
+    own, *tuned = tuned_accuracies(evidence, hybrid, je, rec)
     found = []
-    for other in (je, rec):
+    for other, accuracy in zip((je, rec), tuned, strict=True):
         probes = linear_probe(evidence, hybrid) - linear_probe(evidence, other)
-        tuned, tuned_other = tuned_accuracies(evidence, hybrid, other)
         found += [
             above(f"linear probe: {hybrid} − {other}", probes, percent=True),
-            above(f"fine-tuned: {hybrid} − {other}", tuned - tuned_other, percent=True),
+            above(f"fine-tuned: {hybrid} − {other}", own - accuracy, percent=True),
         ]
     return found
 
@@ -255,12 +282,7 @@ def _reinitialised(evidence: Evidence, je: str, rec: str) -> list[Part]:
 
 
 def _elsewhere_cases(evidence: Evidence) -> list[Case]:
-    return cases_of(evidence, _elsewhere, [(_nearest(evidence).name, *ends) for ends in _ends(evidence)])
-
-
-def _nearest(evidence: Evidence) -> Role:
-    """The hybrid with the weight that is nearest to the paper's."""
-    return min(_hybrids(evidence), key=lambda role: abs((role.weight or 0.0) - WEIGHT))
+    return cases_of(evidence, _elsewhere, _nearest(evidence))
 
 
 def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
@@ -399,13 +421,13 @@ def _relative_drops(evidence: Evidence, je: str, rec: str) -> list[Part]:
 def _decoders(evidence: Evidence) -> list[Case]:
     """Encoders that come with a deep decoder against those that had none."""
     known = _plain(evidence, REC)
-    deep = [role.name for role in known if role.method == "mae"]
-    shallow = [role.name for role in known if role.method in ("simmim", "beit")]
+    deep = [role for role in known if role.method == "mae"]
+    shallow = [role for role in known if role.method in ("simmim", "beit")]
     if not deep:
         raise Missing("MAE with its decoder: add `--rec mae=REFERENCE?decoder=true`")
     if not shallow:
         raise Missing("reconstruction without a deep decoder, such as SimMIM: add `--rec NAME=REFERENCE`")
-    names = [(mae, other) for mae in deep for other in shallow]
+    names = _of_one_size(deep, shallow)
     return cases_of(evidence, _decoder, names, otherwise=("As frequencies that the last blocks keep", _kept_frequency))
 
 
@@ -441,8 +463,7 @@ def _kept_frequency(evidence: Evidence, mae: str, other: str) -> list[Part]:
 
 
 def _halves_cases(evidence: Evidence) -> list[Case]:
-    names = [(_nearest(evidence).name, *ends) for ends in _ends(evidence)]
-    return cases_of(evidence, _halves, names, otherwise=("As a fall from early to late blocks", _falls))
+    return cases_of(evidence, _halves, _nearest(evidence), otherwise=("As a fall from early to late blocks", _falls))
 
 
 MIXED = {"NMI": ("attention.nmi_mean", {}), "Δ log amplitude": ("fourier.high_frequency", {"site": "block.*"})}
@@ -450,7 +471,8 @@ MIXED = {"NMI": ("attention.nmi_mean", {}), "Δ log amplitude": ("fourier.high_f
 
 def _halves(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
     """Early the hybrid is further from joint embedding than from reconstruction, late the other way round."""
-    weight = next((f" (λ = {role.weight:g})" for role in _hybrids(evidence) if role.name == hybrid and role.weight), "")
+    weights = {role.name: role.weight for role in evidence.encoders(HYBRID)}
+    weight = "" if weights[hybrid] is None else f" (λ = {weights[hybrid]:g})"
     found = []
     for word, (number, where) in MIXED.items():
         for depth, near, far in ((EARLY, rec, je), (LATE, je, rec)):
@@ -476,7 +498,7 @@ def _falls(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
 
 
 def _outlier_cases(evidence: Evidence) -> list[Case]:
-    names = [(moco.name, rec.name) for moco in _of_method(evidence, "moco") for rec in _plain(evidence, REC)]
+    names = _of_one_size(_of_method(evidence, "moco"), _plain(evidence, REC))
     return cases_of(evidence, _outlier, names, _highest)
 
 

@@ -51,8 +51,15 @@ def _states(
     return keep
 
 
-def _names(roles: Iterable[Role]) -> list[str]:
-    return [role.name for role in roles]
+def _main(evidence: Evidence, family: str, count: int = 1) -> list[Role]:
+    """ViTs of a role, before fine-tuning, without those that a study adds to vary window or size."""
+    every = evidence.need(family, count=count, window=None)
+    found = [role for role in every if role.size is None]
+    return found if len(found) >= count else every
+
+
+def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
+    return [role.name for role in _main(evidence, family, count)]
 
 
 def _last(values: npt.NDArray[Any], axis: int) -> Any:
@@ -78,7 +85,7 @@ def _diagonal(evidence: Evidence, encoder: str, other: str, layer_type: str = "b
     says="no number is printed; heat maps of CKA",
 )  # fmt: skip
 def _alike(evidence: Evidence) -> Sequence[Case]:
-    je, rec = _names(evidence.need(JE, count=2)), _names(evidence.need(REC))
+    je, rec = _named(evidence, JE, 2), _named(evidence, REC)
 
     def parts(a: str, b: str, r: str) -> list[Part]:
         return [
@@ -100,7 +107,7 @@ def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
         before, after = (_diagonal(evidence, a, b, depth=depth) for depth in ((0, 0.75), "last quarter"))
         return [above(f"CKA({a}, {b}) before the last quarter − in it", before - after)]
 
-    return [Case(pair, partial(parts, *pair)) for pair in itertools.combinations(_names(evidence.need(JE, count=2)), 2)]
+    return [Case(pair, partial(parts, *pair)) for pair in itertools.combinations(_named(evidence, JE, 2), 2)]
 
 
 @_states(
@@ -127,7 +134,7 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
             "half what follows it."
         )
 
-    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair), partial(notes, *pair)) for pair in pairs]
 
 
@@ -152,7 +159,7 @@ def _layer_types(evidence: Evidence) -> Sequence[Case]:
             for kind in ("qkv", "norm1")
         ]
 
-    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
@@ -164,10 +171,10 @@ def _layer_types(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; curves over the distance of layers",
 )  # fmt: skip
 def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
-    vits = {family: _names(evidence.need(family)) for family in (JE, REC)}
+    vits = {family: _named(evidence, family) for family in (JE, REC)}
     found = []
     for family, other, least in ((JE, REC, 0.0), (REC, JE, LARGER)):
-        cnns = _names(evidence.encoders(family, "cnn"))
+        cnns = [role.name for role in evidence.encoders(family, "cnn")]
         for cnn, own, foreign in itertools.product(cnns, vits[family], vits[other]):
             found.append(Case((cnn, own, foreign), partial(_curve_above, evidence, cnn, own, foreign, least)))
         if not cnns:
@@ -242,7 +249,7 @@ def _class_separability(evidence: Evidence) -> Sequence[Case]:
         missing = probe - accuracy(a, "cls", statistic=_last)
         return [*found, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
 
-    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
@@ -296,7 +303,7 @@ def _choices(evidence: Evidence) -> Sequence[Case]:
 
 def _je_je_rec(evidence: Evidence, parts: Callable[[str, str, str], Sequence[Part]]) -> list[Case]:
     """A case for each ordered pair of joint-embedding encoders and each reconstruction."""
-    je, rec = _names(evidence.need(JE, count=2)), _names(evidence.need(REC))
+    je, rec = _named(evidence, JE, 2), _named(evidence, REC)
     return [Case((a, b, r), partial(parts, a, b, r)) for a, b in itertools.permutations(je, 2) for r in rec]
 
 
@@ -332,7 +339,7 @@ def _helps_rec_not_je(evidence: Evidence, gain: Callable[[str], Estimate], label
             below(label.format(a), gain(a), NOTHING, percent=True),
         ]
 
-    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
@@ -407,7 +414,7 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation(evidence: Evidence) -> Sequence[Case]:
-    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    pairs = itertools.product(_named(evidence, REC), _named(evidence, JE))
     return [
         Case((r, a), partial(_keeps_orientation, evidence, r, a), partial(_other_measures, evidence, r, a))
         for r, a in pairs
@@ -432,7 +439,7 @@ def _orientation_after(evidence: Evidence) -> Sequence[Case]:
 
 def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
     """Encoders of a family with what was fine-tuned from them; those without are left out, unless all are."""
-    before = _names(evidence.need(family))
+    before = _named(evidence, family)
     found = [(name, tuned.name) for name in before if (tuned := evidence.tuned(name)) is not None]
     return found or [(name, evidence.need_tuned(name).name) for name in before]
 
@@ -471,7 +478,7 @@ def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> 
 )  # fmt: skip
 def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
     among = _detectors("frozen")
-    plain = [role.name for role in evidence.need(JE) if not role.multicrop]
+    plain = [role.name for role in _main(evidence, JE) if not role.multicrop]
     if not plain:
         raise Missing("a joint-embedding ViT without multi-crop: add `--je NAME=REFERENCE`")
 
@@ -484,7 +491,7 @@ def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
             found.append(claims(f"AP of {r} − {a}, {kind}, {area}", difference, percent=True))
         return found
 
-    return [Case(pair, partial(parts, *pair)) for pair in itertools.product(_names(evidence.need(REC)), plain)]
+    return [Case(pair, partial(parts, *pair)) for pair in itertools.product(_named(evidence, REC), plain)]
 
 
 @_states(
@@ -508,7 +515,7 @@ def _trained_detection(evidence: Evidence) -> Sequence[Case]:
             for kind, area in every
         ]
 
-    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    pairs = itertools.product(_named(evidence, REC), _named(evidence, JE))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
@@ -531,7 +538,7 @@ def _more_blocks(evidence: Evidence) -> Sequence[Case]:
             for kind in _kinds(evidence, several, name)
         ]
 
-    every = [*_names(evidence.need(JE)), *_names(evidence.need(REC))]
+    every = [*_named(evidence, JE), *_named(evidence, REC)]
     return [Case((name,), partial(parts, name)) for name in every]
 
 
@@ -554,7 +561,7 @@ def _towards_je(evidence: Evidence) -> Sequence[Case]:
             )
         ]
 
-    je = _names(evidence.need(JE))
+    je = _named(evidence, JE)
     return [
         Case((before, after, a), partial(parts, before, after, a))
         for (before, after), a in itertools.product(_before_and_after(evidence, REC), je)
@@ -605,7 +612,7 @@ def _straighter(evidence: Evidence) -> Sequence[Case]:
         difference = efficiency(r) - efficiency(a)
         return [above(f"path efficiency of attention, {r} − {a}", difference)]
 
-    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    pairs = itertools.product(_named(evidence, REC), _named(evidence, JE))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
@@ -646,7 +653,7 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
     def notes(m: str) -> str:
         return "" if evidence.tuned(m) else f"After fine-tuning of {m}: not measured."
 
-    every = itertools.product(_names(evidence.need(MASKED_JE)), _names(evidence.need(JE)), _names(evidence.need(REC)))
+    every = itertools.product(_named(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
     return [Case(names, partial(parts, *names), partial(notes, names[0])) for names in every]
 
 

@@ -255,6 +255,22 @@ def test_a_decoder_is_asked_for_in_words() -> None:
     assert found.needs == "the decoder of mae: give its reference with `?decoder=true`"
 
 
+def test_a_sweep_has_its_own_ends() -> None:
+    """Hybrids are held against λ = 0 and 1 of the same sweep, others against encoders of the two families."""
+    names = ["je", "rec", "mix", "mix-0", "mix-2", "mix-9"]
+    sweep = [replace(ROLES["mix"], name=f"mix-{n}", weight=w, size=1.4) for n, w in ((0, 0.0), (2, 0.3), (9, 1.0))]
+    evidence = Evidence((*roles_of(names[:3], {}), *sweep), (made_run(names, _p14_of(names), sites=SITES),))
+    found = all_findings()["P14"].decide(evidence)
+    assert list(dict.fromkeys(part.encoders for part in found.parts)) == [
+        ("mix", "je", "rec"), ("mix-2", "mix-9", "mix-0"),
+    ]  # fmt: skip
+    assert "mix-2 (λ = 0.3) is from mix-9 than from mix-0" in found.parts[4].label
+
+
+def _p14_of(names: list[str]) -> Numbers:
+    return dict.fromkeys(("attention.nmi_mean", "fourier.high_frequency"), lambda at: 0.1 * names.index(at.encoder))
+
+
 # Accuracies
 
 
@@ -323,4 +339,4 @@ def test_the_weight_of_a_hybrid_is_chosen_on_other_images() -> None:
         run.save("probes", probes, run.measured("probes").kept)
         found = all_findings()["P13"].decide(Evidence(roles, (run,)))
         assert (found.verdict, found.parts[0].encoders[0]) == (verdict, best)
-    assert "Of 1 other weights 1 do better than both in all of it." in found.sentence
+    assert "Of 1 other weight 1 beat je and rec in all of it." in found.sentence

@@ -272,6 +272,14 @@ def test_one_encoder_that_disagrees_is_named() -> None:
     assert "is on the other side, and so is F1(moco, dino) − F1(moco, simmim); agreeing: " in found.sentence
 
 
+def test_what_a_study_varies_is_not_asked() -> None:
+    varied = (Role("windowed", JE, "moco_v3", window=3), Role("small", REC, "mae", size=0.3))
+    found = all_findings()["S1"].decide(Evidence((*ROLES, *varied), runs_of("S1", 1)))
+    assert found.verdict == HOLDS
+    assert {name for part in found.parts for name in part.encoders} == set(VITS)
+    assert "Not measured" not in found.sentence
+
+
 def test_measures_that_disagree_with_the_gap_are_told() -> None:
     found = all_findings()["S11"].decide(evidence_for("S11", 1))
     assert found.verdict == HOLDS
