@@ -62,7 +62,7 @@ def test_a_lost_process_ends_the_others_with_a_sentence_and_the_command_goes_on(
     said = ended(agents)
     assert all(agent.returncode for agent in agents), "\n".join(said)
     assert "Another process of this run has ended" in said[0]
-    assert "Traceback" not in said[0].partition("torch.distributed.elastic")[0]
+    assert "pair.cc" not in said[0]  # nothing of what gloo says; the agent has words of its own
     monkeypatch.setattr(sys, "argv", ["sightline", *words])
     with pytest.raises(SystemExit, match=r"^0$"):
         main()

@@ -161,9 +161,7 @@ def test_other_ways_to_read_names_are_one_sentence(tmp_path):
         load_images(f"folder:{tmp_path}?names=texture-shape")
 
 
-@pytest.mark.parametrize(
-    "reference", ["a" * 5000, "folder:" + "a" * 5000, "coco:" + "a" * 5000, "parquet:" + "a" * 5000]
-)
-def test_what_is_too_long_for_a_name(reference: str) -> None:
+@pytest.mark.parametrize("source", ["", "folder:", "coco:", "parquet:"])
+def test_what_is_too_long_for_a_name(source: str) -> None:
     with pytest.raises(InputError):
-        load_images(reference)
+        load_images(source + "a" * 5000)
