@@ -56,7 +56,8 @@ def watch(taps: Mapping[str, Tap], sites: Sequence[str], see: Callable[[str, Any
             else:
                 stack.callback(_hook(tap, site, see).remove)
         if attention:
-            mode = stack.enter_context(AttentionWatch())
+            mode = AttentionWatch()
+            stack.callback(mode.close)
             for module, points in attention.items():
                 if set(points) != {"qkv"}:
                     stack.enter_context(fused(module))

@@ -84,23 +84,25 @@ def _room_for_output(product: AttentionProduct) -> Tensor | None:
 def _measure(
     product: AttentionProduct, tokens: Tokens, shift: bool, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_j e_ij of each query (B, H, n), distance and NMI (B, H); `output` is filled with map @ v.
+    """Σ_j e_ij of each patch query (B, H, n), distance and NMI (B, H); `output` is filled with map @ v.
 
     With e = exp(score), Z its sum over patches and Z' over all tokens, the map is e / Z', and the rows whose mutual
-    information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z').
+    information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z'). The few prefix queries
+    are computed with the others, since `output` needs them, and are left out of the sums at the end.
     """
     (images, heads), n, first = product.shape[:2], math.prod(tokens.grid), tokens.prefix
-    distances = _distances(tokens.grid, product.q.device)
-    q, k, bias = product.q[..., first:, :].mT, product.k, _bias(product, first)
+    distances = _distances(tokens, product.q.device)  # (n, T)
+    q, k, bias = product.q.mT, product.k, _bias(product)
     bias = None if bias is None else bias.expand(images, heads, -1, -1)
     room = CACHED * max(torch.get_num_threads(), 2) if q.device.type == "cpu" else ON_DEVICE
     maps = max(room // n**2, 1)
     several, part = max(maps // heads, 1), min(maps, heads)  # images, and heads of an image, at a time
-    whole, spare = (distances.new_empty(min(several, images) * part, rows, n) for rows in (first + n, n))
-    sums = distances.new_empty(4, images, heads, n)
+    whole, spare = (distances.new_empty(min(several, images) * part, rows, first + n) for rows in (first + n, n))
+    values = distances.new_empty(0 if output is None else len(whole), first + n, product.q.shape[-1])
+    sums, received = distances.new_empty(3, images, heads, first + n), distances.new_empty(images, heads, n)
     for at in pairs(_slices(images, several), _slices(heads, part)):
         a, b = (_stacked(x[at]) for x in (k, q))
-        z, far, keys, plogp = (of[at].view(-1, n) for of in sums)
+        z, far, plogp = (of[at].view(-1, first + n) for of in sums)
         e, work = whole[: len(a)], spare[: len(a)]
         if bias is None:
             torch.baddbmm(e, a, b, beta=0, alpha=product.scale, out=e)
@@ -115,24 +117,19 @@ def _measure(
         torch.sum(torch.mul(t, distances, out=work), 1, out=far)
         every = e[:, :first].sum(1).add_(z)
         if output is not None and product.v is not None:
-            _attend(e, every, product.q[at][:, :, :first], k[at], product.v[at], product.scale, into=output[at])
+            attended = torch.bmm(e.mT, _stacked(product.v[at]), out=values[: len(a)])
+            torch.mul(
+                attended.view(output[at].shape),
+                every.reciprocal().view(output[at].shape[:3])[..., None],
+                out=output[at],
+            )
         share = torch.add(z, every, alpha=n * EPSILON).reciprocal_()
         torch.addcmul(every.mul_(EPSILON).mul_(share)[:, None], t, share[:, None], out=t)
-        torch.sum(t, 2, out=keys)
+        torch.sum(t[:, :, first:], 2, out=received[at].view(-1, n))
         torch.sum(torch.log(t, out=work).mul_(t), 1, out=plogp)
-    z, far, keys, plogp = sums
+    z, far, plogp = sums[..., first:]
     distance = (far / z).mean(-1, dtype=torch.float64)
-    return z, distance, nmi_of(keys.double(), plogp.sum(-1, dtype=torch.float64))
-
-
-def _attend(
-    e: Tensor, every: Tensor, prefix: Tensor, k: Tensor, v: Tensor, scale: float, into: Tensor
-) -> None:  # into: (b, h, T, d)
-    """map @ v: of patch queries from e (b · h, T, n) and its sums, of the few prefix queries (b, h, P, d) anew."""
-    values = torch.bmm(e.mT, _stacked(v)).view(*v.shape[:2], -1, v.shape[-1])
-    torch.mul(values, every.reciprocal().view(*v.shape[:2], -1, 1), out=into[:, :, prefix.shape[2] :])
-    if prefix.shape[2]:
-        into[:, :, : prefix.shape[2]] = F.scaled_dot_product_attention(prefix, k, v, scale=scale)
+    return z, distance, nmi_of(received.double(), plogp.sum(-1, dtype=torch.float64))
 
 
 def _stacked(x: Tensor) -> Tensor:
@@ -141,18 +138,17 @@ def _stacked(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _distances(grid: tuple[int, int], device: torch.device) -> Tensor:
-    return patch_distances(grid, device).float()
+def _distances(tokens: Tokens, device: torch.device) -> Tensor:
+    """Between patch keys and all queries, (n, T): 0 for a prefix token, which has no place."""
+    return F.pad(patch_distances(tokens.grid, device).float(), (tokens.prefix, 0))
 
 
-def _bias(product: AttentionProduct, prefix: int) -> Tensor | None:
-    """The bias of patch queries for all keys as (B, H, T, n); of 1 for B or H where all images or heads share it."""
+def _bias(product: AttentionProduct) -> Tensor | None:
+    """The bias of all keys and queries as (B, H, T, T); of 1 for B or H where all images or heads share it."""
     if product.bias is None:
         return None
     bias = product.bias[(None,) * (4 - product.bias.ndim)]
-    rows = prefix if bias.shape[-2] > 1 else 0  # a bias of one row is for all queries
-    tokens = product.shape[-1]
-    return bias[..., rows:, :].mT.float().contiguous().expand(-1, -1, tokens, tokens - prefix)
+    return bias.mT.float().contiguous().expand(-1, -1, product.shape[-1], product.shape[-1])
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -161,7 +157,7 @@ def _slices(length: int, step: int) -> list[slice]:
 
 def unattended(product: AttentionProduct, prefix: int) -> Tensor:
     """Which images (B,) have a query that a mask lets attend to no patch."""
-    bias = _bias(product, prefix)
+    bias = _bias(product)
     if bias is None:
         return torch.zeros(product.shape[0], dtype=torch.bool, device=product.q.device)
-    return (bias[:, :, prefix:] == -math.inf).all(2).flatten(1).any(1).expand(product.shape[0])
+    return (bias[:, :, prefix:, prefix:] == -math.inf).all(2).flatten(1).any(1).expand(product.shape[0])
