@@ -26,6 +26,7 @@ from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
+from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -216,24 +217,29 @@ def ratio(hsic: npt.NDArray[np.float64], own: Own | None = None) -> npt.NDArray[
 
 
 def bootstrap(
-    hsic: npt.NDArray[np.float64], replicates: int, seed: int, own: Own | None = None
+    hsic: npt.NDArray[np.float64],
+    replicates: int,
+    seed: int,
+    own: Own | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """95 % percentile interval of CKA: resample the groups of (G, …, A, B), sum again, take the ratio again.
 
-    NaN where that is not known: of a single group, or where a replicate has no value.
+    The replicates are made on the device. NaN where that is not known: of a single group, or where a replicate has no
+    value.
     """
     low, high = (np.full(hsic.shape[1:], np.nan) for _ in range(2))
-    groups = len(hsic)
-    if groups < 2:
+    if len(hsic) < 2:
         return low, high
-    random = np.random.Generator(np.random.Philox(seed))
-    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=replicates).astype(np.float64)
-    rows, columns = (np.tensordot(draws, part, 1) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
+    draws = draw_groups(len(hsic), replicates, seed, device)
+    rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.tensordot(draws, hsic[..., row, :], 1) / np.sqrt(columns * rows[..., row, None])
-        known = np.isfinite(values).all(0)
-        if known.any():
-            ends = np.percentile(values[:, known], [2.5, 97.5], axis=0)
-            low[..., row, :][known], high[..., row, :][known] = ends
+        values = _again(draws, hsic[..., row, :]) / torch.sqrt(columns * rows[..., row, None])
+        for end, found in zip((low, high), percentile_ends(values, len(hsic)), strict=True):
+            end[..., row, :] = found.numpy(force=True)
     return low, high
+
+
+def _again(draws: Tensor, groups: npt.NDArray[np.float64]) -> Tensor:
+    """Sums over groups (G, …) as often as each was drawn, (R, …)."""
+    return torch.tensordot(draws, torch.from_numpy(np.ascontiguousarray(groups)).to(draws), 1)
