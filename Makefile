@@ -1,11 +1,13 @@
 # make demo   install if needed, compare the reference encoders on the embedded images, leave a report
 # make test   install if needed, run the whole gate (format, lint, types, tests); make fast: the unit tier alone
+# make docs   the site, from docs/ and the docstrings: site/index.html
+# make wheel  the package as files, dist/; scripts/try_wheel.py installs it into a new environment and tries it
 # make zoo    train the reference encoders again (hours); what is interrupted goes on
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/ready
 
-.PHONY: demo test fast zoo install bench clean
+.PHONY: demo test fast docs wheel zoo install bench clean
 
 demo: $(READY)
 	$(VENV)/bin/sightline demo -o runs/demo
@@ -15,6 +17,13 @@ test: $(READY)
 
 fast: $(READY)
 	scripts/check --fast
+
+docs: $(READY)
+	$(VENV)/bin/mkdocs build --strict --quiet
+	@echo "site/index.html; with search: $(VENV)/bin/mkdocs serve"
+
+wheel: $(READY)
+	$(VENV)/bin/python -m build --no-isolation
 
 zoo: $(READY)
 	$(VENV)/bin/python scripts/zoo.py
@@ -37,4 +46,4 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/pretrain.py
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* *.egg-info
+	rm -rf $(VENV) runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* *.egg-info

@@ -47,7 +47,7 @@ from sightline.training.backbones import build
 from sightline.training.feed import Feed
 from sightline.training.loop import Loop, make_fabric
 from sightline.training.objective import Views
-from sightline.training.recipe import Recipe, make_recipe, read_recipe
+from sightline.training.recipe import PretrainingRecipe, make_recipe, read_recipe
 
 TOOLS = ("step", "bare", "lightly", "pipeline", "together", "bf16")
 IMAGES = 1024  # drawn for each objective; more would only take longer to draw
@@ -65,7 +65,9 @@ def speed(step: Step, steps: int, batch: int) -> float:
     return steps * batch / (time.perf_counter() - began)
 
 
-def train(objective: nn.Module, feed: Feed, recipe: Recipe, precision: str, made: list[Views] | None = None) -> float:
+def train(
+    objective: nn.Module, feed: Feed, recipe: PretrainingRecipe, precision: str, made: list[Views] | None = None
+) -> float:
     """The real loop over the views of the feed, or over the same ones again and again."""
     ticks: list[float] = []
     source = feed.views() if made is None else itertools.repeat(made, feed.steps)
@@ -83,7 +85,7 @@ def train(objective: nn.Module, feed: Feed, recipe: Recipe, precision: str, made
     return (feed.steps - 2) * feed.batch / (ticks[-1] - ticks[1])
 
 
-def bare(objective: nn.Module, recipe: Recipe, pixels: Pixels) -> Step:
+def bare(objective: nn.Module, recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     """Passes through copies of the objective's backbone, with masks that are drawn already."""
     ours: Any = copy.deepcopy(objective)
     student, teacher = ours.backbone, copy.deepcopy(ours.backbone).requires_grad_(False)
@@ -121,12 +123,14 @@ def bare(objective: nn.Module, recipe: Recipe, pixels: Pixels) -> Step:
 # describes for v3.
 
 
-def vit_of(recipe: Recipe, any_size: bool = False) -> Any:
+def vit_of(recipe: PretrainingRecipe, any_size: bool = False) -> Any:
     option = "&dynamic_img_size=True" if any_size else ""
     return sl.load_encoder(recipe.backbone.reference() + option).module.train()
 
 
-def trained(recipe: Recipe, loss: Callable[[], Tensor], *modules: nn.Module, before_step: Step = tuple) -> Step:
+def trained(
+    recipe: PretrainingRecipe, loss: Callable[[], Tensor], *modules: nn.Module, before_step: Step = tuple
+) -> Step:
     optimizer = torch.optim.AdamW(nn.ModuleList(modules).parameters(), lr=recipe.optimization.peak_lr)
 
     def step() -> None:
@@ -138,14 +142,14 @@ def trained(recipe: Recipe, loss: Callable[[], Tensor], *modules: nn.Module, bef
     return step
 
 
-def simclr(recipe: Recipe, pixels: Pixels) -> Step:
+def simclr(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     vit, c = vit_of(recipe), recipe.config
     head = heads.SimCLRProjectionHead(vit.num_features, c.hidden, c.out, c.layers)
     criterion = NTXentLoss(c.temperature)
     return trained(recipe, lambda: criterion(*[head(vit(x)) for x in pixels]), vit, head)
 
 
-def moco_v3(recipe: Recipe, pixels: Pixels) -> Step:
+def moco_v3(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     vit, c = vit_of(recipe), recipe.config
     vit.patch_embed.proj.requires_grad_(not c.stop_grad_patch)
     projector = heads.MoCoProjectionHead(vit.num_features, c.hidden, c.out, num_layers=3, batch_norm=True)
@@ -163,7 +167,7 @@ def moco_v3(recipe: Recipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, vit, projector, predictor)
 
 
-def dino(recipe: Recipe, pixels: Pixels) -> Step:
+def dino(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     student, c = vit_of(recipe, any_size=True), recipe.config
     teacher = copy.deepcopy(student).requires_grad_(False)
     widths = (student.num_features, c.hidden, c.bottleneck, c.out)
@@ -181,7 +185,7 @@ def dino(recipe: Recipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, student, head, before_step=lambda: head.cancel_last_layer_gradients(current_epoch=0))
 
 
-def msn(recipe: Recipe, pixels: Pixels) -> Step:
+def msn(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     anchor, c = MaskedVisionTransformerTIMM(vit_of(recipe, any_size=True)), recipe.config
     anchor_head = heads.MSNProjectionHead(anchor.vit.num_features, c.hidden, c.out)
     target, target_head = (copy.deepcopy(m).requires_grad_(False) for m in (anchor, anchor_head))
@@ -202,7 +206,7 @@ def msn(recipe: Recipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, anchor, anchor_head, prototypes)
 
 
-def mae(recipe: Recipe, pixels: Pixels) -> Step:
+def mae(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
     patch, length = recipe.backbone.patch, encoder.sequence_length
     embedding = nn.Linear(encoder.vit.embed_dim, c.decoder_width)
@@ -219,7 +223,7 @@ def mae(recipe: Recipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, encoder, embedding, decoder, prediction)
 
 
-def simmim(recipe: Recipe, pixels: Pixels) -> Step:
+def simmim(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
     patch, criterion = recipe.backbone.patch, nn.L1Loss()
     prediction = nn.Linear(encoder.vit.embed_dim, 3 * patch**2)
@@ -232,7 +236,9 @@ def simmim(recipe: Recipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, encoder, prediction)
 
 
-PEERS: dict[str, Callable[[Recipe, Pixels], Step]] = {f.__name__: f for f in (simclr, moco_v3, dino, msn, mae, simmim)}
+PEERS: dict[str, Callable[[PretrainingRecipe, Pixels], Step]] = {
+    f.__name__: f for f in (simclr, moco_v3, dino, msn, mae, simmim)
+}
 
 # -----------------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ ROOMS = {  # kind → room, and the contract of its files
 }
 OPTIONAL = {  # kind → what a file may leave out, and its type
     "analyses": {
+        "TOPIC": "str",
         "PROJECTION": "tuple[str, ...]",
         "IMAGES": "Mapping[str, FurtherImages]",
         "TARGETS": "bool",
@@ -33,6 +34,8 @@ OPTIONAL = {  # kind → what a file may leave out, and its type
         "precision": "Callable[[Any], str]",
         "summary": "Callable[[xr.Dataset], Sequence[str]]",
         "tables": "Callable[[xr.Dataset], Sequence[Table]]",
+        "key_numbers": "Callable[[xr.Dataset], Sequence[KeyNumber]]",
+        "likeness": "Callable[[xr.Dataset], Likeness | None]",
     },
     "objectives": {"LABELS": "bool", "TARGETS": "bool", "first": "Callable[[Any, Backbone], First | None]"},
 }
@@ -54,7 +57,7 @@ from sightline.core.contract import Study
 from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.images.contract import ImageSource
 from sightline.measure.contract import AnalysisFile, FurtherImages
-from sightline.report.figures import Table
+from sightline.report.figures import KeyNumber, Likeness, Table
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, ObjectiveFile
 '''
@@ -63,10 +66,19 @@ from sightline.training.objective import First, ObjectiveFile
 def files(room: str) -> dict[str, Path]:
     """The plugins of a room by name."""
     folder = ROOT / "sightline" / room.replace(".", "/")
-    names = [entry.name for entry in pkgutil.iter_modules([str(folder)])]
+    every = [entry.name for entry in pkgutil.iter_modules([str(folder)])]
+    names = listed(folder / "__init__.py") or every
     return {
         name: (one if (one := folder / f"{name}.py").is_file() else folder / name / "__init__.py") for name in names
     }
+
+
+def listed(path: Path) -> list[str]:
+    """The plugins that a room names because it holds other files, too: its PLUGINS."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PLUGINS":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def defined(path: Path) -> set[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sightline.core.extras import explaining as _explaining
 from sightline.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from sightline.studies.rcdm import rcdm
     from sightline.studies.reinit import reinit
     from sightline.studies.segmenters import segment
+    from sightline.studies.study import Study, open_study, study
     from sightline.training.pretrain import pretrain
+    from sightline.training.watch import Watch, watch
     from sightline.transfer.finetune import finetune
 
 # Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
@@ -49,6 +52,7 @@ _HOME = {
     "Preprocess": "images.preprocess",
     "Run": "core.run_folder",
     "Stopped": "core.stopping",
+    "Study": "studies.study",
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
@@ -60,11 +64,15 @@ _HOME = {
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
+    "open_study": "studies.study",
     "pretrain": "training.pretrain",
     "rcdm": "studies.rcdm",
     "reinit": "studies.reinit",
     "segment": "studies.segmenters",
     "save_encoder": "encoders.saved",
+    "Watch": "training.watch",
+    "watch": "training.watch",
+    "study": "studies.study",
     "write_report": "report.page",
 }
 
@@ -77,7 +85,9 @@ __all__ = [
     "Preprocess",
     "Run",
     "Stopped",
+    "Study",
     "Tokens",
+    "Watch",
     "analyze",
     "capture",
     "contrast",
@@ -88,11 +98,14 @@ __all__ = [
     "load_encoder",
     "load_images",
     "open_run",
+    "open_study",
     "pretrain",
     "rcdm",
     "reinit",
     "save_encoder",
     "segment",
+    "study",
+    "watch",
     "write_report",
 ]
 
@@ -100,7 +113,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sightline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
+    with _explaining():
+        return getattr(importlib.import_module(f"sightline.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

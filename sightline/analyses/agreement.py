@@ -33,13 +33,14 @@ from sightline.measure.groups import GROUPS
 from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
-from sightline.report.figures import Figure, heatmap
+from sightline.report.figures import Figure, KeyNumber, Likeness, heatmap
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
 
+TOPIC = "alike"
 TITLE = "Agreement of decisions"
 QUESTION = "Do two encoders rank the classes of an image alike, and are they right and wrong on the same images?"
 FORMULA = """\
@@ -408,3 +409,21 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail += "" if np.isnan(wrong) else f"; τ@{k} where both are wrong {wrong:.2f}"
             lines.append((f"{a} and {b}", f"τ@{k} = {tau:.2f}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Mean τ with the other encoders, at the smallest k."""
+    like = likeness(result)
+    about = f"{like.about}, mean over the other encoders"
+    others = np.where(np.eye(len(like.encoders), dtype=bool), np.nan, like.values)
+    values = {
+        name: float(np.nanmean(row)) for name, row in zip(like.encoders, others, strict=True) if np.isfinite(row).any()
+    }
+    return [KeyNumber("agreement", about, values)] if values else []
+
+
+def likeness(result: xr.Dataset) -> Likeness:
+    """τ of the classes' order at the smallest k."""
+    tau = result.tau.sel(images=SUBSETS[0]).isel(k=0).transpose("encoder_a", "encoder_b").values
+    about = f"rank correlation of the first {int(result.k[0])} classes"
+    return Likeness(f"τ@{int(result.k[0])}", about, tuple(map(str, result.encoder_a.values)), tau)

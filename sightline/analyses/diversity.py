@@ -38,12 +38,13 @@ from sightline.measure import contract
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, over_depth
+from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "structure"
 TITLE = "Diversity"
 QUESTION = "How much do the heads of a block, its input and output, and the tokens of an image repeat each other?"
 FORMULA = """\
@@ -305,3 +306,11 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"cosine between tokens in {last.site.item()}" + "".join(others)
             found.append((str(name), f"{last.sel(kind='tokens'):.2f}", detail))
     return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Cosine between tokens in the last block."""
+    own = result.sel(kind="tokens")
+    return key_number(
+        own, "cosine", at="last", title="token cosine", about="cosine between the tokens in the last block"
+    )

@@ -38,12 +38,13 @@ from sightline.measure import contract
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, over_depth, present
+from sightline.report.figures import FIRST, Figure, KeyNumber, key_number, over_depth, present
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "structure"
 TITLE = "Fourier"
 QUESTION = "Does a layer hold fine detail of the image, or only what is the same over large areas?"
 FORMULA = """\
@@ -304,3 +305,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"Δ log amplitude of the highest frequency in {last.site.item()}; {most}"
             found.append((str(name), f"{last:.2f}", detail))
     return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """High frequency in the last block."""
+    about = "Δ log amplitude of the highest frequency in the last block; more: more high frequency"
+    return key_number(result, "high_frequency", at="last", title="high frequency", about=about, place=FIRST)

@@ -33,7 +33,7 @@ from sightline.measure.estimators.cka import cka as cka
 from sightline.measure.gram_sums import GramSums, Values, check_tokens, full_bytes, narrow, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, depth_table, heatmap, interval_of, over_depth
+from sightline.report.figures import Figure, KeyNumber, depth_table, heatmap, interval_of, key_number, over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sightline.measure.estimators.full_batch import Pairs
 
 
+TOPIC = "robust"
 TITLE = "Augmentation invariance"
 QUESTION = "Does a layer see two augmented copies of the same images alike?"
 FORMULA = """\
@@ -301,3 +302,10 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         (str(row.series), f"{row.value:.2f}", f"{row.policy} copies at {row.site}{interval_of(row)}")
         for row in last.itertuples()
     ]
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """CKA of two augmented copies at the last block, under the first policy."""
+    first = result.isel(policy=0, tokens=0)
+    about = f"CKA of two {first.policy.item()} copies of each image at the last block"
+    return key_number(first, "invariance", at="last", title="invariance", about=about)

@@ -43,7 +43,7 @@ from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, widths
-from sightline.report.figures import Figure, over_depth
+from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "structure"
 TITLE = "Inversion"
 QUESTION = "Which pixels can be read off the features of a block, and do they still know left from right?"
 FORMULA = """\
@@ -347,6 +348,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         )
         for encoder, last in _last(result)
     ]
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """How much of the pixels comes back from the last block."""
+    about = "R² of the pixels that a linear map reads off the last block"
+    return key_number(result, "r2", at="last", title="pixels R²", about=about)
 
 
 def summary(result: xr.Dataset) -> list[str]:

@@ -28,11 +28,12 @@ from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
-from sightline.report.figures import Figure, accuracy_over_depth, accuracy_table
+from sightline.report.figures import FIRST, Figure, KeyNumber, accuracy_over_depth, accuracy_table, key_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+TOPIC = "separable"
 TITLE = "k-NN accuracy"
 QUESTION = "How well do the nearest neighbours of an image, in each block, predict its class?"
 FORMULA = "class(q) = argmax_c Σ exp(q·tᵢ / T) over the k nearest training features tᵢ of class c; q, tᵢ of length one"
@@ -160,6 +161,14 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         )
         for row in best.itertuples()
     ]
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Accuracy at the best site and feature."""
+    about = "k-NN accuracy at the best layer"
+    return key_number(
+        result, "accuracy", at="highest", title="k-NN", about=about, style=".1%", best="highest", place=FIRST
+    )
 
 
 def _top5(result: xr.Dataset, row: Any) -> float:

@@ -34,7 +34,7 @@ from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products
 from sightline.measure.estimators.cka import study as study
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, curve_over_depth, heatmap
+from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatmap, of_encoders
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "alike"
 TITLE = "Minibatch CKA"
 QUESTION = "Does CKA depend on the size of the minibatches, or on the number of images?"
 FORMULA = """\
@@ -264,3 +265,10 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"largest difference of CKA between {sizes}; {layers} layers, {int(view['count'])} images"
             lines.append((str(encoder), f"{float(own.difference.max()):.3f}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """The largest difference that the batch size makes, of all images."""
+    view = result.isel(tokens=0, count=-1).difference.max("batch").to_dataset(name="difference")
+    about = "largest difference of CKA between batch sizes, of all images"
+    return of_encoders(view, "difference", title="batch size", about=about, style=".3f", best="lowest", place=3)

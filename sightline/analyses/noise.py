@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,12 +28,13 @@ from sightline.measure.classifiers import ClassifierChoice, DecisionAnalysis, co
 from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
-from sightline.report.figures import Figure, curve_over_depth
+from sightline.report.figures import Figure, KeyNumber, curve_over_depth, key_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+TOPIC = "robust"
 TITLE = "Noise by frequency"
 QUESTION = "How much accuracy does noise of each frequency cost, from coarse waves to fine grain?"
 FORMULA = """\
@@ -223,3 +224,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             lost = f"−{100 * float(worst):.1f} points" if float(worst) > 0 else "nothing lost"
             lines.append((str(encoder), lost, detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """What the worst frequency costs."""
+    about = "accuracy lost to noise of the worst frequency"
+    found = key_number(
+        result, "drop", at="highest", over="frequency", title="noise drop", about=about, style=".1%", best="lowest"
+    )
+    return [replace(number, over="frequencies") for number in found]

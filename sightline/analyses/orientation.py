@@ -27,7 +27,7 @@ from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
-from sightline.report.figures import Figure, accuracy_over_depth
+from sightline.report.figures import Figure, KeyNumber, accuracy_over_depth, key_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sightline.measure.pooled import Matrix
 
 
+TOPIC = "robust"
 TITLE = "Orientation"
 QUESTION = "Do the features of a block still know left from right?"
 FORMULA = (
@@ -173,3 +174,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail += f"; most at {best.site}, feature {best.feature}: {best.accuracy:.1%}"
             lines.append((str(encoder), f"{last.accuracy:.1%}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """What the last block still knows."""
+    about = "accuracy of a probe that tells mirror images from images, at the last block"
+    return key_number(result, "accuracy", at="last", title="left or right", about=about, style=".1%")

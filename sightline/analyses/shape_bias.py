@@ -30,12 +30,13 @@ from sightline.measure.contract import FurtherImages
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
-from sightline.report.figures import Figure
+from sightline.report.figures import FIRST, Figure, KeyNumber, of_encoders
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+TOPIC = "robust"
 TITLE = "Shape bias"
 QUESTION = "Where shape and texture contradict each other, which of them does the encoder go by?"
 FORMULA = (
@@ -187,7 +188,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     encoders = [str(name) for name in result.encoder.values]
     x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)
     y = alt.Y("class:N", title=None, axis=alt.Axis(grid=True, ticks=False))
-    colour = alt.Color("encoder:N").scale(domain=encoders, range="category").legend(orient="bottom", columns=2)
+    colour = alt.Color("encoder:N").scale(domain=encoders, range="category").legend(orient="right")
     shares = {"shape_bias": "shape bias", "either": "decisions for shape or texture"}
     tip = [alt.Tooltip("encoder:N"), alt.Tooltip("class:N")]
     tip += [alt.Tooltip(f"{name}:Q", title=title, format=".1%") for name, title in shares.items()]
@@ -235,3 +236,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         for encoder in result.encoder.values
         if not np.isnan((row := result.sel(encoder=encoder)).overall)
     ]
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Overall shape bias."""
+    about = "share of decisions for the shape, of those for shape or texture"
+    return of_encoders(result, "overall", title="shape bias", about=about, style=".1%", place=FIRST)

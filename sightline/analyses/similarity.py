@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sightline.analyses.cka.charts import Measure, pair_figures
 from sightline.analyses.cka.charts import headlines as pair_headlines
+from sightline.analyses.cka.charts import likeness as pair_likeness
 from sightline.analyses.cka.matching import summaries
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Axis, Kept, LeftOut, Picked
@@ -53,7 +54,7 @@ from sightline.measure.estimators.similarity import svcca as svcca
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FLAT, Pooled, disk, widths
-from sightline.report.figures import Figure
+from sightline.report.figures import Figure, Likeness
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from sightline.measure.pooled import Wanted
 
 
+TOPIC = "alike"
 TITLE = "Similarity by other measures"
 QUESTION = "Do Procrustes, CCA, RSA and shared neighbours say of two layers what CKA says?"
 FORMULA = """\
@@ -401,3 +403,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         for name in result.measure.values.tolist()
         for label, number, detail in pair_headlines(result.sel(measure=name, drop=True), MEASURES[name])[:1]
     ]
+
+
+def likeness(result: xr.Dataset) -> Likeness | None:
+    """Of the first measure that is no distance."""
+    for name in result.measure.values.tolist():
+        if not MEASURES[name].distance:
+            found = pair_likeness(result.sel(measure=name, drop=True), MEASURES[name])
+            return None if found is None else replace(found, place=3)
+    return None

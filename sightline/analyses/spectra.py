@@ -42,12 +42,13 @@ from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import Figure, over_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, key_number, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "structure"
 TITLE = "Singular value spectra"
 QUESTION = "How many directions do the tokens of an image fill, and how many do the images?"
 FORMULA = """\
@@ -469,6 +470,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"effective rank of the images at {last.site.item()}{tokens}"
             lines.append((str(encoder), f"{last.image_effective_rank:.1f}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Effective rank of the images at the last block."""
+    about = "effective rank of the images at the last block"
+    return key_number(result, "image_effective_rank", at="last", title="rank", about=about, style=".1f", place=FIRST)
 
 
 def _rank_name(result: xr.Dataset, cloud: str, level: str) -> str:

@@ -40,7 +40,7 @@ from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import CONSTANT, POOLINGS, poolings, widths
-from sightline.report.figures import Figure, heatmap, over_depth, present
+from sightline.report.figures import Figure, KeyNumber, heatmap, key_number, over_depth, present
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "robust"
 TITLE = "Transformations"
 QUESTION = "Which changes of an image does a layer not see: its mirror image, colours, sharpness, place, size?"
 FORMULA = """\
@@ -329,6 +330,14 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         )
         lines.append((encoder, f"{float(here.distance):.2f}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """How far the first transformation moves an image at the last block."""
+    first = result.isel(transformation=0)
+    which = str(first.transformation.item())
+    about = f"how far {which} moves an image in the last block; 1: as far as another image"
+    return key_number(first, "distance", at="last", title=which, about=about)
 
 
 def summary(result: xr.Dataset) -> list[str]:

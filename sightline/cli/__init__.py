@@ -7,6 +7,8 @@ compare       compare, dynamics, minibatch, demo
 contrast      contrast
 train         pretrain, finetune, reinit, detect, segment
 generate      rcdm, imagine
+study         study
+figure        figure
 files         list, inspect, convert, report, export
 arguments     encoders, analyses and sites as the user writes them
 listing       what `sightline list` shows
@@ -20,7 +22,7 @@ import os
 # they wait for: there a batch is five times faster if they sleep after some microseconds, and elsewhere as fast.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from sightline.cli import compare, contrast, files, generate, train  # noqa: F401 — they add their commands
+from sightline.cli import compare, contrast, figure, files, generate, study, train  # noqa: F401 — they add commands
 from sightline.cli.application import app, main
 
 __all__ = ["app", "main"]

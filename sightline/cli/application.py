@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from sightline.cli.arguments import spread_sites
 from sightline.core.errors import InputError
+from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
+from sightline.core.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,11 +36,27 @@ Encoders are written `source:id[@weights][?option=value&…]`; `sightline list e
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sightline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """What all commands share; the help of the application is above."""
+
+
 def main() -> None:
     """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
     warnings.showwarning = _show
     try:
-        app(spread_sites(sys.argv[1:]), prog_name="sightline")
+        with explaining():
+            app(spread_sites(sys.argv[1:]), prog_name="sightline")
     except InputError as error:
         _fail(str(error), 2)
     except SystemExit as stop:

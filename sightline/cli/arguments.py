@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,34 +21,19 @@ def load_encoders(words: list[str]) -> dict[str, Encoder]:
     """`name=source:id` or `source:id`; names that occur twice get a number."""
     from sightline.encoders.encoder import name_apart
     from sightline.encoders.loading import load_encoder
+    from sightline.encoders.sources.run import every_epoch
 
     given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
     encoders = [
-        load_encoder(reference, name=name)
+        load_encoder(str(reference), name=name)
         for match in given
         if match
-        for name, reference in _every_epoch(match[1], match[2])
+        for name, reference in every_epoch(match[1], parse_reference(match[2]))
     ]
     for encoder in encoders:
         for note in encoder.notes:
             typer.echo(f"{encoder.name}: {note}", err=True)
     return name_apart(encoders)
-
-
-def _every_epoch(name: str | None, reference: str) -> list[tuple[str | None, str]]:
-    """`run:FOLDER?epoch=*` stands for all epochs that are kept there; any other reference for itself."""
-    parsed = parse_reference(reference)
-    if parsed.source != "run" or parsed.weights is not None or parsed.options.get("epoch") != "*":
-        return [(name, reference)]
-    from sightline.core.run_folder import kept_epochs
-
-    return [
-        (
-            None if name is None else f"{name}, epoch {epoch}",
-            str(replace(parsed, options=parsed.options | {"epoch": str(epoch)})),
-        )
-        for epoch in kept_epochs(Path(parsed.id).expanduser())
-    ]
 
 
 def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:

@@ -10,7 +10,18 @@ import typer
 from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, further_images, load_encoders
 from sightline.cli.ending import finish, stoppable
-from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Workers, new_folder
+from sightline.cli.options import (
+    EMBEDDED,
+    Batch,
+    Device,
+    Limit,
+    Out,
+    Precision,
+    Seed,
+    Verbose,
+    Workers,
+    new_folder,
+)
 from sightline.core.references import Reference
 
 if TYPE_CHECKING:
@@ -59,6 +70,7 @@ def compare(
     workers: Workers = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first image that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare encoders in one pass over the images and write a report.
 
@@ -93,7 +105,7 @@ def compare(
             workers=workers,
             overwrite=overwrite,
         )
-    finish(run)
+    finish(run, verbose)
 
 
 @app.command()
@@ -109,6 +121,7 @@ def dynamics(
     batch: Batch = 32,
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Follow an encoder through its fine-tuning: path efficiency of the weights, CKA with the start and with others.
 
@@ -121,7 +134,7 @@ def dynamics(
     epochs = [f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}" for name, equals, folder in named]
     compare(
         [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
-        overwrite=overwrite,
+        overwrite=overwrite, verbose=verbose,
     )  # fmt: skip
 
 
@@ -137,6 +150,7 @@ def minibatch(
     device: Device = "auto",
     seed: Seed = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in the same folder.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Does CKA depend on batch size and number of images? Ten layers, batches of 32 … 1024, up to all images, one pass.
 
@@ -147,20 +161,28 @@ def minibatch(
     """
     compare(
         encoders, images, out, "minibatch", set_=set_, sites=sites, limit=limit, batch=batch, device=device, seed=seed,
-        overwrite=overwrite,
+        overwrite=overwrite, verbose=verbose,
     )  # fmt: skip
 
 
 @app.command()
-def demo(out: Out = Path("runs/demo"), limit: Limit = 256, batch: Batch = 32, device: Device = "auto") -> None:
+def demo(
+    out: Out = Path("runs/demo"),
+    only: Annotated[str, typer.Option(help="Analyses, separated by commas.")] = "all",
+    limit: Limit = 256,
+    batch: Batch = 32,
+    device: Device = "auto",
+    verbose: Verbose = False,
+) -> None:
     """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
 
-    Example: `sightline demo -o runs/demo`
+    Example: `sightline demo -o runs/demo`, or in less time `sightline demo --only cka,knn --limit 64`
     """
 
     from sightline.encoders.sources import zoo
 
-    compare([f"zoo:{name}" for name in zoo.names()], out=out, only="all", limit=limit, batch=batch, device=device)
+    encoders = [f"zoo:{name}" for name in zoo.names()]
+    compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:

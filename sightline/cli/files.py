@@ -8,24 +8,34 @@ from typing import Annotated, Literal
 import typer
 
 from sightline.cli.application import app
+from sightline.cli.ending import report_of
 from sightline.core.errors import InputError
 
 
 @app.command(name="list")
 def list_(
     what: Annotated[
-        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes"],
+        Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings", "figures"],
         typer.Argument(help="What to list."),
     ],
     which: Annotated[
         str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
     ] = None,
 ) -> None:
-    """Show what can be used: encoders, images, analyses, the sites of an encoder, objectives of pre-training, recipes.
+    """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings,
+    figures of the papers.
 
     Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
     """
-    from sightline.cli.listing import list_plugins, list_recipes, list_sites, matching_encoders
+    from sightline.cli.listing import (
+        list_figures,
+        list_findings,
+        list_plugins,
+        list_recipes,
+        list_sites,
+        list_studies,
+        matching_encoders,
+    )
 
     if what == "sites":
         typer.echo(list_sites(which))
@@ -33,6 +43,12 @@ def list_(
         typer.echo(matching_encoders(which))
     elif what == "recipes":
         typer.echo(list_recipes())
+    elif what == "studies":
+        typer.echo(list_studies())
+    elif what == "findings":
+        typer.echo(list_findings())
+    elif what == "figures":
+        typer.echo(list_figures())
     else:
         typer.echo(list_plugins(what))
 
@@ -81,18 +97,25 @@ def convert(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")]) -> None:
-    """Write `report.html` of a run again; needs no model and no images.
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")]) -> None:
+    """Write `report.html` of a run or a study again; needs no model and no images.
 
     Example: `sightline report runs/x`
     """
     from sightline.core.run_folder import open_run
-    from sightline.report.page import write_report
 
+    if (run / "study.json").is_file():
+        from sightline.cli.study import study_report
+        from sightline.studies.study import open_study
+
+        study = open_study(run)
+        study.save(verdicts := study.verdicts())
+        typer.echo(study_report(study, verdicts))
+        return
     found = open_run(run)
     if not found.names():
         raise InputError(f"{str(run)!r} has no finished analysis to show; finish it with `sightline compare`")
-    typer.echo(write_report(found))
+    typer.echo(report_of(found)[0])
 
 
 @app.command()

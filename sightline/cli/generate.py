@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from sightline.cli.application import app
-from sightline.cli.arguments import load_encoders
-from sightline.cli.ending import finish, stoppable
-from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Workers
-from sightline.cli.train import training_folder_name
+from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Verbose, Workers
+from sightline.cli.train import run_study
 from sightline.core.errors import InputError
 
 
@@ -38,6 +36,7 @@ def rcdm(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """See what representations keep: a diffusion model draws pictures from them, and measures tell what they know.
 
@@ -48,18 +47,14 @@ def rcdm(
     Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers, and
     `sightline imagine RUN --images FILE` draws for images of your own.
     """
-    from sightline.core.settings import parse_settings
     from sightline.studies.rcdm import rcdm as study
     from sightline.studies.rcdm.measures import TRANSFORMATIONS
 
     chosen = TRANSFORMATIONS if transformations is None else tuple(filter(None, transformations.split(",")))
-    with stoppable("give the same command again to continue"):
-        run = study(
-            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
-            settings=parse_settings(set_ or []), samples=samples, sources=sources, compared=compared,
-            transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
-        )  # fmt: skip
-    finish(run)
+    run_study(
+        study, encoders, images, out, set_, verbose, recipe=recipe, samples=samples, sources=sources, compared=compared,
+        transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
+    )  # fmt: skip
 
 
 @app.command()

@@ -8,7 +8,15 @@ from fnmatch import fnmatch
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 
-__all__ = ["list_plugins", "list_recipes", "list_sites", "matching_encoders"]
+__all__ = [
+    "list_figures",
+    "list_findings",
+    "list_plugins",
+    "list_recipes",
+    "list_sites",
+    "list_studies",
+    "matching_encoders",
+]
 
 
 FOLDERS = {
@@ -40,6 +48,32 @@ def list_recipes() -> str:
 
     heads = {name: (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0] for name in recipe_names()}
     return _table({name: head.lstrip("# ") for name, head in heads.items()}, "recipe")
+
+
+def list_studies() -> str:
+    """The studies that come with Sightline."""
+    from sightline.studies.papers import STUDIES
+
+    return _table({name: f"the findings of {about}" for name, (about, _) in STUDIES.items()}, "study")
+
+
+def list_findings() -> str:
+    """Every finding: where it stands, the steps that decide it, and the claim."""
+    from sightline.studies.findings import all_findings
+
+    found = all_findings().values()
+    where = max((len(one.where) for one in found), default=0)
+    steps = max((len(one.step) for one in found), default=0)
+    return _table({one.id: f"{one.where:<{where}}  {one.step:<{steps}}  {one.claim}" for one in found}, "finding")
+
+
+def list_figures() -> str:
+    """Every figure and table of the papers that is a measurement: what it shows, and what it needs."""
+    from sightline.studies.figures import all_figures
+
+    return _table(
+        {name: f"{one.title} ({', '.join(one.results)}; {one.roles})" for name, one in all_figures().items()}, "figure"
+    )
 
 
 def list_sites(reference: str | None) -> str:

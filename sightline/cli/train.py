@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from sightline.cli.options import (
     StartOver,
     TrainingDevice,
     TrainingFolder,
+    Verbose,
     Workers,
     new_folder,
 )
@@ -29,6 +30,7 @@ from sightline.core.errors import InputError
 from sightline.training.launch import Launch
 
 if TYPE_CHECKING:
+    from sightline.core.run_folder import Run
     from sightline.encoders.encoder import Encoder
 
 
@@ -123,8 +125,11 @@ def reinit(
     ] = None,
     set_: Settings = None,
     device: TrainingDevice = "auto",
+    devices: Devices = None,
+    nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Re-initialise the first or last n blocks, fine-tune, and see how far accuracy drops.
 
@@ -133,19 +138,17 @@ def reinit(
     Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command continues where
     it was stopped; with more `--counts` only the new ones are trained.
     """
-    from sightline.core.settings import parse_settings
     from sightline.studies.reinit import reinit as study
 
     try:
         numbers = None if counts is None else [int(word) for word in counts.split(",")]
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
-    with stoppable("run the same command again to continue"):
-        run = study(
-            load_encoders(encoders), images, out or training_folder_name(), counts=numbers, ends=ends.split(","),
-            recipe=recipe, settings=parse_settings(set_ or []), overwrite=overwrite, device=device, workers=workers,
-        )  # fmt: skip
-    finish(run)
+    run_study(
+        study, encoders, images, out, set_, verbose, counts=numbers, ends=ends.split(","), recipe=recipe,
+        overwrite=overwrite,
+        device=device, devices=devices, nodes=nodes, workers=workers,
+    )  # fmt: skip
 
 
 @app.command()
@@ -167,6 +170,7 @@ def detect(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
 
@@ -178,16 +182,12 @@ def detect(
 
     Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped.
     """
-    from sightline.core.settings import parse_settings
     from sightline.studies.detection import detect as study
 
-    with stoppable("run the same command again to continue"):
-        run = study(
-            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
-            settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
-            workers=workers,
-        )  # fmt: skip
-    finish(run)
+    run_study(
+        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
+        nodes=nodes, workers=workers,
+    )  # fmt: skip
 
 
 @app.command()
@@ -209,6 +209,7 @@ def segment(
     nodes: Nodes = 1,
     workers: Workers = None,
     overwrite: StartOver = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
 
@@ -220,16 +221,12 @@ def segment(
     Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped. Which block to take is told by
     `sightline compare ENCODERS --images IMAGES --only segmentation`, without any training.
     """
-    from sightline.core.settings import parse_settings
     from sightline.studies.segmenters import segment as study
 
-    with stoppable("run the same command again to continue"):
-        run = study(
-            load_encoders(encoders), images, out or training_folder_name(), recipe=recipe,
-            settings=parse_settings(set_ or []), overwrite=overwrite, device=device, devices=devices, nodes=nodes,
-            workers=workers,
-        )  # fmt: skip
-    finish(run)
+    run_study(
+        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
+        nodes=nodes, workers=workers,
+    )  # fmt: skip
 
 
 def training_folder_name() -> Path:
@@ -238,6 +235,24 @@ def training_folder_name() -> Path:
         raise InputError("Several processes need to agree on a run folder; give one with -o")
     # Processes that this one starts inherit the name.
     return Path(os.environ.setdefault("SIGHTLINE_RUN", str(new_folder())))
+
+
+def run_study(
+    study: Callable[..., Run],
+    encoders: list[str],
+    images: str | None,
+    out: Path | None,
+    words: list[str] | None,
+    verbose: bool,
+    **more: Any,
+) -> None:
+    """Trainings on encoders whose results are a run: make them, and say what came of it."""
+    from sightline.core.settings import parse_settings
+
+    settings = parse_settings(words or [])
+    with stoppable("run the same command again to continue"):
+        run = study(load_encoders(encoders), images, out or training_folder_name(), settings=settings, **more)
+    finish(run, verbose)
 
 
 def _train(

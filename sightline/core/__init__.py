@@ -2,6 +2,7 @@
 
 errors         the one exception that users see as a sentence
 files          writing whole files or nothing
+claims         who works at what, over processes and machines
 ownership      which files of a folder are Sightline's own
 run_folder     the folder of a run: request, results, provenance
 results        words that results share
@@ -10,6 +11,8 @@ groups         sums over groups of images, kept beside a result
 contrast       differences of measured numbers, with their interval
 contract       what has a page in the report, and how a plugin is held to a contract
 plugins        plugins by their name
+extras         libraries that a base installation leaves out
+notebook       how things show themselves in a notebook
 references     `source:id[@weights][?option=value]`
 settings       dataclasses from TOML and `--set`, and back
 schedules      progress, warm-up, cosine
@@ -21,5 +24,5 @@ stopping       Ctrl-C and SIGTERM, granted when a step is whole
 progress       cost, bars, time left
 bfloat16       whether bf16 works on this CPU
 bfloat16_trial tries it in a child process
-version        of Sightline
+version        of Sightline, and of its numbers
 """

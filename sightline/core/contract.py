@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = ["Headline", "Reported", "Study", "fulfil", "members"]
+__all__ = ["TOPICS", "Headline", "Reported", "Study", "fulfil", "members"]
 
 
 Headline = tuple[str, str, str]  # label, number, detail
+# What an analysis asks about (its `TOPIC`), in the order of the report; others come last.
+TOPICS: Mapping[str, str] = {
+    "alike": "Who is alike?",
+    "separable": "What can be separated?",
+    "attention": "Where do they look?",
+    "structure": "How are features built?",
+    "robust": "What do they ignore?",
+    "transfer": "What do they become?",
+    "other": "And besides?",
+}
 
 
 class Reported(Protocol):
@@ -35,7 +45,7 @@ class Reported(Protocol):
 
     @property
     def headlines(self) -> Callable[[xr.Dataset], Sequence[Headline]]:
-        """For overview and terminal."""
+        """What there is to tell beside `key_numbers`, for the page and `--verbose`."""
 
 
 class Study(Reported, Protocol):

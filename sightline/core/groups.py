@@ -89,7 +89,7 @@ class Kept:
         sizes = {dim: values.shape[dims.index(dim)] for dims, values in self.parts.values() for dim in dims}
         used = {dim: axis for dim, axis in self.axes.items() if dim in sizes}
         return result.assign({PREFIX + name: part for name, part in self.parts.items()}).assign_attrs(
-            kept=json.dumps({"axes": used, "recipes": recipes, "without": self.without})
+            kept=json.dumps({"axes": used, "recipes": recipes, "without": self.without, "parts": list(self.parts)})
         )
 
 
@@ -97,7 +97,7 @@ def split(result: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset | None]:
     """The result as it is shown, and what is kept beside it."""
     if "kept" not in result.attrs:
         return result, None
-    names = [str(name) for name in result.data_vars if str(name).startswith(PREFIX)]
+    names = [PREFIX + name for name in json.loads(result.attrs["kept"])["parts"]]
     kept = result[names].rename({name: name.removeprefix(PREFIX) for name in names})
     kept = kept.drop_vars([name for name in kept.coords if not set(kept[name].dims) & set(kept.dims)])
     table = result.drop_vars(names)

@@ -48,8 +48,10 @@ FOLDER_KINDS = {  # as sentences have them
     "rcdm": "pictures from representations",
     "reinit": "a study of re-initialised blocks",
     "segmenters": "a comparison of segmenters",
+    "study": "a study",
     "tables": "exported tables",
     "training": "a training",
+    "watch": "a watched training",
 }
 
 

@@ -42,7 +42,13 @@ GROUPS = {
 }
 SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
-REPORTED: Mapping[str, Any] = {"summary": lambda result: [], "tables": lambda result: []}
+REPORTED: Mapping[str, Any] = {
+    "TOPIC": "other",
+    "summary": lambda result: [],
+    "tables": lambda result: [],
+    "key_numbers": lambda result: [],
+    "likeness": lambda result: None,
+}
 
 
 Plugin = TypeVar("Plugin")
@@ -136,9 +142,10 @@ def _singular(kind: str) -> str:
 
 @functools.cache
 def _own(kind: str) -> dict[str, Place]:
-    rooms = [f"sightline.{room}" for room in ROOMS[kind]]
-    paths = {room: importlib.import_module(room).__path__ for room in rooms}
-    return {entry.name: Place(f"{room}.{entry.name}") for room in rooms for entry in pkgutil.iter_modules(paths[room])}
+    rooms = [importlib.import_module(f"sightline.{room}") for room in ROOMS[kind]]
+    files = [(room, entry.name) for room in rooms for entry in pkgutil.iter_modules(room.__path__)]
+    # A room that holds other files, too, says which are plugins.
+    return {name: Place(f"{room.__name__}.{name}") for room, name in files if name in getattr(room, "PLUGINS", (name,))}
 
 
 @functools.cache

@@ -12,19 +12,22 @@ RUN/.sightline.json       the list of these files, see ownership.py
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 import sys
+import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.core import ownership
+from sightline.core import ownership, plugins
 from sightline.core.contrast import Contrast, Estimate, contrast, estimate
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.groups import Measured
+from sightline.core.notebook import card, fold, rows, shortened
 from sightline.core.selection import Where
 
 if TYPE_CHECKING:
@@ -73,6 +76,34 @@ class Run(Mapping[str, "xr.Dataset"]):
     def estimate(self, name: str, where: Where | None = None, **more: Any) -> Estimate:
         """`sl.estimate` of this run."""
         return estimate(self, name, where, **more)
+
+    def figure(self, name: str, figure: str | None = None) -> Any:
+        """A figure of the page of an analysis as an Altair chart, the first one or that of a name: `run.figure("cka")`.
+
+        `run.figure("cka", "depth")` is what `figures/cka-depth.svg` shows.
+        """
+        return _report("charts").chart(self, name, figure)
+
+    def report(self, show: bool = True) -> Path:
+        """Write the report if it is not there or older than a result, open it in the browser, and give its path."""
+        page: Path = _report("charts").page_of(self)
+        if show:
+            webbrowser.open(page.absolute().as_uri())
+        return page
+
+    def _repr_html_(self) -> str:
+        encoders = [str(encoder["name"]) for encoder in self.request.get("encoders", [])]
+        images = self.request.get("images", {})
+        splits = ", ".join(f"{count} {split}" for split, count in images.get("splits", {}).items())
+        page = None if self.path is None else self.path / "report.html"
+        facts = {
+            "encoders": shortened(encoders),
+            "images": f"{images['name']} ({splits})" if images else "",
+            "results": shortened(self.names(), 30) or "none",
+            "report": page if page is not None and page.is_file() else "",
+        }
+        where = "in memory" if self.path is None else str(self.path)
+        return card(f"Run {where}", facts, *(_headlines(name, self[name]) for name in self))
 
     def get(self, name: str, default: Any = None) -> Any:
         """The result of an analysis, or `default` if it is not there."""
@@ -137,6 +168,20 @@ class Run(Mapping[str, "xr.Dataset"]):
         """Where the sums over groups of images are, or will be."""
         assert self.path is not None
         return self.path / "groups" / f"{name}.nc"
+
+
+def _report(module: str) -> Any:
+    """A module of the report, which stands above this room: by its name when it is used, as plugins are."""
+    return importlib.import_module(f"sightline.report.{module}")
+
+
+def _headlines(name: str, result: xr.Dataset) -> str:
+    """What an analysis says of its result in short, folded; nothing where its plugin is gone."""
+    try:
+        plugin = plugins.module_of(name)
+        return fold(plugin.TITLE, rows([], [list(map(str, line)) for line in plugin.headlines(result)]))
+    except InputError:
+        return ""
 
 
 def open_run(path: str | Path) -> Run:

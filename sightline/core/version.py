@@ -1,3 +1,17 @@
-"""The version of Sightline."""
+"""The version of Sightline, from the tag that it was built from, and that of its numbers."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["NUMBERS", "__version__"]
+
+
+# Part of every fingerprint: what was computed under another one is computed again. It changes when numbers do; the
+# version of the package may change with every commit.
+NUMBERS = "0.1.0"
+
+try:
+    __version__ = metadata.version("sightline")
+except metadata.PackageNotFoundError:  # a copy of the source that is not installed
+    __version__ = NUMBERS

@@ -3,8 +3,10 @@
 Fused attention never forms its map, so maps are computed again from exactly what the layer passes to
 `scaled_dot_product_attention`: its own q and k after q/k norm and rotary embedding, its own mask or relative position
 bias and scale. A TorchFunctionMode sees that call whatever the architecture, so there is nothing to imitate, and
-`map @ v` is compared with what the fused kernel gave, once per layer on one image. An analysis that forms the whole map
-anyway may leave `map @ v` in the product; the layer goes on with that, and the kernel need not compute it again.
+`map @ v` is compared with what the fused kernel gave, once per layer on one image. Who forms the whole map anyway may
+leave `map @ v` in the product; the layer goes on with that, and the kernel need not compute it again. The two differ in
+the last digits, so a pass has an `attend` that computes all products in this way, whether or not their maps are looked
+at: what a layer gives must not depend on who is watching.
 
 B images, H heads, N tokens, d width of a head.
 """
@@ -26,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline.core.errors import InputError
 
-__all__ = ["AttentionLayer", "AttentionProduct", "AttentionWatch", "fused"]
+__all__ = ["Attend", "AttentionLayer", "AttentionProduct", "AttentionWatch", "fused", "without_fast_path"]
 
 
 # Layers whose product was compared with the kernel's, and of which kind it was.
@@ -77,6 +79,9 @@ class AttentionProduct:
         return self.scores().softmax(-1)
 
 
+Attend = Callable[[AttentionProduct], Tensor | None]  # map @ v, or None where the layer's own kernel is to compute it
+
+
 @dataclass
 class AttentionLayer:
     """One attention layer that is watched."""
@@ -84,8 +89,14 @@ class AttentionLayer:
     module: nn.Module
     points: Mapping[str, str]  # q, k, v, attn_map, heads, qkv -> site
     see: Callable[[str, Any], None]
+    attend: Attend | None = None
     linear: dict[str, Tensor] = field(default_factory=dict)
     called: bool = False
+
+    @property
+    def inside(self) -> bool:
+        """Whether something of its product is to be seen."""
+        return not self.points.keys() <= {"qkv"}
 
     def see_linear(self, weight: object, output: Tensor) -> None:
         """Keep the output of the layer's own q, k, v projections, whether or not their modules are called."""
@@ -98,13 +109,15 @@ class AttentionLayer:
 
     def see_product(self, product: AttentionProduct, kernel: Callable[[], Tensor]) -> Tensor:
         """Hand out what was asked for of the product that the layer computes; gives what the layer goes on with."""
-        if self.called and set(self.points) != {"qkv"}:
+        if self.called and self.inside:
             raise self.unseen("computes more than one attention product")
         self.called = True
         for point, value in (("q", product.q), ("k", product.k), ("v", product.v), ("attn_map", product)):
             if point in self.points:
                 self.see(self.points[point], value)
-        if "attn_map" in self.points:
+        if product.output is None and self.attend is not None:
+            product.output = self.attend(product)
+        if "attn_map" in self.points or product.output is not None:
             self.check(product, kernel)
         output = kernel() if product.output is None else product.output
         if "heads" in self.points:
@@ -116,7 +129,7 @@ class AttentionLayer:
         kind = (product.q.shape[1:], product.q.dtype, product.bias is None, product.output is None)
         if CHECKED.get(self.module) != kind:
             expected = kernel()
-            compare(product[:1], expected[:1], self.points["attn_map"])
+            compare(product[:1], expected[:1], self.points.get("attn_map", type(self.module).__name__))
             CHECKED[self.module] = kind
 
     def finish(self) -> None:
@@ -127,7 +140,7 @@ class AttentionLayer:
             self.see(self.points["qkv"], parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         elif "qkv" in self.points:
             raise self.unseen("does not use its q, k, v projections as linear layers")
-        if not self.called and set(self.points) != {"qkv"}:
+        if not self.called and self.inside:
             raise self.unseen("does not compute its attention with scaled_dot_product_attention")
         self.forget()
 
@@ -246,3 +259,14 @@ def fused(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """PyTorch's own attention modules compute in another way while nobody looks into them: let them not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

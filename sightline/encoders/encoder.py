@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from sightline.core import bfloat16, plugins
+from sightline.core.notebook import card, shortened
 from sightline.encoders.contract import family
 from sightline.encoders.files.weights import hash_weights
 from sightline.encoders.modules.mode import evaluating
-from sightline.encoders.sites import Anatomy, Tap, Tokens
+from sightline.encoders.sites import Anatomy, Tap, Tokens, layer_type
 from sightline.images.preprocess import Preprocess
 
 __all__ = ["Encoder", "anatomy", "build_encoder", "name_apart"]
@@ -71,6 +72,19 @@ class Encoder:
             "tokens": None if self.tokens is None else asdict(self.tokens),
             "notes": list(self.notes),
         }
+
+    def _repr_html_(self) -> str:
+        height, width = self.preprocess.size
+        tokens = self.tokens
+        about = self.describe() | {
+            "parameters": f"{sum(p.numel() for p in self.module.parameters()):,}",
+            "weights": self.weights[:12],
+            "preprocess": f"{height} × {width} pixels",
+            "tokens": tokens and f"{tokens.grid[0]} × {tokens.grid[1]} patches, {tokens.prefix} other tokens",
+            "notes": "; ".join(self.notes),
+            "sites": shortened(list(dict.fromkeys(map(layer_type, self.sites))), 20),
+        }
+        return card(f"Encoder {about.pop('name')}", about)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Evaluation mode for a while; every submodule gets its own mode back."""

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError
-from sightline.encoders.attention import AttentionLayer, AttentionProduct, AttentionWatch, fused
+from sightline.encoders.attention import (
+    Attend,
+    AttentionLayer,
+    AttentionProduct,
+    AttentionWatch,
+    fused,
+    without_fast_path,
+)
 from sightline.encoders.sites import ATTENTION_POINTS, Tap, select, unmatched
 
 if TYPE_CHECKING:
@@ -41,14 +48,20 @@ def capture(encoder: Encoder, sites: Sequence[str] | str) -> Iterator[dict[str, 
 
 
 @contextlib.contextmanager
-def watch(taps: Mapping[str, Tap], sites: Sequence[str], see: Callable[[str, Any], None]) -> Iterator[None]:
+def watch(
+    taps: Mapping[str, Tap], sites: Sequence[str], see: Callable[[str, Any], None], attend: Attend | None = None
+) -> Iterator[None]:
     """Call `see(site, activation)` whenever the forward pass reaches one of the sites; leave no hook behind.
 
     The activation belongs to the model and may change after `see` returns: reduce it or copy it there. An attention
-    map comes as the `AttentionProduct` that makes it, since a whole map costs more than most uses of it need.
+    map comes as the `AttentionProduct` that makes it, since a whole map costs more than most uses of it need. With
+    `attend`, which computes the product of every attention layer, no activation depends on which sites are watched.
     """
     with contextlib.ExitStack() as stack:
         attention: dict[nn.Module, dict[str, str]] = {}
+        if attend is not None:
+            attention = {tap.module: {} for tap in taps.values() if tap.point in ATTENTION_POINTS}
+            stack.enter_context(without_fast_path())
         for site in sites:
             tap = taps[site]
             if tap.point in {*ATTENTION_POINTS, "qkv"}:
@@ -59,9 +72,9 @@ def watch(taps: Mapping[str, Tap], sites: Sequence[str], see: Callable[[str, Any
             mode = AttentionWatch()
             stack.callback(mode.close)
             for module, points in attention.items():
-                if set(points) != {"qkv"}:
+                layer = AttentionLayer(module, points, see, attend)
+                if attend is not None or layer.inside:
                     stack.enter_context(fused(module))
-                layer = AttentionLayer(module, points, see)
                 stack.callback(module.register_forward_pre_hook(mode.enter(layer), with_kwargs=True).remove)
                 # always_call: an exception inside the layer must not leave it on the stack
                 stack.callback(module.register_forward_hook(mode.leave, always_call=True).remove)

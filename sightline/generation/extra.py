@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sightline.core.errors import InputError
+from sightline.core.extras import explaining
 
 __all__ = ["diffusers"]
 
 
 def diffusers() -> Any:
     """The library, if it is installed."""
-    try:
+    with explaining():
         import diffusers as library
-    except ImportError as error:
-        raise InputError(
-            "Pictures from representations need diffusers, which is not installed; get it with "
-            "`pip install 'sightline[generation]'`"
-        ) from error
     return library

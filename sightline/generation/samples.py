@@ -28,7 +28,7 @@ from sightline.measure.estimators.inversion import odd_part
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["as_bytes", "draw", "interpolated", "nearest_images", "orientation_share", "shared_variance"]
+__all__ = ["as_bytes", "draw", "facing_share", "interpolated", "nearest_images", "orientation_share", "shared_variance"]
 
 
 BATCH = 64
@@ -102,9 +102,15 @@ def orientation_share(sources: npt.NDArray[Any], pictures: npt.NDArray[Any]) -> 
     >>> orientation_share(one, np.stack([one, one[..., ::-1]], 1))[0]
     0.5
     """
-    common = (pictures * odd_part(sources)[:, None]).sum((2, 3, 4))
-    share = (np.sign(common) / 2 + 0.5).mean(1)
+    share = facing_share(sources, pictures)
     return float(share.mean()), *wilson(float(share.sum()), len(share))
+
+
+def facing_share(sources: npt.NDArray[Any], pictures: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The same of each source, (n,)."""
+    common = (pictures * odd_part(sources)[:, None]).sum((2, 3, 4))
+    found: npt.NDArray[np.float64] = (np.sign(common) / 2 + 0.5).mean(1)
+    return found
 
 
 def shared_variance(values: npt.NDArray[Any], seed: int = 0) -> tuple[float, float, float]:

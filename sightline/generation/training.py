@@ -38,7 +38,7 @@ from sightline.training.objective import Learner, Views
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Training, make_parts
 
-__all__ = ["NAME", "Config", "Objective", "Recipe", "by_row", "centre_crop", "make_recipe", "train_denoiser"]
+__all__ = ["NAME", "Config", "DiffusionRecipe", "Objective", "by_row", "centre_crop", "make_recipe", "train_denoiser"]
 
 
 NAME = "rcdm"  # of the objective in recipes
@@ -68,7 +68,7 @@ class Config(Shape):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DiffusionRecipe:
     """Everything that decides a training."""
 
     optimization: Optimization
@@ -81,7 +81,7 @@ class Recipe:
         return flatten(NAME, self.config, self.training, self.optimization)
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
+def make_recipe(*layers: Mapping[str, Any]) -> DiffusionRecipe:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"size": 24}, {"size": 32, "lr": 1e-3}).config.size
@@ -89,7 +89,7 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe:
     """
     if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
         raise InputError(f"This is a recipe of {other.pop()}, not of rcdm; use it with its own command")
-    return Recipe(*make_parts(NAME, (Optimization, Training, Config), layers))
+    return DiffusionRecipe(*make_parts(NAME, (Optimization, Training, Config), layers))
 
 
 class Objective(Learner):
@@ -153,7 +153,7 @@ def train_denoiser(
     conditions: Mapping[str, Conditions],
     data: Images,
     out: Path,
-    wanted: Recipe,
+    wanted: DiffusionRecipe,
     fabric: Fabric,
     launch: Launch,
 ) -> Path:

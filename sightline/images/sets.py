@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys, mix
+from sightline.core.notebook import card, shortened
 from sightline.images.targets import VOID, Targets
+from sightline.images.thumbnails import picture
 
 __all__ = [
     "FEWEST",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 
+SHOWN = 8  # images in a notebook
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
 SPLIT_NAMES = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}
 
@@ -176,6 +179,22 @@ class Images:
             "classes": list(self.classes),
             "digest": self.digest(),
         }
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "splits": ", ".join(f"{len(where)} {name}" for name, where in self.splits.items()),
+            "classes": shortened(self.classes),
+            "notes": "; ".join(self.notes),
+        }
+        return card(f"Images {self.name}", facts, self._pictures())
+
+    def _pictures(self) -> str:
+        """A few images with their classes, of the split that is measured."""
+        split = next((name for name in ("test", "val", *self.splits) if name in self.splits), None)
+        chosen = [] if split is None else [int(position) for position in self.order(split, seed=0)[:SHOWN]]
+        read = zip(chosen, self.source.read(chosen), strict=True)
+        names = [*self.classes, ""]  # [-1]: without a label
+        return "".join(picture(item.image, names[self.labels[at]]) for at, item in read if item.image is not None)
 
     def order(self, split: str, seed: int) -> np.ndarray:
         """Positions of a split in the shuffled order of the pass: class folders must not make one-class batches."""

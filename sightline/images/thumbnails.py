@@ -1,14 +1,22 @@
-"""Small pictures for the report."""
+"""Small pictures for the report and for notebooks."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["THUMBNAIL", "thumbnail_size", "thumbnails"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["THUMBNAIL", "picture", "thumbnail_size", "thumbnails"]
 
 
 THUMBNAIL = 112  # pixels of the longer side
@@ -28,3 +36,12 @@ def thumbnail_size(size: Sequence[int]) -> tuple[int, int]:
     """
     shrink = min(THUMBNAIL / max(size), 1)
     return max(round(size[0] * shrink), 1), max(round(size[1] * shrink), 1)
+
+
+def picture(pixels: np.ndarray, title: str) -> str:
+    """An image element with uint8 pixels (H, W, 3) made small; `title` is told when the mouse is on it."""
+    height, width = thumbnail_size(pixels.shape[:2])
+    content = io.BytesIO()
+    Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX).save(content, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return f'<img src="{url}" alt="{escape(title)}" title="{escape(title)}" style="margin:.2em;height:64px">'

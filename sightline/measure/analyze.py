@@ -8,6 +8,7 @@ hook (the activation is gone when the layer is) → analyses add the small reduc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -32,6 +33,7 @@ from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
+from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.request import (
     check_settings,
@@ -70,21 +72,23 @@ def analyze(
     seed: int = 0,
     workers: int | None = None,
     overwrite: bool = False,
+    lenient: bool = False,
     show_progress: bool = True,
 ) -> Run:
     """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
 
     `analyses` are names, or names with their `Config`; by default those that need one forward pass of each image,
-    with "all" all; `also` adds to them. What was not named is left out where it makes no sense, and `run.request`
-    says why. `further` are images that analyses ask for by name; `conflict` is short for further={"conflict": …},
-    the cue-conflict images. With `out` the run is a folder that can be resumed: what is finished there is not computed
-    again. `sites` replaces the sites of those analyses that can take any. Started by torchrun, the processes share
-    the images, and the results are those of one process.
+    with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left out where it makes no
+    sense, and `run.request` says why. `further` are images that analyses ask for by name; `conflict` is short for
+    further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that can be resumed: what is
+    finished there is not computed again. `sites` replaces the sites of those analyses that can take any. Started by
+    torchrun, the processes share the images, and the results are those of one process.
     """
     join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
     target = _device(device)
     out = agreed(out)
     configs, named = choose_analyses(analyses, also)
+    named = set() if lenient else named
     # For the encoders, and for what analyses compute on the CPU wherever these are; before anything is computed.
     precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
     for where, which in precisions:
@@ -191,8 +195,8 @@ def _pass(
     skipped = list(dict.fromkeys(skipped))
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
-    for name, metric in metrics.items():
-        result, kept = measured_of(metric)
+    for name in progress.one_by_one("Computing", metrics):
+        result, kept = measured_of(metrics[name])
         if rank() == 0:
             run.save(name, _signed(result, name, keys[name], plans[name], run), kept)
         elif run.path is None:
@@ -282,7 +286,7 @@ def _step(batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Pla
                 continue
             inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
             with (
-                watch(encoder.sites, wanted, see),
+                watch(encoder.sites, wanted, see, functools.partial(attend, tokens=encoder.tokens)),
                 torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
             ):
                 encoder(inputs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Cost, Key, Plan
-    from sightline.report.figures import Table
+    from sightline.report.figures import KeyNumber, Likeness, Table
 
 __all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "NoSettings", "analysis"]
 
@@ -96,6 +96,7 @@ class AnalysisFile(Reported, Protocol):
 class AnalysisPlugin(AnalysisFile, Protocol):
     """What the engine sees: also what a file may leave out, with the defaults of `OPTIONAL`."""
 
+    TOPIC: str  # of core.contract.TOPICS: where the report has its page
     TARGETS: bool  # whether it looks at boxes, masks or maps, which are then in `batch.targets`
 
     @property
@@ -125,6 +126,14 @@ class AnalysisPlugin(AnalysisFile, Protocol):
     @property
     def tables(self) -> Callable[[xr.Dataset], list[Table]]:
         """Numbers as a paper prints them, above its figures."""
+
+    @property
+    def key_numbers(self) -> Callable[[xr.Dataset], list[KeyNumber]]:
+        """Columns of the table that ends a run and begins its report: a number of each encoder."""
+
+    @property
+    def likeness(self) -> Callable[[xr.Dataset], Likeness | None]:
+        """How alike encoders are, for their map and for who is most alike."""
 
 
 OPTIONAL: Mapping[str, Any] = {

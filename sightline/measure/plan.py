@@ -15,7 +15,7 @@ from torch import Tensor
 from sightline.core import progress
 from sightline.core.errors import InputError, first_line
 from sightline.core.run_folder import fingerprint
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import select, unmatched
 from sightline.encoders.watching import watch
@@ -176,7 +176,7 @@ def analysis_fingerprint(name: str, config: Any, plan: Plan) -> str:
     return fingerprint(
         {
             "analysis": name,
-            "version": __version__,
+            "version": NUMBERS,
             "kept": KEPT,
             "config": asdict(config),
             "encoders": {

@@ -1,6 +1,13 @@
 """From a run folder to one HTML file; needs no model.
 
-page               the page, and its figures as files
+page               the report of a run, and its figures as files
+overview           its first page: headline numbers, the map of encoders, small pictures
+standing           where the encoders stand: columns, conclusions, distances in the plane
+study              the report of a study
+verdicts           verdicts on findings, as a table and one by one
+shell              the file around the pages: navigation, colours, scripts, data
+packing            how numbers travel in a page
+charts             single figures, and the page, for those who work in Python
 html               templates that escape by default, and what goes into them
 explorer           the linked view of all pairs of layers
 attention_viewer   attention maps to look at

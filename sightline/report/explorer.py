@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import xarray as xr
 from sightline.core.results import ABSENT
 from sightline.report.figures import linked_charts
 from sightline.report.html import clean
+from sightline.report.packing import MISSING, packed, places_of, whole_numbers
 
 __all__ = ["pack_explorer"]
 
@@ -30,6 +30,12 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     views = result if "tokens" in result[main].dims else result.expand_dims("tokens")
     parts = {"value": main, "low": f"{main}_low", "high": f"{main}_high", "null": f"{main}_null"}
     values = {part: views[n].transpose("tokens", *PAIR).values for part, n in parts.items() if n in names}
+    places = places_of(*values.values())
+    whole = {part: whole_numbers(array, places) for part, array in values.items()}
+    for end, sign in (("low", 1), ("high", -1)):
+        if end in whole:  # from the value: a small number
+            missing = (whole[end] == MISSING) | (whole["value"] == MISSING)
+            whole[end] = np.where(missing, MISSING, sign * (whole["value"] - whole[end])).astype(np.int16)
     encoders, sites = ([clean(v) for v in result[axis].values] for axis in ("encoder_a", "site_a"))
     shape = (values["value"].shape[0], len(encoders), len(sites))
     reason = np.full(shape, "", dtype=object)
@@ -51,7 +57,8 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
         "blocks": [[int(blocks[i]) for i in mine] for mine in own],
         "reasons": [clean(w) for w in words],
         "reason": [[codes[t, e, mine].tolist() for e, mine in enumerate(own)] for t in range(shape[0])],
-        "values": {part: _packed(array, own) for part, array in values.items()},
+        "order": _clustered(values["value"], own, kinds),
+        "places": places, "values": {part: _packed(array, own) for part, array in whole.items()},
         "spec": linked_charts(label),
     }  # fmt: skip
 
@@ -71,13 +78,39 @@ def _choices(result: xr.Dataset) -> xr.Dataset:
     return choices.assign_coords(tokens=labels).transpose("tokens", ...)
 
 
+def _clustered(
+    values: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]], kinds: np.ndarray[Any, Any]
+) -> list[int]:
+    """Encoders in an order that puts like beside like: average linkage of their mean values, leaves turned to fit."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(own) < 3:
+        return list(range(len(own)))
+    blocks = [mine[kinds[mine] == "block"] if (kinds[mine] == "block").any() else mine for mine in own]
+    with np.errstate(invalid="ignore"):
+        mean = np.array(
+            [[_mean(values[0, a, b][np.ix_(i, j)]) for b, j in enumerate(blocks)] for a, i in enumerate(blocks)]
+        )
+    mean = (mean + mean.T) / 2
+    far = np.nan_to_num(np.nanmax(mean) - mean if np.isfinite(mean).any() else mean, nan=1.0)
+    np.fill_diagonal(far, 0.0)
+    found: list[int] = leaves_list(linkage(squareform(far), "average", optimal_ordering=True)).tolist()
+    return found
+
+
+def _mean(values: np.ndarray[Any, Any]) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
 def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """(tokens, A, B, site of A, site of B) as one float32 string, without absent sites and without a mirrored half."""
-    symmetric = np.allclose(array, array.transpose(0, 2, 1, 4, 3), rtol=0, atol=1e-9, equal_nan=True)
+    """(tokens, A, B, site of A, site of B) in one row, without absent sites and without a mirrored half."""
+    symmetric = np.array_equal(array, array.transpose(0, 2, 1, 4, 3))
     blocks = [
-        array[t, a, b][np.ix_(own[a], own[b])].astype("<f4").tobytes()
+        array[t, a, b][np.ix_(own[a], own[b])].ravel()
         for t in range(len(array))
         for a in range(len(own))
         for b in range(a if symmetric else 0, len(own))
     ]
-    return {"base64": base64.b64encode(b"".join(blocks)).decode(), "symmetric": symmetric}
+    return {"packed": packed(np.concatenate(blocks)), "symmetric": bool(symmetric)}

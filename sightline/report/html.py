@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from markupsafe import Markup
 
-__all__ = ["asset", "clean", "cleaned", "in_words", "render", "script_json"]
+__all__ = ["asset", "clean", "cleaned", "in_words", "render", "script_json", "sentences"]
 
 
 def render(template: str, **context: object) -> str:
@@ -35,6 +35,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
     )
     environment.filters["in_words"] = in_words
+    environment.filters["python"] = repr  # text as Python would write it
     environment.tests["digest"] = lambda value: re.fullmatch("[0-9a-f]{32,}", str(value)) is not None
     return environment
 
@@ -71,6 +72,16 @@ def cleaned(result: xr.Dataset) -> xr.Dataset:
     }
     coords = {key: texts.pop(key) for key in list(texts) if key in result.coords}
     return result.assign_coords(coords).assign(texts)
+
+
+def sentences(text: str) -> list[str]:
+    """A text, cut after each sentence: a full stop, or the like, before a space and what may begin another.
+
+    >>> sentences("CKA is 0.8 (95 % 0.7 – 0.9). See Fig. 1 of dino. MAE is not.")
+    ['CKA is 0.8 (95 % 0.7 – 0.9).', 'See Fig. 1 of dino.', 'MAE is not.']
+    """
+    parts = re.split(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!Fig\.)(?<!e\.g\.)(?<!i\.e\.)\s+(?=\S)", text.strip())
+    return [part for part in parts if part]
 
 
 def in_words(value: object) -> str:

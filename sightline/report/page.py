@@ -1,15 +1,12 @@
 """Run folder → one HTML file that works from disk without a network, and its figures as files. Needs no model.
 
-The page carries its data: tables as columns, matrices as base64 float32. What comes from users (names of encoders,
-classes, folders, reasons) is escaped by the templates, or travels as JSON without `<` and is set as text. The page's
-security policy allows its own scripts, by their hashes, and no request to anywhere.
+The page carries its data (packing.py). What comes from users (names of encoders, classes, folders, reasons) is escaped
+by the templates, or travels as data and is set as text.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import json
 import re
 import warnings
@@ -24,24 +21,29 @@ import numpy as np
 import pandas as pd
 import vl_convert
 import xarray as xr
-from markupsafe import Markup
 
 from sightline.core import ownership, plugins
+from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import DARK, LIGHT, Figure, Table, same_colours, theme
+from sightline.report.figures import Figure, Table, same_colours, theme
 from sightline.report.gallery import Gallery, pack_gallery
-from sightline.report.html import asset, clean, cleaned, render, script_json
+from sightline.report.html import clean, cleaned, sentences
+from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
+from sightline.report.packing import columns, shared_columns
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
+from sightline.report.shell import Shown, assemble, shown_encoders
+from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
+from sightline.report.verdicts import FindingsPage, findings_page
 
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
+    from sightline.studies.findings.contract import Finding, Verdict
 
 __all__ = ["write_report"]
 
 
-SCRIPTS = ("charts.js", "explorer.js", "viewer.js", "page.js")
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",
     "detection": "A detector of the same kind was trained on each, and all were tested on the same images.",
@@ -49,7 +51,6 @@ ABOUT = {  # by kind of run
     "rcdm": "One diffusion model draws pictures from the representations of all, for the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
-CARDS = 12  # of an analysis on the overview; the others are folded
 Facts = Mapping[str, object]  # name → a JSON value
 
 
@@ -60,18 +61,23 @@ class FigureText:
     stem: str
     title: str
     caption: str
+    analysis: str
+    folder: str  # of the run, for whoever wants the numbers
 
 
 @dataclass(frozen=True)
 class AnalysisPage:
-    """What one analysis contributes; its question and headline numbers stand on the overview as well."""
+    """What one analysis contributes."""
 
     template: ClassVar[str] = "analysis.html"
     key: str
     title: str
+    topic: str
     question: str
+    folder: str
     left_out: Mapping[str, str]  # encoders that the analysis could not look at, and why
-    sentences: Sequence[str]
+    sentences: Sequence[str]  # in short
+    more: Sequence[str]  # what else there is to say
     explorer: Mapping[str, Any] | None
     viewer: Mapping[str, Any] | None
     pictures: Pictures | None
@@ -88,26 +94,28 @@ class AnalysisPage:
 
 @dataclass(frozen=True)
 class EncoderCard:
-    """An encoder on the overview, with the colours it has in all figures."""
+    """An encoder on the overview."""
 
-    name: str
-    light: str
-    dark: str
+    shown: Shown
     facts: Facts
     notes: object
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The first page."""
+    """The first page: what was found, who is alike, the numbers, and where each analysis has its page."""
 
     template: ClassVar[str] = "overview.html"
     key: ClassVar[str] = "overview"
     title: ClassVar[str] = "Overview"
-    cards: ClassVar[int] = CARDS
+    topic: ClassVar[str] = ""
     heading: str
     about: str
-    analyses: Sequence[AnalysisPage]
+    sentences: Sequence[str]
+    findings: FindingsPage | None
+    map: FigureText | None
+    table: NumberTable | None
+    topics: Sequence[tuple[str, Sequence[Multiple]]]  # a question, and what answers it
     absent: Facts  # analyses that were not measured, and why
     encoders: Sequence[EncoderCard]
     images: Facts
@@ -120,64 +128,88 @@ class Provenance:
     template: ClassVar[str] = "provenance.html"
     key: ClassVar[str] = "provenance"
     title: ClassVar[str] = "Provenance"
+    topic: ClassVar[str] = ""
     command: str
     parts: Sequence[tuple[str, Facts]]  # headings and what stands below
     skipped: Sequence[Sequence[str]]  # images that could not be read, and why
 
 
-def write_report(run: Run) -> Path:
-    """Write `report.html` and `figures/<analysis>-<name>.svg|pdf|csv` into the run folder; returns the page's path."""
+def write_report(
+    run: Run,
+    *,
+    verdicts: Sequence[Verdict] = (),
+    findings: Mapping[str, Finding] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> Path:
+    """Write `report.html` and `figures/<analysis>-<name>.svg|pdf|csv` into the run folder; returns the page's path.
+
+    verdicts, findings  what was decided from these results, and by its identifier what each finding claims
+    kinds               what encoders are, such as their objectives: those of a kind share a hue
+    """
     if run.path is None:
         raise InputError("The run is in memory only; give analyze() a folder, out=..., to get a report")
-    data: dict[str, Any] = {
-        "themes": {"light": theme(), "dark": theme(dark=True)}, "figures": {}, "explorers": {}, "viewers": {},
-    }  # fmt: skip
-    encoders = [clean(entry["name"]) for entry in run.request.get("encoders", [])]
-    analyses = [_analysis(run, name, encoders, data) for name in run.names()]
-    scripts = [_vega(), *map(asset, SCRIPTS)]
-    page = render(
-        "page.html",
-        title=run.path.name,
-        hashes=[base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts],
-        style=asset("report.css"),
-        pages=[_overview(run, analyses), *analyses, _provenance(run)],
-        data=script_json(data),
-        scripts=scripts,
-    )
+    names = [str(entry["name"]) for entry in run.request.get("encoders", [])]
+    shown = shown_encoders(names, kinds)
+    analyses, data = [], {}
+    for name in sorted(run.names(), key=topic_place):
+        page, data[name] = _analysis(run, name, shown)
+        analyses.append(page)
+    judged = findings_page(verdicts, findings or {}) if verdicts else None
+    first, data["overview"] = _overview(run, analyses, shown, judged, verdicts)
+    pages = [first, *([] if judged is None else [judged]), *analyses, _provenance(run)]
+    text = assemble(run.path.name, pages, data, shown)
     path = run.path / "report.html"
-    ownership.write(run.path, path, page.encode("utf-8"))
+    ownership.write(run.path, path, text.encode("utf-8"))
     return path
-
-
-@functools.cache
-def _vega() -> Markup:
-    """Vega, Vega-Lite and their loader as one script, from the renderer that also draws the static figures."""
-    bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-    return Markup(bundle.replace("\r", "").replace("</script", "<\\/script"))
 
 
 # --- overview and provenance ------------------------------------------------------------------------------------------
 
 
-def _overview(run: Run, analyses: Sequence[AnalysisPage]) -> Overview:
-    encoders = run.request.get("encoders", [])
-    names = [str(e["name"]) for e in encoders]
+def _overview(
+    run: Run,
+    analyses: Sequence[AnalysisPage],
+    shown: Sequence[Shown],
+    judged: FindingsPage | None,
+    verdicts: Sequence[Verdict],
+) -> tuple[Overview, dict[str, Any]]:
+    assert run.path is not None
+    encoders, names = run.request.get("encoders", []), [encoder.name for encoder in shown]
     images = dict(run.request.get("images", {}))
     if isinstance(images.get("classes"), list):
         images["number of classes"] = len(images["classes"])
-    return Overview(
+    standing = stand(run)
+    small, drawn = multiples(standing, [(page.key, page.title, page.question) for page in analyses])
+    by_topic = {topic: [m for m, page in zip(small, analyses, strict=True) if page.topic == topic] for topic in TOPICS}
+    data: dict[str, Any] = {"figures": {}, "multiples": drawn}
+    table = number_table(standing)
+    page = Overview(
         heading=" × ".join(names)
         if 0 < len(names) <= 3 and sum(map(len, names)) < 80
         else counted(len(names), "encoder"),
         about=ABOUT.get(run.request.get("kind", ""), ABOUT[""]),
-        analyses=analyses,
+        sentences=conclusions(standing, verdicts),
+        findings=judged,
+        map=_map(run.path, standing, shown, data["figures"]),
+        table=table,
+        topics=[(TOPICS[topic], members) for topic, members in by_topic.items() if members],
         absent={name: why for name, why in run.request.get("left_out", {}).items() if isinstance(why, str)},
-        encoders=[_encoder(entry, i) for i, entry in enumerate(encoders)],
+        encoders=[_encoder(entry, own) for entry, own in zip(encoders, shown, strict=True)],
         images=images,
     )
+    return page, data
 
 
-def _encoder(entry: Mapping[str, Any], position: int) -> EncoderCard:
+def _map(run: Path, standing: Standing, shown: Sequence[Shown], data: dict[str, Any]) -> FigureText | None:
+    figure = map_figure(standing.likeness, shown)
+    if figure is None:
+        return None
+    stem = f"overview-{figure.name}"
+    data[stem] = draw_figure(run, "overview", figure, shown)
+    return FigureText(stem, figure.title, figure.caption, "", run.name)
+
+
+def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
     facts = {
         key: value for key, value in entry.items() if key not in {"name", "preprocess", "notes"} and value is not None
     }
@@ -188,8 +220,7 @@ def _encoder(entry: Mapping[str, Any], position: int) -> EncoderCard:
         cls = "with" if tokens.get("cls") is not None else "without"
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
-    light, dark = (colours[position % len(colours)] for colours in (LIGHT, DARK))
-    return EncoderCard(entry["name"], light, dark, facts, entry.get("notes"))
+    return EncoderCard(shown, facts, entry.get("notes"))
 
 
 def _provenance(run: Run) -> Provenance:
@@ -214,43 +245,47 @@ def _provenance(run: Run) -> Provenance:
 # --- one analysis -----------------------------------------------------------------------------------------------------
 
 
-def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]) -> AnalysisPage:
-    """The page of one analysis; its figures go into `data` and into the folder."""
+def _analysis(run: Run, name: str, shown: Sequence[Shown]) -> tuple[AnalysisPage, dict[str, Any]]:
+    """The page of one analysis and its data; the files of its figures go into the folder."""
     assert run.path is not None
     result = cleaned(run[name])
     module, problem = _module(name)
     word = functools.partial(getattr, module)
     title = str(word("TITLE", name))
-    packed = {"explorers": pack_explorer(result, title), "viewers": pack_viewer(result)}
-    for kind, found in packed.items():
-        if found:
-            data[kind][name] = found
+    explorer, viewer = pack_explorer(result, title), pack_viewer(result)
+    data: dict[str, Any] = {"figures": {}, "explorer": explorer, "viewer": viewer}
     headlines: list[tuple[str, str, str]] = []
-    sentences: list[str] = []
+    said: list[str] = []
     tables: list[Table] = []
     figures: list[FigureText] = []
     try:
         headlines += word("headlines", lambda _: [])(result)
-        sentences += word("summary", lambda _: [])(result)
+        said += word("summary", lambda _: [])(result)
         tables += word("tables", lambda _: [])(result)
         for figure in word("figures", lambda _: [])(result):
             stem = f"{name}-{figure.name}"
-            data["figures"][stem] = _figure(run.path, name, figure, encoders)
-            figures.append(FigureText(stem, figure.title, figure.caption))
+            drawn = draw_figure(run.path, name, figure, shown)
+            if not (figure.linked and explorer):
+                data["figures"][stem] = drawn
+                figures.append(FigureText(stem, figure.title, figure.caption, name, run.path.name))
     except InputError:
         raise
     except Exception as error:  # a plugin may be anyone's: the other pages are still worth having
         problem = f"The figures of {name!r} could not be drawn: {type(error).__name__}: {error}"
         warnings.warn(problem, stacklevel=2)
     left_out = run.request.get("left_out", {}).get(name)
-    return AnalysisPage(
+    short = sentences(" ".join(said))
+    page = AnalysisPage(
         key=name,
         title=title,
+        topic=_topic(module),
         question=str(word("QUESTION", "")),
+        folder=run.path.name,
         left_out=left_out if isinstance(left_out, Mapping) else {},
-        sentences=sentences,
-        explorer=packed["explorers"],
-        viewer=packed["viewers"],
+        sentences=short[:SENTENCES],
+        more=said if len(short) > SENTENCES else [],
+        explorer=explorer,
+        viewer=viewer,
         pictures=_pictures(run.path, name, result),
         headlines=headlines,
         tables=tables,
@@ -262,6 +297,12 @@ def _analysis(run: Run, name: str, encoders: Sequence[str], data: dict[str, Any]
         source=word("SOURCE", "").strip(),
         protocol=_protocol(run, name, result),
     )
+    return page, data
+
+
+def _topic(module: object) -> str:
+    topic = str(getattr(module, "TOPIC", "other"))
+    return topic if topic in TOPICS else "other"
 
 
 def _module(name: str) -> tuple[object, str]:
@@ -312,7 +353,7 @@ def _pictures(run: Path, analysis: str, result: xr.Dataset) -> Pictures | None:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(run: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -> dict[str, Any]:
+def draw_figure(run: Path, analysis: str, figure: Figure, shown: Sequence[Shown]) -> dict[str, Any]:
     """Write the static files of a figure; returns what the page needs to draw it."""
     if not re.fullmatch(r"[\w-]+", figure.name):
         raise InputError(
@@ -321,35 +362,30 @@ def _figure(run: Path, analysis: str, figure: Figure, encoders: Sequence[str]) -
     table = figure.table.map(lambda v: clean(v) if isinstance(v, str) else v)
     with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
         spec = figure.chart.to_dict()
-    same_colours(spec, encoders)
+    same_colours(spec, [encoder.name for encoder in shown])
     spec["datasets"] = {
         key: [{k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
         for key, rows in spec.get("datasets", {}).items()
     }
-    svg = vl_convert.vegalite_to_svg(spec, config=theme())
+    svg = vl_convert.vegalite_to_svg(spec, config=theme(False, [encoder.light for encoder in shown]))
     files = {"svg": svg.encode(), "pdf": vl_convert.svg_to_pdf(svg), "csv": table.to_csv(index=False).encode()}
     for suffix, content in files.items():
         ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
-    datasets = {key: _columns(pd.DataFrame(rows), digits=6) for key, rows in spec.pop("datasets").items()}
-    return {"spec": spec, "datasets": datasets, "table": _columns(table, digits=8)}
+    datasets = {key: columns(pd.DataFrame(rows)) for key, rows in spec.pop("datasets").items()}
+    fields = _encoder_fields(datasets, {encoder.name for encoder in shown})
+    return {"spec": spec, "datasets": datasets, "table": shared_columns(columns(table), datasets), "fields": fields}
 
 
-def _columns(table: pd.DataFrame, digits: int) -> dict[str, Any]:
-    """A table as columns; numbers with so many significant digits, repeated words once.
+def _encoder_fields(datasets: Mapping[str, Mapping[str, Any]], encoders: set[str]) -> list[str]:
+    """Columns that name encoders and nothing else: by them the reader's choice of encoders reaches the figure.
 
-    >>> _columns(pd.DataFrame({"x": [0.123456789, float("nan")], "y": ["a", "a"]}), 3)["columns"]
-    [[0.123, None], {'words': ['a'], 'codes': [0, 0]}]
+    >>> data = {"rows": 2, "names": ["series", "site"], "columns": [{"words": ["a"], "codes": [0, 0]}, [1, 2]]}
+    >>> _encoder_fields({"d": data}, {"a", "b"})
+    ['series']
     """
-    columns: list[Any] = []
-    for column in (table.iloc[:, i] for i in range(table.shape[1])):
-        if pd.api.types.is_bool_dtype(column):
-            columns.append(column.tolist())
-        elif pd.api.types.is_numeric_dtype(column):
-            exact = pd.api.types.is_integer_dtype(column)
-            numbers = (v if exact else float(f"{v:.{digits}g}") for v in column.tolist())
-            columns.append([v if np.isfinite(v) else None for v in numbers])
-        else:
-            texts = [None if v is None or v != v else str(v) for v in column.tolist()]
-            words = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-            columns.append({"words": list(words), "codes": [words[text] for text in texts]})
-    return {"rows": len(table), "names": [clean(n) for n in table.columns], "columns": columns}
+    found: dict[str, bool] = {}
+    for data in datasets.values():
+        for name, column in zip(data["names"], data["columns"], strict=True):
+            own = isinstance(column, dict) and set(column["words"]) - {None} <= encoders and column["words"] != [None]
+            found[name] = found.get(name, True) and own
+    return [name for name, own in found.items() if own]

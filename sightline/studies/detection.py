@@ -18,44 +18,55 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from sightline.core import ownership
 from sightline.core.errors import counted
-from sightline.core.groups import Axis, Kept, LeftOut, split
-from sightline.core.processes import by_first
+from sightline.core.groups import Axis, Kept, LeftOut
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, fingerprint, plan_run
+from sightline.core.run_folder import Run, fingerprint
 from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.sources.coco import Annotated
+from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, Table, curve_over_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, Table, curve_over_depth, of_encoders
 from sightline.training.folder import start
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 from sightline.transfer.detection.average_precision import (
     KINDS,
     MEASURES,
     Range,
-    jackknife,
     parts_of,
     replicates,
 )
 from sightline.transfer.detection.detect import ALL, NAME, Config, check, make_recipe, train_detector, truth_of
 from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
-from sightline.transfer.trainings import begin, folder_of, question
+from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "detect", "figures", "headlines", "tables"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "detect",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "tables",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Detection"
 QUESTION = "How well are objects found, and outlined, by detectors that stand on these encoders?"
 FORMULA = """\
@@ -74,7 +85,6 @@ SOURCE = (
     'Transformer Backbones for Object Detection"; Lin et al. 2014, "Microsoft COCO"'
 )
 
-NOT_YET = "it is not trained yet"
 NOBODY = "there is no object of this size"
 COCO_LIMITS = (32.0, 96.0)  # √area in pixels between small, medium and large
 SAMPLED = 512  # training images whose objects decide where small ends and large begins
@@ -82,6 +92,7 @@ BINS = 6  # sizes of the curve
 SHOWN = 10  # images of the gallery
 
 
+@launching(Placed)
 def detect(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
     images: str | Images | None = None,
@@ -90,11 +101,7 @@ def detect(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Placed],
 ) -> Run:
     """Train a detector on each encoder and measure it on the test images; gives `run["detection"]`.
 
@@ -104,27 +111,29 @@ def detect(
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(True, False, device, devices, nodes, workers, show_progress)
+    launch = Launch(resume=True, **arguments)
     fabric, data = start(base, None if images is None else load_images(images), launch)
     for encoder in members.values():
         check(base, encoder, data)
-    request, key = question("detection", members, data, base.values())
-    run = plan_run(out, request, overwrite)
-    if run.finished("detection", key):
-        return run
-    fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: begin(run, overwrite))
-    results = by_first(lambda: _Results(data, base.config))
-    for name, encoder in members.items():
-        folder = folder_of(out, name)
-        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
-        found = train_detector(encoder, data, folder, recipe=recipe, settings=settings, launch=launch)
-        if results is not None:  # the first process
-            results.add(name, found)
-            done = len(results.scores) == len(members)
-            result = results.dataset(list(members)).assign_attrs({"fingerprint": key} if done else {})
-            run.save("detection", *split(results.kept(list(members)).beside(result)))
-    return run
+    results = functools.cache(lambda: _Results(data, base.config))  # of the first process alone
+
+    def result(found: Mapping[str, Mapping[str, Detections]]) -> xr.Dataset:
+        for name in found.keys() - results().scores.keys():
+            results().add(name, found[name])
+        return results().kept(list(members)).beside(results().dataset(list(members)))
+
+    return train_each(
+        "detection",
+        question("detection", members, data, base.values()),
+        out,
+        {name: folder_of(out, name) for name in members},
+        lambda name, folder: train_detector(
+            members[name], data, folder, recipe=recipe, settings=settings, launch=launch
+        ),
+        result,
+        fabric=fabric,
+        overwrite=overwrite,
+    )
 
 
 class _Scores(NamedTuple):
@@ -379,4 +388,14 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             if np.isfinite(one.AP_low.item()):
                 detail += f", {interval(one.AP_low.item(), one.AP_high.item())}"
             found.append((str(name), f"{one.AP.item():.1%}", detail))
+    return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """AP of boxes, and of masks."""
+    found = []
+    for kind in map(str, result.kind.values):
+        own = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")
+        about = f"{kind} AP, {result.attrs['encoders']}"
+        found += of_encoders(own, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST)
     return found

@@ -15,38 +15,51 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
 import xarray as xr
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, counted, nearest
+from sightline.core.groups import Kept, Mean
 from sightline.core.processes import by_first
 from sightline.core.results import ABSENT, ENDS
-from sightline.core.run_folder import Run, plan_run
+from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
+from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, curve_over_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number
 from sightline.training.folder import start
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
-from sightline.transfer.evaluate import decisions, right
+from sightline.transfer.evaluate import decisions
 from sightline.transfer.finetune import NAME, finetune, make_recipe
-from sightline.transfer.trainings import begin, folder_of, question
+from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "reinit"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "reinit",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Re-initialised blocks"
 QUESTION = (
     "Which blocks does fine-tuning build on: what does it cost to give the first or the last ones random weights?"
@@ -63,9 +76,9 @@ another seed of the fine-tuning would change."""
 SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Appendix F, Fig. F.3'
 
 WHICH = ("first", "last")
-NOT_YET = "it is not trained yet"
 
 
+@launching(Placed)
 def reinit(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
     images: str | Images | None = None,
@@ -76,9 +89,7 @@ def reinit(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    device: str = "auto",
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Placed],
 ) -> Run:
     """Fine-tune each encoder with the first and with the last n blocks re-initialised; gives `run["reinit"]`.
 
@@ -88,21 +99,14 @@ def reinit(
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(resume=True, device=device, workers=workers, show_progress=show_progress)
+    launch = Launch(resume=True, **arguments)
     fabric, data = start(base, None if images is None else load_images(images), launch)
     if not (data.labels_of("test") >= 0).any():
         raise InputError(f"The test images of {data.name} have no labels, so there is no accuracy; give others")
     variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
-    request, key = question("reinit", members, data, base.values(), varies=["reinit"], also=variants)
-    run = plan_run(out, request, overwrite)
-    if run.finished("reinit", key):
-        return run
-    fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: begin(run, overwrite))
-    rights: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
-    for name, variant in ((name, variant) for name, of in variants.items() for variant in of):
-        folder = folder_of(out, name) / (variant.replace(":", "-") or "none")
-        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
+
+    def train(key: tuple[str, str], folder: Path) -> npt.NDArray[np.int64] | None:
+        name, variant = key
         tuned = finetune(
             members[name],
             data,
@@ -111,21 +115,32 @@ def reinit(
             settings={**(settings or {}), "reinit": variant},
             **asdict(launch),
         )
-        found = by_first(functools.partial(_rights, tuned, data, base.optimization.batch, fabric.device, workers))
-        if found is not None:  # the first process
-            rights[name, variant] = found
-            done = len(rights) == sum(map(len, variants.values()))
-            run.save("reinit", _result(rights, members, variants).assign_attrs({"fingerprint": key} if done else {}))
-    return run
+        return by_first(
+            functools.partial(_decided, tuned, data, base.optimization.batch, fabric.device, launch.workers)
+        )
+
+    return train_each(
+        "reinit",
+        question("reinit", members, data, base.values(), varies=["reinit"], also=variants),
+        out,
+        {
+            (name, variant): folder_of(out, name) / (variant.replace(":", "-") or "none")
+            for name, of in variants.items()
+            for variant in of
+        },
+        train,
+        lambda found: _result({k: one for k, one in found.items() if one is not None}, members, variants, data),
+        fabric=fabric,
+        overwrite=overwrite,
+    )
 
 
-def _rights(
+def _decided(
     tuned: Encoder, data: Images, batch: int, device: torch.device, workers: int | None
-) -> npt.NDArray[np.bool_]:
-    """Which of the labelled test images that can be read the classifier gets right."""
+) -> npt.NDArray[np.int64]:
+    """What the classifier takes each test image for."""
     module = tuned.module.to(device)
-    decided = decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
-    return right(decided, data.labels_of("test"))
+    return decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
 
 
 def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str]) -> list[str]:
@@ -144,9 +159,10 @@ def _variants(encoder: Encoder, counts: Sequence[int] | None, ends: Sequence[str
 
 
 def _result(
-    rights: Mapping[tuple[str, str], npt.NDArray[np.bool_]],
+    decided: Mapping[tuple[str, str], npt.NDArray[np.int64]],
     members: Mapping[str, Encoder],
     variants: Mapping[str, Sequence[str]],
+    data: Images,
 ) -> xr.Dataset:
     """Accuracy and drop with their intervals by encoder, end and number of blocks, as far as they are known."""
     every = [variant.split(":") for found in variants.values() for variant in found if variant]
@@ -154,27 +170,38 @@ def _result(
     shape = (len(members), len(ends), len(counts))
     accuracy, drop = np.full((2, *shape, 3), np.nan)
     reason = np.full(shape, ABSENT, object)
+    groups, truth = ImageGroups(data, ["test"]), data.labels_of("test")
+    sums = np.zeros((3, GROUPS, *shape))  # images, those that are right, those that are lost
     for (i, name), (j, end), (k, n) in itertools.product(enumerate(members), enumerate(ends), enumerate(counts)):
         variant = f"{end}:{n}" if n else ""
         if variant in variants[name]:
             reason[i, j, k] = NOT_YET
-        if (name, variant) in rights:
-            mine = rights[name, variant]
-            accuracy[i, j, k] = mine.mean(), *wilson(mine.sum(), len(mine))
-            drop[i, j, k] = difference_of(rights[name, ""], mine)
+        if (name, variant) in decided:
+            rows = np.flatnonzero((decided[name, variant] >= 0) & (truth >= 0))
+            whole = decided[name, ""][rows] == truth[rows]
+            right = decided[name, variant][rows] == truth[rows] if n else whole
+            accuracy[i, j, k] = right.mean(), *wilson(right.sum(), len(rows))
+            drop[i, j, k] = difference_of(whole, right)
             reason[i, j, k] = ""
+            lost = whole.astype(int) - right
+            sums[:, :, i, j, k] = groups.sums("test", rows, np.column_stack([np.ones(len(rows)), right, lost])).T
     dims, values = ("encoder", "end", "n"), {"accuracy": accuracy, "accuracy_drop": drop}
-    return xr.Dataset(
+    result = xr.Dataset(
         {
             **{f"{name}{end}": (dims, value[..., k]) for name, value in values.items() for k, end in enumerate(ENDS)},
             "reason": (dims, reason.astype(str)),
         },
         coords={"encoder": list(members), "end": ends, "n": counts},
         attrs={
-            "test_images": len(next(iter(rights.values()))),
+            "test_images": int(sums[0].sum(0).max()),
             "interval": "95 %: Wilson for accuracies, paired over test images for drops",
         },
     )
+    kept = Kept({"group": groups.axis})
+    parts = {name: (("group", *dims), part) for name, part in zip(("images", "right", "lost"), sums, strict=True)}
+    kept.add("accuracy", Mean("right", "images"), **parts)
+    kept.add("accuracy_drop", Mean("lost", "images"))
+    return kept.beside(result)
 
 
 # The page
@@ -219,4 +246,16 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             blocks = "block" if n == 1 else f"{n} blocks"
             detail = f"drop in accuracy with the {end} {blocks} re-initialised, 95 % {low:.1%} – {high:.1%}"
             found.append((str(name), f"{drop:+.1%}", f"{detail}; {left:.1%} is left"))
+    return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Of each end the drop with the most blocks, and over the number of blocks."""
+    names = [f"accuracy_drop{end}" for end in ENDS]
+    found = []
+    for end in map(str, result.end.values):
+        own = result[names].sel(end=end)
+        about = f"accuracy lost with the most {end} blocks re-initialised"
+        made = key_number(own, "accuracy_drop", at="last", over="n", title=f"{end} blocks", about=about, style=".1%")
+        found += [replace(number, over="number of blocks", place=FIRST) for number in made]
     return found

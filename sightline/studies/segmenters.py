@@ -15,43 +15,54 @@ RUN/results/segmenters.nc, …      see core/run_folder.py
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from sightline.core import ownership
-from sightline.core.processes import by_first
+from sightline.core.groups import Axis, Kept, LeftOut
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, plan_run
+from sightline.core.run_folder import Run, fingerprint
 from sightline.encoders.encoder import Encoder
 from sightline.images.label_maps import BACKGROUND, channels
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.thumbnails import thumbnail_size
-from sightline.measure.estimators.overlap import iou_of, jackknife, jackknife_difference
+from sightline.measure.estimators.overlap import iou_of, mean_over_classes, miou_difference, miou_of
 from sightline.measure.request import named_encoders
-from sightline.report.figures import Figure, Table, class_figure, coloured
+from sightline.report.figures import FIRST, Figure, KeyNumber, Table, class_figure, coloured, of_encoders
 from sightline.training.folder import start
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 from sightline.transfer.segmentation.segment import NAME, Config, check, make_recipe, shown_ids, train_segmenter
 from sightline.transfer.segmentation.sliding import Segmented
-from sightline.transfer.trainings import begin, folder_of, question
+from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "segment", "tables"]
+__all__ = [
+    "FORMULA",
+    "HOW_TO_READ",
+    "QUESTION",
+    "SOURCE",
+    "TITLE",
+    "TOPIC",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "segment",
+    "tables",
+]
 
 
+TOPIC = "transfer"
 TITLE = "Segmentation with a trained head"
 QUESTION = "How well is the class of every pixel told by a head that was trained on these encoders?"
 FORMULA = """\
 IoU_c = pixels of class c decided as c / (pixels of class c + pixels decided as c − the former)
 mIoU  = mean over classes of IoU_c
-s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± 1.96 · s"""
+s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± t · s"""
 HOW_TO_READ = """\
 Each encoder has a head of the same kind, trained with the same settings. Frozen encoders with a linear head show what
 the patches hold already; UperNet, or an encoder that is trained along, what they are a good start for. All pixels are
@@ -66,9 +77,9 @@ SOURCE = (
 
 KIND = "segmenters"
 GROUPS = 50  # of test images, for intervals
-NOT_YET = "it is not trained yet"
 
 
+@launching(Placed)
 def segment(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
     images: str | Images | None = None,
@@ -77,11 +88,7 @@ def segment(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Placed],
 ) -> Run:
     """Train a segmenter on each encoder and measure it on the test images; gives `run["segmenters"]`.
 
@@ -91,25 +98,22 @@ def segment(
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(True, False, device, devices, nodes, workers, show_progress)
+    launch = Launch(resume=True, **arguments)
     fabric, data = start(base, None if images is None else load_images(images), launch)
     for encoder in members.values():
         check(base, encoder, data)
-    request, key = question(KIND, members, data, base.values())
-    run = plan_run(out, request, overwrite)
-    if run.finished(KIND, key):
-        return run
-    fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: begin(run, overwrite))
-    found: dict[str, dict[str, Segmented]] = {}
-    for name, encoder in members.items():
-        folder = folder_of(out, name)
-        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
-        found[name] = train_segmenter(encoder, data, folder, recipe=recipe, settings=settings, launch=launch)
-        result = functools.partial(_result, found, list(members), data, base.config)
-        done = {"fingerprint": key} if len(found) == len(members) else {}
-        by_first(lambda result=result, done=done: run.save(KIND, result().assign_attrs(done)))  # type: ignore[misc]
-    return run
+    return train_each(
+        KIND,
+        question(KIND, members, data, base.values()),
+        out,
+        {name: folder_of(out, name) for name in members},
+        lambda name, folder: train_segmenter(
+            members[name], data, folder, recipe=recipe, settings=settings, launch=launch
+        ),
+        lambda found: _result(found, list(members), data, base.config),
+        fabric=fabric,
+        overwrite=overwrite,
+    )
 
 
 def _result(
@@ -123,10 +127,10 @@ def _result(
     iou = np.full((len(encoders), len(names)), np.nan)
     for i, name in enumerate(encoders):
         if name in groups:
-            miou[i], iou[i] = jackknife(groups[name]), iou_of(groups[name].sum(0))
+            miou[i], iou[i] = miou_of(groups[name]), iou_of(groups[name].sum(0))
             for j, other in enumerate(encoders):
                 if other in groups:
-                    apart[i, j] = jackknife_difference(groups[name], groups[other])
+                    apart[i, j] = miou_difference(groups[name], groups[other])
     first = next(iter(groups.values()))
     data_vars: dict[str, Any] = {
         **{f"miou{end}": ("encoder", miou[:, k]) for k, end in enumerate(ENDS)},
@@ -149,7 +153,19 @@ def _result(
             "upsampling": "bilinear",
         },
     )
-    return result.merge(_gallery(found, data))
+    return _kept(groups, encoders, common).beside(result.merge(_gallery(found, data)))
+
+
+def _kept(groups: Mapping[str, NDArray[np.int64]], encoders: Sequence[str], images: Sequence[str]) -> Kept:
+    """mIoU and IoU without each group of test images, so that differences of any of them have an interval."""
+    some = next(iter(groups.values()))
+    missing = np.full((len(some), some.shape[-1]), np.nan)
+    iou = [iou_of(groups[name].sum(0) - groups[name]) if name in groups else missing for name in encoders]
+    without = np.stack(iou, 1)  # (G, encoders, classes)
+    kept = Kept({"group": Axis(fingerprint(["groups of neighbours", list(images)]), "groups of the test images")})
+    kept.add("iou", LeftOut("iou_left_out"), iou_left_out=(("group", "encoder", "class"), without))
+    kept.add("miou", LeftOut("left_out"), left_out=(("group", "encoder"), mean_over_classes(without)))
+    return kept
 
 
 def _groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -252,3 +268,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}, {interval(low, high)}"
             lines.append((str(name), f"{value:.1%}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """mIoU of each encoder."""
+    about = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}"
+    return of_encoders(result, "miou", title="mIoU", about=about, style=".1%", best="highest", place=FIRST)

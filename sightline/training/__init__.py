@@ -16,5 +16,9 @@ checkpoints    written whole or not at all
 export         what a checkpoint holds for others to load
 monitor        metrics.csv and TensorBoard
 watchers       k-NN accuracy and rank during a training, and a word when embeddings collapse
+look           one look at an encoder: features, attention, Gram matrices
+watch          looks at an encoder while other code trains it
+watch_lightning    the same as a callback of Lightning's Trainer
+watch_huggingface  the same as a callback of Hugging Face's Trainer
 objectives/    one file or folder per objective
 """

@@ -36,7 +36,7 @@ from sightline.images.targets import Targets, move, tensors
 from sightline.images.workers import parallel
 from sightline.training.objective import Views
 
-__all__ = ["Feed", "Order"]
+__all__ = ["Feed", "Order", "check_batch"]
 
 
 RESIDENT = 2 * 10**9  # bytes of decoded images that are kept in memory
@@ -67,6 +67,22 @@ class Order:
         return np.argsort(mix(self.keys, self.seed, epoch, 1), kind="stable")
 
 
+def check_batch(images: Images, split: str, batch: int, accumulate: int) -> int:
+    """How many images of a batch each forward of each process has, or why there is no such batch."""
+    share, rest = divmod(batch, world() * accumulate)
+    if rest:
+        raise InputError(
+            f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
+            f"{counted(accumulate, 'forward')} each; choose a multiple"
+        )
+    if (n := len(images.indices(split))) < batch:
+        raise InputError(
+            f"{images.name} has {counted(n, 'image')} to train on, fewer than one batch of {batch}; lower it with "
+            f"--set batch={max(1, n // 2)}"
+        )
+    return share
+
+
 class Feed:
     """The views of the training images, step after step."""
 
@@ -91,12 +107,7 @@ class Feed:
 
         Images with targets are not kept in memory, which their masks would fill.
         """
-        share, rest = divmod(batch, world() * accumulate)
-        if rest:
-            raise InputError(
-                f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
-                f"{counted(accumulate, 'forward')} each; choose a multiple"
-            )
+        share = check_batch(images, split, batch, accumulate)
         if pairs and share % 2:
             raise InputError(
                 f"mixup and CutMix pair the images of a batch, but {counted(batch, 'image')} in "
@@ -114,11 +125,6 @@ class Feed:
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
         self.resident = self._decode()
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
-        if not self.order.per_epoch:
-            raise InputError(
-                f"{images.name} has {counted(len(self.positions), 'image')} to train on, fewer than one batch of "
-                f"{batch}; lower it with --set batch={max(1, len(self.positions) // 2)}"
-            )
         self.steps = max(1, round(epochs * self.order.per_epoch))
         self.labels = torch.from_numpy(images.labels[self.positions])
         self.mean, self.std = tuple(mean), tuple(std)

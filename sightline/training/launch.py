@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
-__all__ = ["Launch", "Launched", "launching"]
+__all__ = ["Launch", "Launched", "Placed", "launching"]
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,11 +34,9 @@ class Launch:
         return self.devices or 1, self.nodes
 
 
-class Launched(TypedDict, total=False):
-    """The same as arguments of a function: `def train(..., **launch: Unpack[Launched])`."""
+class Placed(TypedDict, total=False):
+    """Where it is computed, as arguments of a function: `def study(..., **arguments: Unpack[Placed])`."""
 
-    resume: bool
-    overwrite: bool
     device: str
     devices: int | None
     nodes: int
@@ -46,13 +44,25 @@ class Launched(TypedDict, total=False):
     show_progress: bool
 
 
-def launching(function: Function) -> Function:
-    """Let a function whose last arguments are `Launched` show them, with their defaults, in `help` and to editors."""
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(Launch)
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    return function
+class Launched(Placed, total=False):
+    """All of it, as arguments of a function: `def train(..., **arguments: Unpack[Launched])`."""
+
+    resume: bool
+    overwrite: bool
+
+
+def launching(arguments: type[Placed]) -> Callable[[Function], Function]:
+    """Let a function whose last arguments are these show them, with their defaults, in `help` and to editors."""
+
+    def shown(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        shared = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in fields(Launch)
+            if f.name in arguments.__annotations__
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        return function
+
+    return shown

@@ -13,6 +13,7 @@ from typing import Any
 
 from sightline.core import ownership
 from sightline.core.errors import InputError
+from sightline.core.extras import explaining
 from sightline.core.files import explain, write_atomically
 
 __all__ = ["Monitor", "read_metrics"]
@@ -63,7 +64,8 @@ class Monitor:
 
 def _board(run: Path, step: int) -> Any:
     """TensorBoard makes the name of its file up from the time and the machine: only its ending can be told before."""
-    from torch.utils.tensorboard import SummaryWriter
+    with explaining():
+        from torch.utils.tensorboard import SummaryWriter
 
     folder, ending = run / "tensorboard", f".{secrets.token_hex(8)}"
     ownership.claim(run, folder / f"*{ending}")

@@ -34,13 +34,13 @@ from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective
 from sightline.training.optimization import Optimization
-from sightline.training.recipe import Recipe, make_recipe, read_recipe, recipe_names
+from sightline.training.recipe import PretrainingRecipe, make_recipe, read_recipe, recipe_names
 from sightline.training.watchers import make_watchers
 
 __all__ = ["pretrain"]
 
 
-@launching
+@launching(Launched)
 def pretrain(
     objective: str | None = None,
     images: str | Images | None = None,
@@ -71,7 +71,7 @@ def pretrain(
 
 def _resolve(
     out: Path, objective: str | None, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch
-) -> Recipe:
+) -> PretrainingRecipe:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
     kept = kept_recipe(out, launch)
     if kept is not None:
@@ -91,12 +91,12 @@ def _resolve(
     return make_recipe(objective, base, *layers)
 
 
-def _remake(*layers: Mapping[str, Any]) -> Recipe:
+def _remake(*layers: Mapping[str, Any]) -> PretrainingRecipe:
     """A recipe of the objective that its first layer names."""
     return make_recipe(str(layers[0].get("objective")), *layers)
 
 
-def _classes(wanted: Recipe, data: Images) -> int:
+def _classes(wanted: PretrainingRecipe, data: Images) -> int:
     if not wanted.plugin.LABELS:
         return 0
     if not (data.labels_of("train") >= 0).any():
@@ -111,7 +111,7 @@ class _Parts(NamedTuple):
     feed: Feed
 
 
-def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
+def _prepare(wanted: PretrainingRecipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
     """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
     encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
     encoder = replace(encoder, classes=data.classes if classes else None)
@@ -140,7 +140,7 @@ def _prepare(wanted: Recipe, data: Images, fabric: Fabric, workers: int | None) 
 
 
 def _train(
-    wanted: Recipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, show_progress: bool
+    wanted: PretrainingRecipe, data: Images, parts: _Parts, out: Path, fabric: Fabric, show_progress: bool
 ) -> dict[str, float]:
     """Train what comes first, then the objective itself; gives the last row of the metrics."""
     asked: list[int] = []  # signals to stop, for both

@@ -23,7 +23,7 @@ __all__ = [
     "COMMANDS",
     "FOLDER",
     "Pretraining",
-    "Recipe",
+    "PretrainingRecipe",
     "Training",
     "make_parts",
     "make_recipe",
@@ -82,7 +82,7 @@ class Pretraining(Training):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PretrainingRecipe:
     """Everything that decides a training."""
 
     objective: str
@@ -123,7 +123,7 @@ def read_recipe(which: str | Path) -> dict[str, Any]:
         raise InputError(f"Cannot read the recipe {str(path)!r}: {first_line(error)}") from error
 
 
-def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
+def make_recipe(objective: str, *layers: Mapping[str, Any]) -> PretrainingRecipe:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe("supervised", {"lr": 0.1}, {"lr": 0.2, "depth": 3}).optimization.lr
@@ -133,7 +133,7 @@ def make_recipe(objective: str, *layers: Mapping[str, Any]) -> Recipe:
         what, command = COMMANDS[objective]
         raise InputError(f"This recipe is for {what}, not for pre-training; use it with `sightline {command}`")
     config = objective_named(objective).Config
-    return Recipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
+    return PretrainingRecipe(objective, *make_parts(objective, (Backbone, Optimization, Pretraining, config), layers))
 
 
 def make_parts(objective: str, parts: Sequence[type[Any]], layers: Iterable[Mapping[str, Any]]) -> list[Any]:

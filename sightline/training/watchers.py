@@ -24,7 +24,19 @@ from sightline.images.sets import Images
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.measure.estimators.rank import rankme
 
-__all__ = ["Collapse", "FeatureWatch", "Watcher", "make_watchers"]
+__all__ = [
+    "BATCH",
+    "Collapse",
+    "FeatureWatch",
+    "WatchedFeatures",
+    "WatchedImages",
+    "Watcher",
+    "held_out_split",
+    "knn_accuracies",
+    "make_watchers",
+    "ranks",
+    "read_watched",
+]
 
 
 TRAIN, HELD_OUT = 4096, 1024  # images at most, balanced over classes
@@ -45,10 +57,31 @@ class Watcher(Protocol):
 
 
 class WatchedFeatures(NamedTuple):
-    """WatchedFeatures of some images, and their labels."""
+    """Features of some images, and their labels."""
 
     values: Mapping[str, Tensor]  # (n, D) by pooling: cls, gap
     labels: np.ndarray  # int64 (n,), −1 without a label
+
+
+class WatchedImages(NamedTuple):
+    """Images that are looked at again and again, so that they stay in memory."""
+
+    pixels: Sequence[Tensor]  # uint8 (B, 3, h, w), batch by batch
+    labels: np.ndarray  # int64 (n,), −1 without a label
+
+
+def read_watched(
+    images: Images, split: str, preprocess: Preprocess, *, limit: int, batch: int, seed: int
+) -> WatchedImages:
+    """At most `limit` images of a split, balanced over classes, in the order and the batches of a pass."""
+    found = list(batches(images.sample(limit, seed), [preprocess], splits=[split], batch=batch, seed=seed))
+    labels = [part.labels.numpy() for part in found]
+    return WatchedImages([part.pixels[preprocess] for part in found], np.concatenate(labels))
+
+
+def held_out_split(images: Images) -> str:
+    """What a training may be judged by while it runs: the test images only where there are no others."""
+    return "val" if "val" in images.splits else "test"
 
 
 def knn_accuracies(train: WatchedFeatures, held_out: WatchedFeatures) -> dict[str, float]:
@@ -84,20 +117,16 @@ class FeatureWatch:
         measures: Collection[str] = ("knn",),
     ) -> None:
         self.preprocess, self.device, self.measures = preprocess, device, tuple(measures)
-        held_out = "val" if "val" in images.splits else "test"
-        roles = [("train", "train", TRAIN), *([("held out", held_out, HELD_OUT)] if "knn" in measures else [])]
-        self.pixels: dict[str, list[Tensor]] = {}
-        self.labels: dict[str, np.ndarray] = {}
-        for role, split, limit in roles:
-            found = list(batches(images.sample(limit, seed), [preprocess], splits=[split], batch=BATCH, seed=seed))
-            labelled = [(batch.pixels[preprocess], batch.labels.numpy()) for batch in found]
-            self.pixels[role] = [pixels for pixels, _ in labelled]
-            self.labels[role] = np.concatenate([labels for _, labels in labelled])
+        held_out = [("held out", held_out_split(images), HELD_OUT)] if "knn" in measures else []
+        self.images = {
+            role: read_watched(images, split, preprocess, limit=limit, batch=BATCH, seed=seed)
+            for role, split, limit in [("train", "train", TRAIN), *held_out]
+        }
 
     @staticmethod
     def knows_classes(images: Images) -> bool:
         """Whether k-NN is possible: there are labels to tell, and a split that is not trained on."""
-        splits = {"train", "val" if "val" in images.splits else "test"}
+        splits = {"train", held_out_split(images)}
         return splits <= set(images.splits) and all((images.labels_of(split) >= 0).any() for split in splits)
 
     @torch.no_grad()
@@ -105,8 +134,8 @@ class FeatureWatch:
         """The measures of an encoder; its features are computed once."""
         with evaluating(encoder):
             found = {
-                role: WatchedFeatures(self._features(encoder, pixels), self.labels[role])
-                for role, pixels in self.pixels.items()
+                role: WatchedFeatures(self._features(encoder, part.pixels), part.labels)
+                for role, part in self.images.items()
             }
         result: dict[str, float] = {}
         if "knn" in self.measures:

@@ -33,9 +33,9 @@ from sightline.training.soft_labels import Mixing
 from sightline.transfer.classification import Objective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
 from sightline.transfer.evaluate import accuracy
-from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
+from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
 
-__all__ = ["NAME", "Config", "Recipe", "finetune", "make_recipe"]
+__all__ = ["NAME", "Config", "TransferRecipe", "finetune", "make_recipe"]
 
 
 NAME = "finetune"  # of the objective in recipes
@@ -74,7 +74,7 @@ class Config:
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"layer_decay": 0.75}, {"layer_decay": 0.65, "lr": 1e-3}).config.layer_decay
@@ -83,7 +83,7 @@ def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
     return assemble(NAME, Config, layers)
 
 
-@launching
+@launching(Launched)
 def finetune(
     what: str | Encoder | None = None,
     images: str | Images | None = None,
@@ -115,7 +115,9 @@ def finetune(
     return replace(tuned, notes=[*tuned.notes, *told])
 
 
-def _resolve(out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch) -> Recipe[Config]:
+def _resolve(
+    out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch
+) -> TransferRecipe[Config]:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
     wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
     if not wanted.config.encoder:
@@ -129,7 +131,9 @@ class _Parts(NamedTuple):
     feed: Feed
 
 
-def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch) -> _Parts:
+def _prepare(
+    wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch
+) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
     if len(set(data.labels_of("train").tolist()) - {-1}) < 2:
@@ -164,7 +168,7 @@ def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, fabric:
 
 
 def _feed(
-    wanted: Recipe[Config],
+    wanted: TransferRecipe[Config],
     encoder: Encoder,
     objective: Objective,
     data: Images,
@@ -187,7 +191,7 @@ def _feed(
 
 
 def _train(
-    wanted: Recipe[Config], data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch
+    wanted: TransferRecipe[Config], data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch
 ) -> dict[str, float]:
     """Gives the last row of the metrics, nothing if the training was finished already."""
     torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes

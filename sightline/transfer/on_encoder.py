@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sightline.training import objective
 from sightline.transfer.classification import decayed
-from sightline.transfer.detection.features import Features, Standard
+from sightline.transfer.detection.features import FeatureMaps, Standard
 
 __all__ = ["OnEncoder"]
 
@@ -22,7 +22,7 @@ class OnEncoder(objective.Objective):
 
     def __init__(
         self,
-        features: Features,
+        features: FeatureMaps,
         standard: Standard,
         frozen: bool,
         layers: Mapping[str, int] | None,

@@ -16,14 +16,14 @@ from sightline.training.launch import Launch
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import COMMANDS, Training, make_parts, read_recipe
 
-__all__ = ["Recipe", "assemble", "overrides", "resolve"]
+__all__ = ["TransferRecipe", "assemble", "overrides", "resolve"]
 
 
 Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
-class Recipe(Generic[Config]):
+class TransferRecipe(Generic[Config]):
     """Everything that decides a training."""
 
     optimization: Optimization
@@ -36,14 +36,14 @@ class Recipe(Generic[Config]):
         return flatten(self.objective, self.config, self.training, self.optimization)
 
 
-def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], ...]) -> Recipe[Config]:
+def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], ...]) -> TransferRecipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors."""
     if other := {layer.get("objective", name) for layer in layers} - {name}:
         found = str(other.pop())
         what, command = COMMANDS.get(found, (f"pre-training with {found}", "pretrain"))
         raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
     optimization, training, own = make_parts(name, (Optimization, Training, config), layers)
-    return Recipe(optimization, training, own, name)
+    return TransferRecipe(optimization, training, own, name)
 
 
 def overrides(
@@ -63,13 +63,13 @@ def overrides(
 
 
 def resolve(
-    make: Callable[..., Recipe[Config]],
+    make: Callable[..., TransferRecipe[Config]],
     name: str,
     out: Path,
     recipe: str | Path | None,
     layers: list[dict[str, Any]],
     launch: Launch,
-) -> Recipe[Config]:
+) -> TransferRecipe[Config]:
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
     kept = kept_recipe(out, launch)
     if kept is None:

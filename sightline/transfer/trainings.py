@@ -6,21 +6,32 @@ RUN/results/, …           see core/run_folder.py
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sightline.core import ownership
-from sightline.core.run_folder import Run, fingerprint, provenance
-from sightline.core.version import __version__
+from sightline.core.groups import split
+from sightline.core.processes import by_first
+from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 
-__all__ = ["begin", "folder_of", "question"]
+if TYPE_CHECKING:
+    import xarray as xr
+    from lightning.fabric import Fabric
+
+__all__ = ["folder_of", "question", "train_each"]
 
 
 FOLDER = "trainings"
+NOT_YET = "it is not trained yet"  # the reason of numbers that are still missing
+
+Key = TypeVar("Key")
+Outcome = TypeVar("Outcome")
 
 
 def question(
@@ -42,11 +53,46 @@ def question(
         "images": data.describe(),
         "settings": {key: value for key, value in settings.items() if key not in {"encoder", "images", *varies}},
     }
-    key = fingerprint([__version__, about, also])
+    key = fingerprint([NUMBERS, about, also])
     return {"kind": kind, **about, "analyses": {kind: {"splits": ["test"]}}, **provenance()}, key
 
 
-def begin(run: Run, anew: bool) -> None:
+def train_each(
+    kind: str,
+    asked: tuple[dict[str, Any], str],
+    out: Path,
+    trainings: Mapping[Key, Path],
+    train: Callable[[Key, Path], Outcome],
+    result: Callable[[Mapping[Key, Outcome]], xr.Dataset],
+    *,
+    fabric: Fabric,
+    overwrite: bool,
+) -> Run:
+    """Make one training after the other, each in its folder, and save the result as far as it is known after each.
+
+    `asked` is the `question`; `train` is called by all processes, `result` by the first one. A run that is finished is
+    opened, and the trainings that are finished are not made again.
+    """
+    request, fingerprinted = asked
+    run = plan_run(out, request, overwrite)
+    if run.finished(kind, fingerprinted):
+        return run
+    fabric.barrier()  # all have looked at the folder before one of them writes to it
+    by_first(lambda: _begin(run, overwrite))
+    found: dict[Key, Outcome] = {}
+
+    def save() -> None:
+        done = {"fingerprint": fingerprinted} if len(found) == len(trainings) else {}
+        run.save(kind, *split(result(found).assign_attrs(done)))
+
+    for key, folder in trainings.items():
+        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
+        found[key] = train(key, folder)
+        by_first(save)
+    return run
+
+
+def _begin(run: Run, anew: bool) -> None:
     """Write down what is asked; `anew` removes the trainings that are there."""
     assert run.path is not None
     if anew:

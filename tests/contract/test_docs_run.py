@@ -20,7 +20,8 @@ from sightline.analyses.cka import Config as Cka
 from sightline.analyses.probes import Config as Probes
 
 # Blocks that train for minutes, or look at such a training; contract/test_docs.py checks that their calls fit.
-TRAIN = {f"docs/{name}.md" for name in ("dense", "finetuning", "pretraining", "rcdm", "transfer", "analyses/dynamics")}
+TRAINED = ("dense", "finetuning", "pretraining", "rcdm", "studies", "transfer", "analyses/dynamics")
+TRAIN = {f"docs/{name}.md" for name in TRAINED}
 # What is not at hand, or larger than a test needs it.
 INSTEAD = {
     "timm:vit_small_patch16_224.dino": "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&embed_dim=24&num_heads=3",
@@ -104,6 +105,7 @@ def _several(at_hand: dict[str, Any]) -> dict[str, Any]:
 OTHERWISE: dict[str, Any] = {
     "docs/runs.md": _run,
     "docs/contrasts.md": _several,
+    "docs/findings.md": _several,
     "docs/analyses/diversity.md": lambda known: {"before": known["patches"], "after": known["patches"] + 1},
     "docs/analyses/tokens.md": lambda known: {"tokens": known["x"][:24], "before": known["patches"][0]},
     "docs/images.md": lambda known: {"labels": known["labels"][:12] % 2, "pixels": known["pixels"][:12]},

@@ -57,7 +57,7 @@ def test_words_that_are_not_used_appear_nowhere() -> None:
 
 
 CONTRACTS = {"Analysis", "Config", "Objective"}  # plugins have them by these names
-SHARED = {"Drawn", "Features", "Found", "Recipe"}  # still shared by rooms that do not meet
+SHARED = {"Recipe"}  # still shared by rooms that do not meet
 
 
 def classes() -> dict[str, list[str]]:

@@ -17,12 +17,14 @@ from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.images.targets import Targets
-from sightline.studies.detection import NOT_YET, detect, figures, headlines, limits_of, tables
-from sightline.transfer.detection.average_precision import Range, ap_of, jackknife, parts_of, replicates
+from sightline.measure.estimators.intervals import jackknife
+from sightline.studies.detection import detect, figures, headlines, limits_of, tables
+from sightline.transfer.detection.average_precision import Range, ap_of, parts_of, replicates
 from sightline.transfer.detection.detect import Config, train_detector, truth_of
 from sightline.transfer.detection.masks import run_lengths
 from sightline.transfer.detection.objects import Detections, objects_of, read_detections
 from sightline.transfer.detection.pictures import SIDE, Misses, draw, misses
+from sightline.transfer.trainings import NOT_YET
 
 detection: Any = importlib.import_module("sightline.studies.detection")
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"

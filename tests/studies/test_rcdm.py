@@ -69,6 +69,25 @@ def result(run: sl.Run) -> xr.Dataset:
     return run["rcdm"]
 
 
+def test_differences_have_an_interval_over_images(run: sl.Run, result: xr.Dataset) -> None:
+    for number, where in (
+        ("share", {"transformation": "mirror"}), ("gap", {"transformation": "mirror"}),
+        ("orientation", {"judge": "pixels"}), ("orientation", {"judge": "reader"}),
+    ):  # fmt: skip
+        of = result[number].sel(where)
+        found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "constant"}, **where)
+        assert found.value == pytest.approx(float(of.sel(encoder="image") - of.sel(encoder="constant")))
+        assert found.low <= found.value <= found.high
+        assert 8 < found.n_groups <= 32
+    for number in ("r2", "nearer", "odd"):
+        found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "vit"})
+        assert found.value == pytest.approx(
+            float(result[number].sel(encoder="image") - result[number].sel(encoder="vit"))
+        )
+        assert found.low < found.high
+    assert "kept_low" in result
+
+
 def test_the_image_itself_decides_and_a_constant_does_not(result: xr.Dataset) -> None:
     image, constant = (result.sel(encoder=name, judge="pixels") for name in ("image", "constant"))
     assert float(image.orientation) > 0.95

@@ -20,8 +20,9 @@ from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.core.stopping import Stopped
 from sightline.measure.estimators.intervals import difference_of, wilson
-from sightline.studies.reinit import NOT_YET, figures, headlines, reinit
+from sightline.studies.reinit import figures, headlines, reinit
 from sightline.training.recipe import read_recipe
+from sightline.transfer.trainings import NOT_YET
 
 MODULE = importlib.import_module("sightline.studies.reinit")
 TINY = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=3&embed_dim=16&num_heads=2&num_classes=0"
@@ -67,6 +68,18 @@ def test_accuracies_and_drops_are_those_of_the_classifiers(run: Run) -> None:
     assert (result.reason == "").all()
     assert len(np.unique(result.accuracy)) > 1  # or the numbers above would say little
     assert result.attrs["test_images"] == 48
+
+
+def test_differences_of_drops_have_an_interval_over_the_test_images(run: Run) -> None:
+    assert run.path is not None
+    found = run.contrast("reinit.accuracy_drop", {"encoder": "a"}, {"encoder": "b"}, end="first", n=1)
+    lost = []
+    for name in ("a", "b"):
+        base, mine = (right(run.path / "trainings" / name / part) for part in ("none", "first-1"))
+        lost.append(base.astype(float) - mine)
+    apart = lost[0] - lost[1]  # of each image, which is a group of its own here
+    assert found.value == pytest.approx(apart.mean(), abs=1e-12)
+    assert found.error == pytest.approx(apart.std(ddof=1) / np.sqrt(48), rel=1e-9)
 
 
 def test_each_training_has_its_setting_and_nothing_else_differs(run: Run) -> None:
@@ -132,10 +145,13 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypat
 
 
 def test_numbers_that_only_some_encoders_have() -> None:
+    images = load_images("shapes?size=16&train=2&val=0&test=2")
+    truth = images.labels_of("test")
     result = MODULE._result(
-        {("a", ""): np.array([True, False]), ("a", "first:2"): np.array([False, False])},
+        {("a", ""): np.where([True, False], truth, truth + 1), ("a", "first:2"): truth + 1},
         dict.fromkeys("ab"),
         {"a": ["", "first:1", "first:2"], "b": ["", "first:1"]},
+        images,
     )
     assert result.reason.squeeze("end").values.tolist() == [["", NOT_YET, ""], [NOT_YET, NOT_YET, ABSENT]]
     assert float(result.accuracy_drop.sel(encoder="a", end="first", n=2)) == 0.5

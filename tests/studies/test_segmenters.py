@@ -40,6 +40,19 @@ def test_numbers_are_those_of_the_trainings(run: sl.Run) -> None:
     assert result["class"].values[0] == "background"
 
 
+def test_differences_of_miou_have_an_interval_over_the_test_images(run: sl.Run) -> None:
+    assert run.path is not None
+    without = []
+    for name in ("a", "b"):
+        with np.load(run.path / "trainings" / name / "segments.npz") as kept:
+            counts = kept["counts"]
+        without.append([mean_over_classes(iou_of(np.delete(counts, i, 0).sum(0))) for i in range(6)])
+    apart = np.array(without[0]) - np.array(without[1])
+    found = run.contrast("segmenters.miou", {"encoder": "a"}, {"encoder": "b"})
+    assert found.value == pytest.approx(-run["segmenters"].difference.sel(encoder="b", other="a").item())
+    assert found.error == pytest.approx(np.sqrt(5 / 6 * np.square(apart - apart.mean()).sum()), rel=1e-6)
+
+
 def test_the_page_has_tables_figures_and_a_gallery(run: sl.Run) -> None:
     result = run["segmenters"]
     first, differences = tables(result)

@@ -61,7 +61,7 @@ from sightline.images.sources import masks as datasets_masks
 from sightline.images.sources import parquet as datasets_parquet
 from sightline.images.sources import shapes as datasets_shapes
 from sightline.measure.contract import AnalysisFile, FurtherImages
-from sightline.report.figures import Table
+from sightline.report.figures import KeyNumber, Likeness, Table
 from sightline.studies import detection as studies_detection
 from sightline.studies import rcdm as studies_rcdm
 from sightline.studies import reinit as studies_reinit
@@ -98,6 +98,27 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "spectra": analyses_spectra,
     "tokens": analyses_tokens,
     "transformations": analyses_transformations,
+}
+ANALYSES_TOPIC: Mapping[str, str] = {
+    "agreement": analyses_agreement.TOPIC,
+    "attention": analyses_attention.TOPIC,
+    "cka": analyses_cka.TOPIC,
+    "diversity": analyses_diversity.TOPIC,
+    "dynamics": analyses_dynamics.TOPIC,
+    "fourier": analyses_fourier.TOPIC,
+    "invariance": analyses_invariance.TOPIC,
+    "inversion": analyses_inversion.TOPIC,
+    "knn": analyses_knn.TOPIC,
+    "minibatch": analyses_minibatch.TOPIC,
+    "noise": analyses_noise.TOPIC,
+    "orientation": analyses_orientation.TOPIC,
+    "probes": analyses_probes.TOPIC,
+    "segmentation": analyses_segmentation.TOPIC,
+    "shape_bias": analyses_shape_bias.TOPIC,
+    "similarity": analyses_similarity.TOPIC,
+    "spectra": analyses_spectra.TOPIC,
+    "tokens": analyses_tokens.TOPIC,
+    "transformations": analyses_transformations.TOPIC,
 }
 ANALYSES_PROJECTION: Mapping[str, tuple[str, ...]] = {
     "cka": analyses_cka.PROJECTION,
@@ -143,6 +164,31 @@ ANALYSES_SUMMARY: Mapping[str, Callable[[xr.Dataset], Sequence[str]]] = {
     "transformations": analyses_transformations.summary,
 }
 ANALYSES_TABLES: Mapping[str, Callable[[xr.Dataset], Sequence[Table]]] = {}
+ANALYSES_KEY_NUMBERS: Mapping[str, Callable[[xr.Dataset], Sequence[KeyNumber]]] = {
+    "agreement": analyses_agreement.key_numbers,
+    "attention": analyses_attention.key_numbers,
+    "cka": analyses_cka.key_numbers,
+    "diversity": analyses_diversity.key_numbers,
+    "dynamics": analyses_dynamics.key_numbers,
+    "fourier": analyses_fourier.key_numbers,
+    "invariance": analyses_invariance.key_numbers,
+    "inversion": analyses_inversion.key_numbers,
+    "knn": analyses_knn.key_numbers,
+    "minibatch": analyses_minibatch.key_numbers,
+    "noise": analyses_noise.key_numbers,
+    "orientation": analyses_orientation.key_numbers,
+    "probes": analyses_probes.key_numbers,
+    "segmentation": analyses_segmentation.key_numbers,
+    "shape_bias": analyses_shape_bias.key_numbers,
+    "spectra": analyses_spectra.key_numbers,
+    "tokens": analyses_tokens.key_numbers,
+    "transformations": analyses_transformations.key_numbers,
+}
+ANALYSES_LIKENESS: Mapping[str, Callable[[xr.Dataset], Likeness | None]] = {
+    "agreement": analyses_agreement.likeness,
+    "cka": analyses_cka.likeness,
+    "similarity": analyses_similarity.likeness,
+}
 DATASETS: Mapping[str, ImageSource] = {
     "arrays": datasets_arrays,
     "coco": datasets_coco,
@@ -211,6 +257,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "sources": {**SOURCES, **FORMATS},
 }
 ANALYSES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
+    "TOPIC": ANALYSES_TOPIC,
     "PROJECTION": ANALYSES_PROJECTION,
     "IMAGES": ANALYSES_IMAGES,
     "TARGETS": ANALYSES_TARGETS,
@@ -219,6 +266,8 @@ ANALYSES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
     "precision": ANALYSES_PRECISION,
     "summary": ANALYSES_SUMMARY,
     "tables": ANALYSES_TABLES,
+    "key_numbers": ANALYSES_KEY_NUMBERS,
+    "likeness": ANALYSES_LIKENESS,
 }
 OBJECTIVES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
     "LABELS": OBJECTIVES_LABELS,

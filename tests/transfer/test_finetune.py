@@ -23,7 +23,7 @@ from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
-from sightline.transfer.finetune import Config, Recipe, finetune, make_recipe
+from sightline.transfer.finetune import Config, TransferRecipe, finetune, make_recipe
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes?size=16&train=96&val=32&test=32"
@@ -315,7 +315,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("finetune")])
 def test_our_recipes_resolve(name: str) -> None:
     recipe = make_recipe(read_recipe(name))
-    assert isinstance(recipe, Recipe)
+    assert isinstance(recipe, TransferRecipe)
     assert recipe.optimization.betas == (0.9, 0.999)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sightline.analyses.attention.charts import figures as figures
 from sightline.analyses.attention.charts import headlines as headlines
+from sightline.analyses.attention.charts import key_numbers as key_numbers
 from sightline.analyses.attention.viewer import Viewer, patch_size, problem
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "attention"
 TITLE = "Attention distance and NMI"
 QUESTION = "How far do attention heads look, and does it depend on where they look from?"
 FORMULA = """\

@@ -11,9 +11,9 @@ import pandas as pd
 import xarray as xr
 
 from sightline.core.results import outside_decoder
-from sightline.report.figures import Figure, curve_over_depth, present, with_depth
+from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number, present, with_depth
 
-__all__ = ["figures", "headlines"]
+__all__ = ["figures", "headlines", "key_numbers"]
 
 
 THIRDS = ("first third of the blocks", "middle third", "last third")
@@ -85,6 +85,17 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     ]
 
 
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """NMI and distance in the last third of the blocks, mean over heads."""
+    where: dict[str, Any] = {"at": "last third", "types": ("attn_map",), "place": FIRST}
+    about = "normalised mutual information of queries and keys in the last third of the blocks, mean over heads"
+    far = "attention distance in the last third of the blocks, part of the image diagonal, mean over heads"
+    return [
+        *key_number(result, "nmi_mean", title="attention NMI", about=about, style=".3f", **where),
+        *key_number(result, "distance_relative_mean", title="attention distance", about=far, style=".1%", **where),
+    ]
+
+
 def _tables(result: xr.Dataset) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """A row for each layer and one for each head, both with their depth, and the title of the depth axis."""
     numbers = result[[name for name in result.data_vars if not str(name).startswith("viewer_")]]
@@ -115,7 +126,7 @@ def _over_depth(
         value_title=what, depth_title=depth_title, series_title="encoder", series=names, domain=(bottom, top),
     )  # fmt: skip
     colour = alt.Color("series:N", title="encoder").scale(domain=names, range="category")
-    colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
+    colour = colour.legend(orient="right", symbolOpacity=1)
     x, y = alt.X("depth:Q"), alt.Y(f"{measure}:Q")
     dots = alt.Chart(heads.rename(columns={"encoder": "series"})[["series", "site", "head", "depth", measure]])
     tip = ["series:N", "site:N", "head:Q", alt.Tooltip(f"{measure}:Q", format=".4f")]
@@ -173,7 +184,7 @@ def _density_chart(
     base = alt.Chart(table)
     x = alt.X("value:Q", title=what).scale(zero=False, nice=False)
     colour = alt.Color("encoder:N", title="encoder").scale(domain=names, range="category")
-    colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
+    colour = colour.legend(orient="right", symbolOpacity=1)
     lines = base.transform_filter("isValid(datum.density)").mark_line(strokeWidth=2)
     points = base.transform_filter("isValid(datum.zero)").mark_point(size=24, opacity=0.6)
     chart = alt.layer(

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from sightline.analyses.cka.charts import figures as figures
 from sightline.analyses.cka.charts import headlines as headlines
+from sightline.analyses.cka.charts import key_numbers as key_numbers
+from sightline.analyses.cka.charts import likeness as likeness
 from sightline.analyses.cka.charts import study_figure as study_figure
 from sightline.analyses.cka.matching import block_distances
 from sightline.analyses.cka.matching import summaries as summaries
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "alike"
 TITLE = "CKA"
 QUESTION = "How alike are the representations of two layers, within one encoder or across encoders?"
 FORMULA = """\

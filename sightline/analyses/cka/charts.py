@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,13 +11,33 @@ import pandas as pd
 import xarray as xr
 
 from sightline.analyses.cka.matching import summaries
-from sightline.core.results import ABSENT, ENDS, NORMAL_95
-from sightline.report.figures import Figure, curve_over_depth, heatmap, interval_of, over_depth, with_depth
+from sightline.core.results import ABSENT, ENDS, NORMAL_95, outside_decoder
+from sightline.report.figures import (
+    FIRST,
+    Figure,
+    KeyNumber,
+    Likeness,
+    curve_over_depth,
+    heatmap,
+    interval_of,
+    over_depth,
+    with_depth,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CKA", "Measure", "figures", "headlines", "pair_figures", "study_figure"]
+__all__ = [
+    "CKA",
+    "Measure",
+    "figures",
+    "headlines",
+    "key_numbers",
+    "likeness",
+    "pair_cells",
+    "pair_figures",
+    "study_figure",
+]
 
 
 class Measure(NamedTuple):
@@ -46,7 +67,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
     """Of a measure of all pairs of layers: every pair of encoders, and what the matrices say in short."""
     kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1), of)
+    cells = pair_cells(result, np.where(kinds == "block", blocks, -1), of)
     if not len(cells):
         return []
     short = summaries(result, of.variable, of.distance)
@@ -62,7 +83,7 @@ def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
 def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str]]:
     """Closest blocks of each pair of encoders, or the ends of a single encoder: (label, number, detail)."""
     kinds, blocks = _kinds(result)
-    cells = _cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
+    cells = pair_cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
     across = cells[cells.encoder_a != cells.encoder_b]
     if across.empty:
         return [
@@ -78,22 +99,66 @@ def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str
     ][:6]
 
 
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Mean CKA with the blocks of the other encoders at the same depth."""
+    like = likeness(result)
+    if like is None or len(like.encoders) < 2:
+        return []
+    blocks = _diagonal(result, CKA)
+    others = blocks.where(blocks.encoder_a != blocks.encoder_b)
+    values, curves = {}, {}
+    for name in like.encoders:
+        over_depth = others.sel(encoder_a=name).mean("encoder_b").dropna("site_a").values
+        if len(over_depth):
+            values[name], curves[name] = float(over_depth.mean()), over_depth.tolist()
+    about = "mean CKA with the blocks of the other encoders at the same depth"
+    return [KeyNumber("CKA", about, values, curves=curves, place=FIRST)] if values else []
+
+
+def likeness(result: xr.Dataset, of: Measure = CKA) -> Likeness | None:
+    """The mean over blocks at the same depth; 1 for an encoder with itself. Distances say nothing of the kind."""
+    if of.distance:
+        return None
+    mean = _diagonal(result, of).mean("site_a").transpose("encoder_a", "encoder_b").values
+    both = np.nanmean(np.stack([mean, mean.T]), 0) if np.isfinite(mean).any() else mean  # depths may differ
+    np.fill_diagonal(both, 1.0)
+    names = tuple(map(str, result.encoder_a.values))
+    return Likeness(of.title, f"mean {of.title} of blocks at the same depth", names, both, FIRST)
+
+
+def _diagonal(result: xr.Dataset, of: Measure) -> xr.DataArray:
+    """Each block of an encoder with the block of another at the same depth, of the first token view."""
+    short = result if "diagonal" in result else summaries(result, of.variable, of.distance)
+    blocks = (result.layer_type.values.astype(str) == "block") & outside_decoder(result.site.values)
+    return short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
+
+
 def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:
     """Layer type and block of each site."""
     return result.layer_type.values.astype(str), result.block.values
 
 
-def _cells(result: xr.Dataset, numbers: npt.NDArray[np.int64], of: Measure) -> pd.DataFrame:
-    """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out."""
+def pair_cells(
+    result: xr.Dataset,
+    numbers: npt.NDArray[np.int64],
+    of: Measure,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> pd.DataFrame:
+    """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out.
+
+    `pairs` are other pairs of encoders, in their order.
+    """
     view = result.isel(tokens=0)
     names, sites = ([str(n) for n in result[axis].values] for axis in ("encoder_a", "site_a"))
     reason = view.reason.values
     own = [np.flatnonzero((numbers >= 0) & (row != ABSENT)) for row in reason]
     parts = [view[of.variable + end].values for end in (*ENDS, "_null")]
+    every = itertools.combinations_with_replacement(range(len(names)), 2)
+    chosen = every if pairs is None else [(names.index(a), names.index(b)) for a, b in pairs]
     rows = [
         (f"{names[a]} × {names[b]}", names[a], names[b], int(numbers[i]), int(numbers[j]), sites[i], sites[j],
          *(part[a, b, i, j] for part in parts), str(reason[a, i] or reason[b, j]))
-        for a, b in itertools.combinations_with_replacement(range(len(names)), 2)
+        for a, b in chosen
         for i in own[a]
         for j in own[b]
     ]  # fmt: skip
@@ -116,7 +181,7 @@ def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
-    return Figure("pairs", "All pairs of encoders", text, chart, cells)
+    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=not of.distance)
 
 
 def _stage_titles(table: pd.DataFrame) -> dict[str, str]:
@@ -198,7 +263,7 @@ def _residuals(result: xr.Dataset, of: Measure) -> Figure:
     kinds, blocks = _kinds(result)
     numbers = np.select([kinds == "residual", kinds == "block"], [2 * blocks + 1, 2 * blocks + 2], -1)
     names = result.encoder.values[(result.reason.values[0][:, kinds == "residual"] != ABSENT).any(1)]
-    cells = _cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers, of)
+    cells = pair_cells(result.sel(encoder_a=names, encoder_b=names, encoder=names), numbers, of)
     odd, even = ((cells.row % 2 == r) & (cells.column % 2 == r) for r in (1, 0))
     parts = {"all": cells, "odd": cells[odd], "even": cells[even]}
     table = pd.concat([part.assign(layers=part.pair + f", {name}") for name, part in parts.items()])

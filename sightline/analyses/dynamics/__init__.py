@@ -23,6 +23,7 @@ import xarray as xr
 from sightline.analyses.cka.matching import layers_of_same_depth
 from sightline.analyses.dynamics.charts import figures as figures
 from sightline.analyses.dynamics.charts import headlines as headlines
+from sightline.analyses.dynamics.charts import key_numbers as key_numbers
 from sightline.analyses.dynamics.paths import Trajectory, paths_of, trainings_of
 from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
 from sightline.core.groups import Alignment, Kept
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "transfer"
 TITLE = "Dynamics"
 QUESTION = "How straight is the path of the weights during a training, and how much does each block change?"
 FORMULA = """\

@@ -9,9 +9,9 @@ import xarray as xr
 from sightline.analyses.dynamics.paths import ALL
 from sightline.core.errors import counted
 from sightline.core.results import ABSENT
-from sightline.report.figures import Figure, curve_over_depth, heatmap, interval_of
+from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatmap, interval_of
 
-__all__ = ["figures", "headlines"]
+__all__ = ["figures", "headlines", "key_numbers"]
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
@@ -50,6 +50,16 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             for row in last.itertuples()
         ]
     return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Path efficiency of each training, at its last epoch."""
+    ends = _ends(result)[1]
+    totals = result.efficiency.sel(place=ALL, weights=ALL)
+    values = {name: float(totals.sel(encoder=name)) for name in ends.values()}
+    known = {name: value for name, value in values.items() if np.isfinite(value)}
+    about = "distance from the start over the length of the path, of all weights"
+    return [KeyNumber("path efficiency", about, known)] if known else []
 
 
 def _ends(result: xr.Dataset) -> tuple[dict[str, str], dict[str, str]]:

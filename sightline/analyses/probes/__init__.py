@@ -30,6 +30,7 @@ import torch
 import xarray as xr
 
 from sightline.analyses.probes.advice import headlines as headlines
+from sightline.analyses.probes.advice import key_numbers as key_numbers
 from sightline.analyses.probes.advice import summary as summary
 from sightline.analyses.probes.charts import figures as figures
 from sightline.analyses.probes.results import (
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+TOPIC = "separable"
 TITLE = "Probes"
 QUESTION = (
     "How well does a classifier on the frozen features predict the class, and which layer, pooling and probe is best?"

@@ -10,8 +10,9 @@ import xarray as xr
 from sightline.analyses.probes.charts import _named
 from sightline.core.errors import counted
 from sightline.core.results import ENDS, interval, outside_decoder
+from sightline.report.figures import FIRST, KeyNumber
 
-__all__ = ["headlines", "summary"]
+__all__ = ["headlines", "key_numbers", "summary"]
 
 
 POOLED = {
@@ -36,6 +37,22 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
         open_end = f"; these images cannot separate it from {', '.join(unclear)}" if unclear else ""
         lines.insert(0, ("For these images", number, f"{label}, {detail}{open_end}"))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Accuracy of the probe that was chosen; over depth, of the simplest one."""
+    rows = {name: _best(result, name) for name in _known(result)}
+    simple = next((name for name in ("linear", "ridge") if name in result.probe.values), str(result.probe.values[0]))
+    curves = {}
+    for name, row in rows.items():
+        own = result.accuracy.sel(encoder=name, probe=simple, feature=row.feature.item())
+        own = own.sel(site=(own.layer_type == "block").values & outside_decoder(own.site.values)).dropna("site")
+        curves[name] = own.values.tolist()
+    values = {name: float(row.accuracy) for name, row in rows.items()}
+    ends = {name: (float(row.accuracy_low), float(row.accuracy_high)) for name, row in rows.items()}
+    about = "accuracy of the probe, layer and pooling that were chosen on held-out images"
+    found = KeyNumber("probe", about, values, ends, curves, style=".1%", best="highest", place=FIRST)
+    return [found] if values else []
 
 
 def _headline(row: xr.Dataset) -> tuple[str, str]:

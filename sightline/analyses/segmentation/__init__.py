@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sightline.analyses.segmentation.charts import figures as figures
 from sightline.analyses.segmentation.charts import headlines as headlines
+from sightline.analyses.segmentation.charts import key_numbers as key_numbers
 from sightline.analyses.segmentation.charts import summary as summary
 from sightline.analyses.segmentation.pictures import pictures_of
 from sightline.analyses.segmentation.scoring import Scores, Scoring, maps_of
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from sightline.images.sets import Images
 
 
+TOPIC = "separable"
 TITLE = "Semantic segmentation"
 QUESTION = "Which block for dense tasks: how well do its patches tell the class of every pixel?"
 FORMULA = (

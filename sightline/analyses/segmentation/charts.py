@@ -10,12 +10,21 @@ import numpy as np
 import pandas as pd
 
 from sightline.core.results import interval
-from sightline.report.figures import Figure, class_colours, class_figure, over_depth, picture_grid, picture_url
+from sightline.report.figures import (
+    Figure,
+    KeyNumber,
+    class_colours,
+    class_figure,
+    key_number,
+    over_depth,
+    picture_grid,
+    picture_url,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["figures", "headlines", "summary"]
+__all__ = ["figures", "headlines", "key_numbers", "summary"]
 
 
 CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
@@ -56,6 +65,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"mIoU at {site}, {interval(float(lda.miou_low), float(lda.miou_high))}"
         lines.append((str(encoder), f"{value:.1%}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """mIoU at the best block."""
+    about = "mIoU of a linear probe of the pixels at the best block"
+    return key_number(result, "miou", at="highest", title="mIoU", about=about, style=".1%", best="highest")
 
 
 def summary(result: xr.Dataset) -> list[str]:

@@ -20,7 +20,7 @@ from sightline.core.processes import shared
 from sightline.core.results import ENDS, of_decoder
 from sightline.images.label_maps import seen_part, shares, upsampling
 from sightline.measure.estimators.lda import Lda, PatchSums, fit_lda
-from sightline.measure.estimators.overlap import count_overlap, iou_of, jackknife, mean_over_classes
+from sightline.measure.estimators.overlap import count_overlap, iou_of, mean_over_classes, miou_of
 from sightline.measure.estimators.pixels import draw_pixels, fit_softmax, stack_pixels
 
 if TYPE_CHECKING:
@@ -205,12 +205,12 @@ class Scoring:
             groups = np.stack([answer[layer] for answer in answers])
             scores.iou[layer] = iou_of(groups.sum(0))
             scores.rest[layer] = iou_of(groups.sum(0) - groups)
-            for name, number in zip((f"miou{end}" for end in ENDS), jackknife(groups), strict=True):
+            for name, number in zip((f"miou{end}" for end in ENDS), miou_of(groups), strict=True):
                 scores.of_layers[name][layer] = number
             scores.pixels = groups.sum(0)[2].astype(np.float64)
         for encoder in scores.probes:
             groups = np.stack([answer[encoder, ""] for answer in answers])
-            scores.softmax[encoder], scores.softmax_iou[encoder] = jackknife(groups), iou_of(groups.sum(0))
+            scores.softmax[encoder], scores.softmax_iou[encoder] = miou_of(groups), iou_of(groups.sum(0))
             scores.rest[encoder, ""] = iou_of(groups.sum(0) - groups)
 
     def _pixel_counts(self, scores: Scores, lot: npt.NDArray[np.int64]) -> dict[Layer, npt.NDArray[np.int64]]:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from sightline.analyses.tokens.charts import figures as figures
 from sightline.analyses.tokens.charts import headlines as headlines
+from sightline.analyses.tokens.charts import key_numbers as key_numbers
 from sightline.analyses.tokens.clouds import (
     AXES,
     ITERATIONS,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
 
 
+TOPIC = "structure"
 TITLE = "Token clouds"
 QUESTION = "What does attention do to the tokens of an image, and do tokens cluster by image or by class?"
 FORMULA = """\

@@ -10,9 +10,9 @@ import pandas as pd
 import xarray as xr
 
 from sightline.core.results import outside_decoder
-from sightline.report.figures import Figure, over_depth
+from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
 
-__all__ = ["figures", "headlines"]
+__all__ = ["figures", "headlines", "key_numbers"]
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
@@ -58,6 +58,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             detail = f"silhouette of tokens grouped by image at {site}; grouped by class: {by_class}"
             lines.append((str(encoder), f"{float(at.silhouette_image):.2f}", detail))
     return lines
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Silhouette of the tokens by image at the last block."""
+    about = "silhouette of the tokens grouped by image at the last block"
+    return key_number(result, "silhouette_image", at="last", title="tokens by image", about=about)
 
 
 def _tsne_figure(result: xr.Dataset) -> Figure | None:

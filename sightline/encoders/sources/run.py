@@ -38,6 +38,19 @@ def load(reference: Reference) -> Encoder:
     return replace(encoder, reference=str(reference))
 
 
+def every_epoch(name: str | None, reference: Reference) -> list[tuple[str | None, Reference]]:
+    """`run:FOLDER?epoch=*` stands for all epochs that are kept there, with their names; another for itself."""
+    if reference.source != "run" or reference.weights is not None or reference.options.get("epoch") != "*":
+        return [(name, reference)]
+    return [
+        (
+            None if name is None else f"{name}, epoch {epoch}",
+            replace(reference, options=reference.options | {"epoch": str(epoch)}),
+        )
+        for epoch in kept_epochs(Path(reference.id).expanduser())
+    ]
+
+
 def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
     kept = kept_epochs(folder)
     if not epoch.isdecimal() or int(epoch) not in kept:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from sightline.core.keyed_random import Keys, fold, uniform
 from sightline.images.augment import colours
 
-__all__ = ["NAMES", "Drawn", "draw", "randaugment"]
+__all__ = ["NAMES", "Operation", "draw", "randaugment"]
 
 
 GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -33,7 +33,7 @@ HIGHEST_LEVEL = 10.0
 _PURPOSE = 8  # policies.py draws for purposes below it
 
 
-class Drawn(NamedTuple):
+class Operation(NamedTuple):
     """What is done to each image in one layer."""
 
     operation: NDArray[np.int64]  # (B,) place in NAMES, −1: nothing
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
     sign: NDArray[np.float64]  # (B,) 1 or −1
 
 
-def draw(magnitude: float, std: float, keys: Keys) -> list[Drawn]:
+def draw(magnitude: float, std: float, keys: Keys) -> list[Operation]:
     """The layers, for images with these keys.
 
     >>> draw(9.0, 0.5, np.arange(3, dtype=np.uint64))[0].strength.round(2)
@@ -52,7 +52,7 @@ def draw(magnitude: float, std: float, keys: Keys) -> list[Drawn]:
         which, happens, level, coin = uniform(fold(keys, _PURPOSE, layer), 4).T
         normal = torch.special.ndtri(torch.from_numpy(np.clip(level, 1e-12, None))).numpy()
         layers.append(
-            Drawn(
+            Operation(
                 operation=np.where(happens < PROBABILITY, np.floor(which * len(NAMES)), -1).astype(np.int64),
                 strength=np.clip(magnitude + std * normal, 0, HIGHEST_LEVEL) / HIGHEST_LEVEL,
                 sign=np.where(coin < 0.5, -1.0, 1.0),

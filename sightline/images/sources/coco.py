@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, counted, first_line
+from sightline.core.extras import explaining
 from sightline.images.decoding import decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, halves
@@ -85,7 +86,8 @@ class _Objects:
 
 
 def _decoded(segmentation: Any, size: tuple[int, ...]) -> NDArray[Any]:
-    from faster_coco_eval.core import mask
+    with explaining():
+        from faster_coco_eval.core import mask
 
     rle = mask.segmToRle(segmentation, size[1], size[0])
     found: NDArray[Any] = mask.decode([rle])[:, :, 0]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.extras import explaining
 from sightline.images.decoding import decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
@@ -43,10 +44,8 @@ class Tables:
 
 def load(where: str, options: Mapping[str, str]) -> Images:
     """A data set of the hub, or a folder written by `save_to_disk`."""
-    try:
+    with explaining():
         import datasets
-    except ImportError as error:
-        raise InputError("huggingface: needs the datasets library; pip install 'sightline[huggingface]'") from error
     chosen = read_options("huggingface", options, {"config": "", "split": "", "image": "", "label": ""})
     tables = _open(datasets, where, chosen["config"])
     if chosen["split"]:

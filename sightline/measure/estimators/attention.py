@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from itertools import product as pairs
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sightline.encoders.attention import AttentionProduct
     from sightline.encoders.sites import Tokens
 
-__all__ = ["EPSILON", "distance_and_nmi", "nmi_of", "patch_distances", "unattended"]
+__all__ = ["EPSILON", "attend", "distance_and_nmi", "nmi_of", "patch_distances", "unattended"]
 
 
 EPSILON = 1e-8  # added to the attention to every patch before the mutual information
@@ -59,77 +60,114 @@ def nmi_of(keys: Tensor, plogp: Tensor) -> Tensor:
 def distance_and_nmi(product: AttentionProduct, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Attention distance in patches and NMI, both (B, H) in float64, of patches attending to patches.
 
-    NaN for a head where a query may attend to no patch, or where q and k are not finite. Leaves map @ v in the product
-    where that is cheap, since the map is there.
+    NaN for a head where a query may attend to no patch, or where q and k are not finite. Leaves what `attend` gives in
+    the product, since the map is there.
     """
     # Without the maximum taken off, exp is two passes cheaper, and as exact unless it leaves the range of float32. On
     # a GPU the look at the sums would wait for the device.
     if product.q.device.type == "cpu":
-        output = _room_for_output(product)
-        z, distance, nmi = _measure(product, tokens, shift=False, output=output)
-        if z.amin() > SMALLEST and (distance + nmi).isfinite().all():
-            product.output = output
+        sums = _Sums(product, tokens, _room_for_output(product, tokens))
+        distance, nmi = _measure(sums, shift=False)
+        if sums.exact():
+            product.output = sums.output
             return distance, nmi
-    return _measure(product, tokens, shift=True)[1:]
+    return _measure(_Sums(product, tokens), shift=True)
 
 
-def _room_for_output(product: AttentionProduct) -> Tensor | None:
+def attend(product: AttentionProduct, tokens: Tokens | None) -> Tensor | None:
+    """map @ v (B, H, T, d) by the same steps as `distance_and_nmi`, to the last bit; None where that leaves none."""
+    if tokens is None or (room := _room_for_output(product, tokens)) is None:
+        return None
+    sums = _Sums(product, tokens, room)
+    for _ in sums.chunks(shift=False):
+        pass
+    return sums.output if sums.exact() else None
+
+
+def _room_for_output(product: AttentionProduct, tokens: Tokens) -> Tensor | None:
     """Empty (B, H, T, d), tokens before heads in memory as the next layer wants them; None if the kernel is better."""
     v = product.v
     if v is None or v.dtype != torch.float32 or product.bias is not None or torch.is_grad_enabled():
         return None
+    if v.device.type != "cpu" or product.shape[-2:] != (tokens.count, tokens.count) or math.prod(tokens.grid) == 1:
+        return None
     return v.new_empty(v.shape[0], v.shape[2], v.shape[1], v.shape[3]).transpose(1, 2)
 
 
-def _measure(
-    product: AttentionProduct, tokens: Tokens, shift: bool, output: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_j e_ij of each patch query (B, H, n), distance and NMI (B, H); `output` is filled with map @ v.
+class _Chunk(NamedTuple):
+    """Maps of some heads of some images: m = b · h of them."""
+
+    at: tuple[slice, slice]
+    e: Tensor  # (m, T, T): exp(score) of the keys for the queries
+    z: Tensor  # (m, T): its sum over keys that are patches, Z
+    every: Tensor  # (m, T): over all keys, Z'
+    work: Tensor  # (m, n, T) to compute in
+
+
+class _Sums:
+    """The exponentials of the scores of a product, chunk by chunk, with their sums, and map @ v if there is room.
+
+    The few prefix queries are computed with the others, since map @ v needs them, and are left out in the end.
+    """
+
+    def __init__(self, product: AttentionProduct, tokens: Tokens, output: Tensor | None = None) -> None:
+        self.product, self.tokens, self.output = product, tokens, output
+        self.n, self.first = math.prod(tokens.grid), tokens.prefix
+        self.z, self.every = product.q.new_empty(2, *product.shape[:2], tokens.count, dtype=torch.float32)
+
+    def chunks(self, shift: bool) -> Iterator[_Chunk]:
+        """Each chunk may be overwritten when the next one is asked for."""
+        product, n, first, (images, heads, tokens) = self.product, self.n, self.first, self.product.shape[:3]
+        q, k, bias = product.q.mT, product.k, _bias(product)
+        bias = None if bias is None else bias.expand(images, heads, -1, -1)
+        room = CACHED * max(torch.get_num_threads(), 2) if q.device.type == "cpu" else ON_DEVICE
+        maps = max(room // n**2, 1)
+        several, part = max(maps // heads, 1), min(maps, heads)  # images, and heads of an image, at a time
+        most = min(several, images) * part
+        whole, spare, values = (self.z.new_empty(most, *of) for of in ((tokens,) * 2, (n, tokens), k.shape[2:]))
+        for at in pairs(_slices(images, several), _slices(heads, part)):
+            a, b = (_stacked(x[at]) for x in (k, q))
+            z, every = (of[at].view(-1, tokens) for of in (self.z, self.every))
+            e, work = whole[: len(a)], spare[: len(a)]
+            if bias is None:
+                torch.baddbmm(e, a, b, beta=0, alpha=product.scale, out=e)
+            else:
+                e.copy_(bias[at].flatten(0, 1)).baddbmm_(a, b, alpha=product.scale)
+            if shift:
+                e -= e[:, first:].amax(1, keepdim=True)
+                e.clamp_(max=LARGEST)  # a prefix token may have more than all patches together
+            e.exp_()
+            torch.sum(e[:, first:], 1, out=z)
+            torch.sum(e[:, :first], 1, out=every).add_(z)
+            if self.output is not None and product.v is not None:
+                into = self.output[at]
+                attended = torch.bmm(e.mT, _stacked(product.v[at]), out=values[: len(a)])
+                torch.mul(attended.view(into.shape), every.reciprocal().view(*into.shape[:3], 1), out=into)
+            yield _Chunk(at, e, z, every, work)
+
+    def exact(self) -> bool:
+        """Whether no exponential was too small or too large for float32, so that nothing that counts was lost."""
+        return bool(self.z.amin() > SMALLEST) and bool(self.every.amax() < 1 / SMALLEST)
+
+
+def _measure(sums: _Sums, shift: bool) -> tuple[Tensor, Tensor]:
+    """Distance and NMI (B, H).
 
     With e = exp(score), Z its sum over patches and Z' over all tokens, the map is e / Z', and the rows whose mutual
-    information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z'). The few prefix queries
-    are computed with the others, since `output` needs them, and are left out of the sums at the end.
+    information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z').
     """
-    (images, heads), n, first = product.shape[:2], math.prod(tokens.grid), tokens.prefix
-    distances = _distances(tokens, product.q.device)  # (n, T)
-    q, k, bias = product.q.mT, product.k, _bias(product)
-    bias = None if bias is None else bias.expand(images, heads, -1, -1)
-    room = CACHED * max(torch.get_num_threads(), 2) if q.device.type == "cpu" else ON_DEVICE
-    maps = max(room // n**2, 1)
-    several, part = max(maps // heads, 1), min(maps, heads)  # images, and heads of an image, at a time
-    whole, spare = (distances.new_empty(min(several, images) * part, rows, first + n) for rows in (first + n, n))
-    values = distances.new_empty(0 if output is None else len(whole), first + n, product.q.shape[-1])
-    sums, received = distances.new_empty(3, images, heads, first + n), distances.new_empty(images, heads, n)
-    for at in pairs(_slices(images, several), _slices(heads, part)):
-        a, b = (_stacked(x[at]) for x in (k, q))
-        z, far, plogp = (of[at].view(-1, first + n) for of in sums)
-        e, work = whole[: len(a)], spare[: len(a)]
-        if bias is None:
-            torch.baddbmm(e, a, b, beta=0, alpha=product.scale, out=e)
-        else:
-            e.copy_(bias[at].flatten(0, 1)).baddbmm_(a, b, alpha=product.scale)
-        t = e[:, first:]
-        if shift:
-            e -= t.amax(1, keepdim=True)
-            e.clamp_(max=LARGEST)  # a prefix token may have more than all patches together
-        e.exp_()
-        torch.sum(t, 1, out=z)
-        torch.sum(torch.mul(t, distances, out=work), 1, out=far)
-        every = e[:, :first].sum(1).add_(z)
-        if output is not None and product.v is not None:
-            attended = torch.bmm(e.mT, _stacked(product.v[at]), out=values[: len(a)])
-            torch.mul(
-                attended.view(output[at].shape),
-                every.reciprocal().view(output[at].shape[:3])[..., None],
-                out=output[at],
-            )
+    n, first, distances = sums.n, sums.first, _distances(sums.tokens, sums.z.device)
+    far, plogp = sums.z.new_empty(2, *sums.z.shape)
+    keys = sums.z.new_empty(*sums.z.shape[:2], n)
+    for at, e, z, every, work in sums.chunks(shift):
+        t, (far_of, plogp_of) = e[:, first:], (of[at].view(z.shape) for of in (far, plogp))
+        torch.sum(torch.mul(t, distances, out=work), 1, out=far_of)
         share = torch.add(z, every, alpha=n * EPSILON).reciprocal_()
-        torch.addcmul(every.mul_(EPSILON).mul_(share)[:, None], t, share[:, None], out=t)
-        torch.sum(t[:, :, first:], 2, out=received[at].view(-1, n))
-        torch.sum(torch.log(t, out=work).mul_(t), 1, out=plogp)
-    z, far, plogp = sums[..., first:]
-    distance = (far / z).mean(-1, dtype=torch.float64)
-    return z, distance, nmi_of(received.double(), plogp.sum(-1, dtype=torch.float64))
+        torch.addcmul((every * EPSILON).mul_(share)[:, None], t, share[:, None], out=t)
+        torch.sum(t[:, :, first:], 2, out=keys[at].view(-1, n))
+        torch.sum(torch.log(t, out=work).mul_(t), 1, out=plogp_of)
+    distance = (far / sums.z)[..., first:].mean(-1, dtype=torch.float64)
+    return distance, nmi_of(keys.double(), plogp[..., first:].sum(-1, dtype=torch.float64))
 
 
 def _stacked(x: Tensor) -> Tensor:

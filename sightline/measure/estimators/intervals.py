@@ -12,7 +12,7 @@ from sightline.core.results import NORMAL_95
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["accuracy_of", "difference_of", "ratio_of", "wilson"]
+__all__ = ["accuracy_of", "difference_of", "jackknife", "ratio_of", "wilson"]
 
 
 def accuracy_of(decided: npt.NDArray[Any], truth: npt.NDArray[Any]) -> tuple[float, float, float]:
@@ -64,3 +64,25 @@ def ratio_of(parts: npt.NDArray[Any], wholes: npt.NDArray[Any]) -> tuple[float, 
     ratio = float(np.sum(parts)) / whole
     half = NORMAL_95 * float(np.std(parts - ratio * wholes, ddof=1)) * math.sqrt(n) / abs(whole)
     return ratio, ratio - half, ratio + half
+
+
+def jackknife(
+    value: npt.NDArray[np.float64], without: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:  # (…), (g, …) -> (…), (…)
+    """95 % interval of a number from what it is without each of g equally large groups of images: value ± t · s,
+
+        s² = (g − 1)/g Σᵢ (value without group i − their mean)²,     Student's t with g − 1 degrees of freedom
+
+    >>> values = np.array([1.0, 2.0, 6.0])  # of a mean it is the interval of Student's t
+    >>> low, high = jackknife(values.mean(), (values.sum() - values) / 2)
+    >>> round(float(low), 3), round(float(high), 3)
+    (-3.572, 9.572)
+    """
+    from scipy.stats import t
+
+    g = len(without)
+    if g < 2:
+        return np.full_like(value, np.nan), np.full_like(value, np.nan)
+    spread = np.sqrt((g - 1) / g * ((without - without.mean(0)) ** 2).sum(0))
+    half = t.ppf(0.975, g - 1) * spread
+    return value - half, value + half

@@ -11,7 +11,6 @@ C classes, G groups of images.
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.core.arrays import as_tensor
-from sightline.core.results import NORMAL_95
+from sightline.measure.estimators.intervals import jackknife
 
-__all__ = ["count_overlap", "iou_of", "jackknife", "jackknife_difference", "mean_iou", "mean_over_classes"]
+__all__ = ["count_overlap", "iou_of", "mean_iou", "mean_over_classes", "miou_difference", "miou_of"]
 
 
 def count_overlap(decided: NDArray[Any] | Tensor, truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -69,36 +68,28 @@ def mean_over_classes(iou: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean
 
 
-def jackknife(counts: NDArray[Any]) -> tuple[float, float, float]:
-    """mIoU over all groups of images (G, 3, C), and its 95 % interval from leaving out one group after the other.
+def miou_of(groups: NDArray[Any]) -> tuple[float, float, float]:
+    """mIoU over all groups of images (G, 3, C), and its 95 % interval, by leaving out one after the other.
 
-    The groups are images that belong together, or equally large lots of them; the deviation of the mIoU θ is
-    √((G − 1)/G Σ (θ₋g − mean θ₋g)²).
+    The groups are images that belong together, or equally large lots of them.
 
-    >>> counts = np.array([[[1, 1], [1, 2], [2, 1]], [[2, 1], [2, 1], [2, 1]]])
-    >>> [round(number, 2) for number in jackknife(counts)]
-    [0.71, 0.22, 1.0]
+    >>> groups = np.array([[[1, 1], [1, 2], [2, 1]], [[2, 1], [2, 1], [2, 1]]])
+    >>> [round(number, 2) for number in miou_of(groups)]
+    [0.71, 0.0, 1.0]
     """
-    value, half = _spread(*_left_out(counts))
-    low, high = np.clip([value - half, value + half], 0, 1).tolist()  # NaN stays NaN
-    return value, low, high
+    value, without = _left_out(groups)
+    low, high = np.clip(jackknife(value, without), 0, 1).tolist()  # NaN stays NaN
+    return float(value), low, high
 
 
-def jackknife_difference(counts: NDArray[Any], others: NDArray[Any]) -> tuple[float, float, float]:
+def miou_difference(groups: NDArray[Any], others: NDArray[Any]) -> tuple[float, float, float]:
     """mIoU minus that of other decisions on the same groups of images, and its 95 % interval."""
-    (value, without), (other, without_other) = _left_out(counts), _left_out(others)
-    difference, half = _spread(value - other, without - without_other)
-    return difference, difference - half, difference + half
+    (value, without), (other, without_other) = _left_out(groups), _left_out(others)
+    low, high = jackknife(value - other, without - without_other)
+    return float(value - other), float(low), float(high)
 
 
-def _left_out(counts: NDArray[Any]) -> tuple[float, NDArray[np.float64]]:
-    """mIoU over all groups, and without each of them (G,)."""
+def _left_out(counts: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """mIoU over all groups, (), and without each of them, (G,)."""
     counts = np.asarray(counts, np.float64)
-    return float(mean_over_classes(iou_of(counts.sum(0)))), mean_over_classes(iou_of(counts.sum(0) - counts))
-
-
-def _spread(value: float, without: NDArray[np.float64]) -> tuple[float, float]:
-    """The value, and half of its interval; NaN for a single group."""
-    if len(without) < 2:
-        return value, math.nan
-    return value, NORMAL_95 * math.sqrt((len(without) - 1) * float(np.nanvar(without)))
+    return mean_over_classes(iou_of(counts.sum(0))), mean_over_classes(iou_of(counts.sum(0) - counts))

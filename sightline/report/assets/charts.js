@@ -2,7 +2,7 @@
 "use strict";
 
 const Charts = (() => {
-  const report = JSON.parse(document.getElementById("report-data").textContent);
+  const report = Data.common;
   const drawn = new Map(); // element -> function that draws it again
   const MANY = 4000; // marks; above this a canvas is quicker than an SVG tree
 
@@ -10,6 +10,8 @@ const Charts = (() => {
     const chosen = document.documentElement.dataset.theme;
     return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   };
+  const setScheme = () => document.documentElement.classList.toggle("dark", isDark());
+  setScheme();
 
   // Tables travel as columns; a column of repeated words as {words, codes}.
   const column = (packed) => (Array.isArray(packed) ? packed : packed.codes.map((code) => packed.words[code]));
@@ -30,24 +32,77 @@ const Charts = (() => {
     return spec;
   }
 
-  // Gives a chart of a known shape the width there is; others are scaled down by the style sheet.
+  // The table of a figure, whose columns may be those of one of its datasets.
+  const whole = (table, datasets) => ({ ...table, columns: table.columns.map((c) => (c.of ? datasets[c.of[0]].columns[c.of[1]] : c)) });
+
+  // Makes a figure follow the choice of encoders: hidden ones are left out of its data, others are faint beside the one pointed at.
+  // `fields` are the columns that name encoders. Their legend stands beside the chart, in the page.
+  function chosen(spec, fields) {
+    if (!fields.length) return spec;
+    const there = fields.map((f) => `indexof(hidden_encoders, datum[${JSON.stringify(f)}]) < 0`).join(" && ");
+    const walk = (part) => {
+      if (Array.isArray(part)) return part.map(walk);
+      if (!part || typeof part !== "object") return part;
+      const made = Object.fromEntries(Object.entries(part).map(([key, value]) => [key, key === "datasets" ? value : walk(value)]));
+      if (made.data?.name) made.transform = [{ filter: there }, ...(made.transform ?? [])];
+      const own = made.encoding && ["color", "detail"].map((channel) => made.encoding[channel]?.field).find((f) => fields.includes(f));
+      if (made.mark && own) {
+        const mark = typeof made.mark === "string" ? { type: made.mark } : made.mark, full = mark.opacity ?? (mark.type === "area" ? 0.7 : 1);
+        const lit = `pointed_encoder === '' || datum[${JSON.stringify(own)}] === pointed_encoder`;
+        made.encoding = { ...made.encoding, opacity: made.encoding.opacity ?? { condition: { test: lit, value: full }, value: 0.12 * full } };
+        for (const channel of ["color", "shape", "fill", "stroke"])
+          if (fields.includes(made.encoding[channel]?.field)) made.encoding[channel] = { ...made.encoding[channel], legend: null };
+      }
+      return made;
+    };
+    const params = [{ name: "hidden_encoders", value: Encoders.hidden }, { name: "pointed_encoder", value: Encoders.pointed }];
+    return { ...walk(spec), params: [...(spec.params ?? []), ...params] };
+  }
+
+  function follow() {
+    for (const element of drawn.keys())
+      if (element.view && element.follows && element.clientWidth)
+        element.view.signal("hidden_encoders", Encoders.hidden).signal("pointed_encoder", Encoders.pointed).runAsync();
+  }
+
+  // Pointing at a mark points at its encoder; a click shows it alone.
+  function connect(element, fields) {
+    const named = (item) => fields.map((f) => item?.datum?.[f]).filter((name) => Encoders.names.includes(name));
+    return (view) => {
+      element.follows = true;
+      view.addEventListener("mousemove", (_event, item) => Encoders.point(new Set(named(item)).size === 1 ? named(item)[0] : ""));
+      view.addEventListener("mouseout", () => Encoders.point(""));
+      view.addEventListener("click", (_event, item) => new Set(named(item)).size === 1 && item.mark.marktype !== "group" && Encoders.only(named(item)[0]));
+    };
+  }
+
+  // Gives a chart the width there is; those whose parts stand side by side are scaled down by the style sheet if need be.
   function fit(spec, width) {
     const shape = spec.usermeta?.shape;
-    if (!shape) return spec;
     spec = structuredClone(spec);
-    if (spec.facet) {
-      const square = shape === "heatmap";
-      const side = square ? (width < 500 ? 100 : 150) : 270, around = square ? 64 : 30, edge = square ? 12 : 60;
-      const panels = new Set(Object.values(spec.datasets).flat().map((row) => row[spec.facet.field])).size;
-      const across = Math.max(1, Math.min(panels, Math.floor((width - edge) / (side + around))));
-      const each = Math.min((width - edge) / across - around, square ? 230 : 520);
+    if (shape === "map") {
+      const ratio = spec.height / spec.width;
+      spec.width = Math.floor(Math.min(width - 10, 620));
+      spec.height = Math.floor(spec.width * ratio);
+      return spec;
+    }
+    if (spec.facet && !spec.facet.row && !spec.facet.column) {
+      const square = shape === "heatmap", own = typeof spec.spec.width === "number" ? spec.spec.width : 260;
+      const ratio = typeof spec.spec.height === "number" ? spec.spec.height / own : 0.62;
+      const side = square ? (width < 500 ? 100 : 150) : Math.min(own, 215), around = square ? 64 : 34, edge = square ? 12 : 60;
+      const panels = new Set(Object.values(spec.datasets).flat().map((row) => row[spec.facet.field]).filter((v) => v !== undefined)).size;
+      const most = Math.max(1, Math.min(panels, Math.floor((width - edge) / (side + around))));
+      const across = Math.ceil(panels / Math.ceil(panels / most)); // rows of the same length
+      const each = Math.min((width - edge) / across - around, square ? 260 : 860);
       spec.columns = across;
       spec.facet.header = { ...spec.facet.header, labelLimit: Math.floor(each + around - 12) };
-      spec.spec.width = Math.floor(each);
-      spec.spec.height = Math.floor(square ? each : Math.max(170, each * 0.62));
-    } else if (shape === "curve") {
-      spec.width = Math.floor(Math.min(width - 70, 680));
-      spec.height = Math.floor(Math.max(190, Math.min(300, spec.width * 0.6)));
+      if (typeof spec.spec.width === "number" || shape) {
+        spec.spec.width = Math.floor(each);
+        spec.spec.height = Math.floor(square ? each : Math.max(150, Math.min(360, each * ratio)));
+      }
+    } else if (!spec.hconcat && !spec.vconcat && !spec.concat && !spec.repeat && (shape === "curve" || typeof spec.width === "number")) {
+      spec.width = Math.floor(Math.min(width - 84, 1100));
+      if (typeof spec.height === "number") spec.height = Math.floor(Math.max(200, Math.min(420, spec.width * 0.5)));
     }
     return spec;
   }
@@ -182,22 +237,39 @@ const Charts = (() => {
   }
 
   // A figure of an analysis, as its module defined it.
-  function figure(element) {
-    const figure = report.figures[element.dataset.figure];
-    const whole = () => ({ ...figure.spec, datasets: Object.fromEntries(Object.entries(figure.datasets).map(([k, t]) => [k, rows(t)])) });
-    const place = element.querySelector(".chart"), make = (width) => fit(whole(), width);
-    buttons(element.querySelector(".downloads"), element.dataset.figure, () => make(Math.max(place.clientWidth, 640)), { CSV: () => csv(figure.table) });
-    const details = element.querySelector("details");
-    details.addEventListener("toggle", () => showTable(details.querySelector(".scroll"), figure.table), { once: true });
-    return draw(place, make);
+  function figure(element, figure) {
+    const { fields, datasets } = figure, table = whole(figure.table, datasets);
+    const all = () => ({ ...figure.spec, datasets: Object.fromEntries(Object.entries(datasets).map(([k, t]) => [k, rows(t)])) });
+    const place = element.querySelector(".chart"), make = (width) => chosen(fit(all(), width), fields);
+    buttons(element.querySelector(".downloads"), element.dataset.figure, () => paper(fit(all(), Math.max(place.clientWidth, 640)), fields), { CSV: () => csv(table) });
+    const details = element.querySelector("details.table");
+    details?.addEventListener("toggle", () => showTable(details.querySelector(".scroll"), table), { once: true });
+    const drawnNames = new Set(Object.values(datasets).flatMap((t) => t.names.flatMap((name, k) => (fields.includes(name) ? t.columns[k].words : []))));
+    const legend = element.querySelector(".legend");
+    if (drawnNames.size > 1 && figure.spec.usermeta?.shape !== "map" && coloured(figure.spec, fields)) Encoders.legend(legend, drawnNames);
+    else legend?.remove();
+    return draw(place, make, fields.length ? connect(place, fields) : undefined);
+  }
+
+  // Whether colours tell encoders.
+  const coloured = (part, fields) =>
+    Array.isArray(part) ? part.some((p) => coloured(p, fields))
+    : Boolean(part) && typeof part === "object" && (fields.includes(part.encoding?.color?.field) || Object.entries(part).some(([key, p]) => key !== "datasets" && coloured(p, fields)));
+
+  // For paper: what is chosen, with its legend.
+  function paper(spec, fields) {
+    const kept = (row) => fields.every((f) => row[f] === undefined || Encoders.visible(row[f]));
+    return { ...spec, datasets: Object.fromEntries(Object.entries(spec.datasets).map(([k, data]) => [k, data.filter(kept)])) };
   }
 
   function redraw(all) {
     tip.hidden = true;
+    if (all) setScheme(), Encoders.tell();
     for (const [element, again] of drawn)
       if (element.clientWidth && (all || Math.abs(element.clientWidth - element.width) > 8)) again();
       else if (all) element.width = 0; // on a closed page: drawn again when it opens
   }
 
-  return { report, fill, fit, draw, say, buttons, line, figure, redraw, isDark };
+  Encoders.listen(follow);
+  return { report, fill, fit, draw, say, buttons, line, figure, redraw, isDark, setScheme };
 })();

@@ -3,18 +3,24 @@
 "use strict";
 
 class Explorer {
-  constructor(element) {
+  constructor(element, data) {
     this.element = element;
-    this.data = Charts.report.explorers[element.dataset.explorer];
-    this.arrays = Object.fromEntries(Object.entries(this.data.values).map(([name, packed]) => [name, this.unpack(packed)]));
+    this.data = data;
     this.heat = element.querySelector(".heat");
     this.curve = element.querySelector(".curve");
     this.readout = element.querySelector(".readout");
-    this.connect();
   }
 
-  unpack({ base64, symmetric }) {
-    const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  async start() {
+    const parts = Object.entries(this.data.values);
+    const arrays = await Promise.all(parts.map(async ([name, part]) => [name, this.placed(await Data.numbers(part.packed), part.symmetric)]));
+    this.arrays = Object.fromEntries(arrays);
+    this.connect();
+    this.small();
+    await this.show();
+  }
+
+  placed(values, symmetric) {
     const sizes = this.data.sites.map((sites) => sites.length), n = sizes.length, starts = [];
     let at = 0;
     for (let t = 0; t < this.data.tokens.length; t++)
@@ -23,16 +29,23 @@ class Explorer {
           starts[(t * n + a) * n + b] = at;
           at += sizes[a] * sizes[b];
         }
-    return { values: new Float32Array(bytes.buffer), starts, symmetric };
+    return { values, starts, symmetric };
   }
 
-  at(name, t, a, b, i, j) {
+  // In units of the last digit; NaN where there is none.
+  whole(name, t, a, b, i, j) {
     const array = this.arrays[name];
-    if (!array) return null;
+    if (!array) return NaN;
     if (array.symmetric && a > b) [a, b, i, j] = [b, a, j, i];
     const start = array.starts[(t * this.data.encoders.length + a) * this.data.encoders.length + b];
     const value = array.values[start + i * this.data.sites[b].length + j];
-    return Number.isFinite(value) ? Number(value.toPrecision(7)) : null;
+    return value === -32768 ? NaN : value;
+  }
+
+  at(name, t, a, b, i, j) {
+    const value = this.whole(name, t, a, b, i, j), from = () => this.whole("value", t, a, b, i, j);
+    const found = name === "low" ? from() - value : name === "high" ? from() + value : value;
+    return Number.isNaN(found) ? null : Number((found / 10 ** this.data.places).toFixed(Math.max(0, this.data.places)));
   }
 
   reason(t, a, b, i, j) {
@@ -90,7 +103,7 @@ class Explorer {
     const s = this.state, { encoders, sites, spec } = this.data;
     const names = (encoder, own) => own.map((k) => sites[encoder][k]);
     const longest = Math.max(...names(s.a, s.rows).map((name) => name.length), 1);
-    const side = Math.max(120, Math.min(width - Math.min(longest * 6.2, 180) - 40, 34 * s.columns.length + 60, 620));
+    const side = Math.max(120, Math.min(width - Math.min(longest * 6.2, 180) - 40, 40 * s.columns.length + 60, 720));
     const label = (step) => Math.max(8, Math.min(11, Math.floor(step - 1)));
     const filled = Charts.fill(spec.heat, { "@row": encoders[s.a], "@column": encoders[s.b], "@rows": names(s.a, s.rows), "@columns": names(s.b, s.columns) });
     const height = Math.max(100, Math.min(side * (s.rows.length / s.columns.length), 1.6 * side));
@@ -104,11 +117,111 @@ class Explorer {
     const s = this.state;
     const series = [...new Set(s.points.rows.map((p) => p.series))].reverse();
     const filled = Charts.fill(this.data.spec.curve, { "@depth": s.points.title, "@series": series });
-    return Charts.fit({ ...filled, datasets: { points: s.points.rows } }, width);
+    const fitted = Charts.fit({ ...filled, datasets: { points: s.points.rows } }, width);
+    for (const { encoding } of s.points.title === "block" ? fitted.layer : [])
+      if (encoding?.x?.axis) Object.assign(encoding.x.axis, { tickMinStep: 1, labelExpr: "datum.value % 1 ? '' : format(datum.value, 'd')" });
+    return { ...fitted, width: Math.floor(width - 150), height: 280 };
+  }
+
+  // One small matrix as a picture with a pixel for each pair of layers, the first layers at the bottom left.
+  static RAMP = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
+
+  paint(canvas, t, a, b, type) {
+    const rows = this.ofType(a, type), columns = this.ofType(b, type), unit = 10 ** this.data.places, ramp = Explorer.RAMP;
+    canvas.width = Math.max(1, columns.length);
+    canvas.height = Math.max(1, rows.length);
+    const pixels = new ImageData(canvas.width, canvas.height);
+    let sum = 0, count = 0;
+    rows.forEach((i, r) => columns.forEach((j, c) => {
+      const value = this.whole("value", t, a, b, i, j) / unit, at = 4 * ((rows.length - 1 - r) * columns.length + c);
+      if (Number.isNaN(value)) return pixels.data.set([150, 155, 165, 90], at);
+      sum += value;
+      count += 1;
+      const place = Math.min(1, Math.max(0, value)) * (ramp.length - 1), k = Math.min(ramp.length - 2, Math.floor(place));
+      pixels.data.set([...ramp[k].map((from, part) => from + (place - k) * (ramp[k + 1][part] - from)), 255], at);
+    }));
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    return count ? (sum / count).toFixed(2) : null;
+  }
+
+  tile(group, act) {
+    const button = document.createElement("button"), canvas = document.createElement("canvas");
+    button.type = "button";
+    button.className = "tile";
+    button.append(canvas);
+    button.addEventListener("click", act);
+    group.append(button);
+    return { button, canvas };
+  }
+
+  pick(values) {
+    for (const [name, value] of Object.entries(values)) this.element.querySelector(`[name=${name}]`).value = value;
+    return this.show();
+  }
+
+  // The arrow keys move within a group of tiles, so that it is one stop of the tabulator.
+  static roam(place, across) {
+    place.addEventListener("keydown", (event) => {
+      const tiles = [...place.querySelectorAll(".tile")], at = tiles.indexOf(document.activeElement);
+      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across(), ArrowUp: -across() }[event.key];
+      if (at < 0 || !step || !tiles[at + step]) return;
+      event.preventDefault();
+      tiles[at].tabIndex = -1;
+      tiles[at + step].tabIndex = 0;
+      tiles[at + step].focus();
+    });
+  }
+
+  // Layer types side by side, and all pairs of encoders: made once, painted again whenever the choice changes.
+  small() {
+    const { types, encoders, order } = this.data, place = this.element.querySelector(".types"), pairs = this.element.querySelector(".pairs");
+    this.types = types.filter((type) => type !== "all" || types.length > 2).map((type) => {
+      const tile = this.tile(place, () => this.pick({ type: types.indexOf(type) })), words = document.createElement("span");
+      tile.button.append(words);
+      return { ...tile, words, type };
+    });
+    Explorer.roam(place, () => this.types.length);
+    this.pairs = [];
+    if (!pairs) return;
+    pairs.style.setProperty("--count", encoders.length);
+    const head = (text, way) => Object.assign(document.createElement("span"), { className: `head ${way}`, textContent: text, title: text });
+    pairs.append(document.createElement("span"), ...order.map((b) => head(encoders[b], "across")));
+    for (const a of order) {
+      pairs.append(head(encoders[a], "down"));
+      for (const b of order) this.pairs.push({ ...this.tile(pairs, () => this.pick({ a, b })), a, b });
+    }
+    Explorer.roam(pairs, () => encoders.length);
+    Encoders.listen(() => this.pairs.forEach(({ button, a, b }) => {
+      const both = [encoders[a], encoders[b]];
+      button.classList.toggle("faint", !both.every(Encoders.visible) || (Encoders.pointed !== "" && !both.includes(Encoders.pointed)));
+    }));
+  }
+
+  paintSmall() {
+    const { a, b, t, type } = this.state, { encoders, label } = this.data;
+    for (const one of this.types) {
+      const mean = this.paint(one.canvas, t, a, b, one.type), text = mean === null ? "none" : `mean ${mean}`;
+      one.words.textContent = `${one.type} · ${text}`;
+      one.button.setAttribute("aria-pressed", String(one.type === type));
+      one.button.tabIndex = one.type === type ? 0 : -1;
+    }
+    if (this.types.every((one) => one.type !== type) && this.types.length) this.types[0].button.tabIndex = 0;
+    const key = `${t} ${type}`, again = key !== this.painted;
+    this.painted = key;
+    for (const one of this.pairs) {
+      if (again) {
+        const mean = this.paint(one.canvas, t, one.a, one.b, type);
+        one.button.title = `${encoders[one.a]} × ${encoders[one.b]}: ${mean === null ? "no value" : `mean ${label} ${mean}`}`;
+        one.button.setAttribute("aria-label", one.button.title);
+      }
+      one.button.setAttribute("aria-pressed", String(one.a === a && one.b === b));
+      one.button.tabIndex = one.a === a && one.b === b ? 0 : -1;
+    }
   }
 
   async show() {
     this.state = this.compute();
+    this.paintSmall();
     const { cells, best, rows, columns } = this.state;
     this.closest = best.reduce((top, c) => (c && (!top || c.value > top.value) ? c : top), null);
     this.cell = this.closest ?? cells[0];

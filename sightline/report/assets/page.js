@@ -1,17 +1,34 @@
-// Pages by hash (#/cka), the theme switch, and drawing what becomes visible.
+// Pages by hash (#/cka, #/cka/cka-depth), search, the theme switch, the menu of a small screen, and drawing what becomes visible.
 "use strict";
 
 (() => {
   const root = document.documentElement, pages = [...document.querySelectorAll(".page")], started = new Set();
+  const side = document.getElementById("side"), menu = document.getElementById("menu");
   root.classList.add("js");
 
-  function start(page) {
+  async function start(page) {
     if (started.has(page)) return Charts.redraw(false);
     started.add(page);
-    for (const element of page.querySelectorAll("[data-explorer]")) new Explorer(element).show();
-    for (const element of page.querySelectorAll("[data-viewer]")) new Viewer(element).show();
+    const data = await Data.of(page.dataset.page);
     for (const element of page.querySelectorAll("[data-pictures] select")) element.addEventListener("change", () => choose(element));
-    for (const element of page.querySelectorAll("[data-figure]")) Charts.figure(element);
+    for (const table of page.querySelectorAll("[data-sortable]")) Tables.sortable(table);
+    for (const element of page.querySelectorAll("[data-findings]")) Tables.findings(element);
+    if (page.querySelector(".numbers, .multiples")) Overview.start(page, data);
+    for (const element of page.querySelectorAll("[data-explorer]")) await new Explorer(element, data.explorer).start();
+    for (const element of page.querySelectorAll("[data-viewer]")) await new Viewer(element, data.viewer).show();
+    for (const element of page.querySelectorAll("[data-figure]")) {
+      if (!data.figures?.[element.dataset.figure]) continue;
+      if (element.dataset.late !== undefined) late(element, data);
+      else await Charts.figure(element, data.figures[element.dataset.figure]);
+    }
+  }
+
+  // A figure inside something folded is drawn when that is opened.
+  function late(element, data) {
+    const details = element.closest("details");
+    const draw = () => Charts.figure(element, data.figures[element.dataset.figure]);
+    if (details.open) draw();
+    else details.addEventListener("toggle", draw, { once: true });
   }
 
   // One sheet of pictures, or all of them.
@@ -21,21 +38,76 @@
   }
 
   function open() {
-    const wanted = decodeURIComponent(location.hash.replace(/^#\//, ""));
+    const [wanted, place] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
     const page = pages.find((p) => p.dataset.page === wanted) ?? pages[0];
     for (const p of pages) p.classList.toggle("open", p === page);
     for (const link of document.querySelectorAll("nav a")) {
       if (link.dataset.page === page.dataset.page) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    start(page);
+    Encoders.point("");
+    const target = place && document.getElementById(place);
+    if (target?.tagName === "DETAILS") target.open = true;
+    start(page).then(() => target && page.contains(target) && target.scrollIntoView());
   }
 
   addEventListener("hashchange", () => {
     if (location.hash === "#main") return;
+    fold(true);
     open();
     scrollTo(0, 0);
     document.getElementById("main").focus({ preventScroll: true });
+  });
+
+  function fold(closed) {
+    side.classList.toggle("unfolded", !closed);
+    menu.setAttribute("aria-expanded", String(!closed));
+  }
+  menu.addEventListener("click", () => fold(side.classList.contains("unfolded")));
+
+  // Search: headings and what stands below them, in all pages; the first words that fit come first.
+  const search = document.getElementById("search"), hits = document.getElementById("hits"), most = 12;
+  const entries = () =>
+    (entries.known ??= pages.flatMap((page) => {
+      const title = page.getAttribute("aria-label");
+      const own = [...page.querySelectorAll("h1, .lede, figure, .finding, .card h3, .sentences li, .method p, .printed h2, summary")].map((element) => {
+        const figure = element.tagName === "FIGURE";
+        const text = figure ? element.querySelector("h2, h3").textContent : element.textContent.trim().replace(/\s+/g, " ");
+        const more = figure ? (element.querySelector("figcaption")?.textContent ?? "") : "";
+        const where = element.id ? `#/${page.dataset.page}/${element.id}` : `#/${page.dataset.page}`;
+        return { title, text, all: `${title} ${text} ${more}`.toLowerCase(), where, first: element.tagName === "H1" };
+      });
+      return own;
+    }));
+
+  function find() {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = words.length ? entries().filter((entry) => words.every((word) => entry.all.includes(word))) : [];
+    const told = found.sort((a, b) => b.first - a.first).slice(0, most).map(({ title, text, where, first }) => {
+      const item = document.createElement("li"), link = document.createElement("a"), small = document.createElement("span");
+      link.href = where;
+      link.textContent = text.length > 90 ? `${text.slice(0, 88)}…` : text;
+      small.textContent = first ? "" : title;
+      link.append(small);
+      item.append(link);
+      return item;
+    });
+    if (words.length && !told.length) told.push(Object.assign(document.createElement("li"), { textContent: "Nothing found", className: "soft" }));
+    hits.replaceChildren(...told);
+    hits.hidden = !words.length;
+  }
+  search.addEventListener("input", find);
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") (search.value = ""), find();
+    if (event.key === "Enter") hits.querySelector("a")?.click();
+    if (event.key === "ArrowDown") hits.querySelector("a")?.focus();
+  });
+  hits.addEventListener("click", () => setTimeout(() => ((search.value = ""), find())));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    fold(false);
+    search.focus();
   });
 
   const button = document.getElementById("theme");

@@ -3,10 +3,10 @@
 "use strict";
 
 class Viewer {
-  constructor(element) {
+  constructor(element, data) {
     this.element = element;
     this.name = element.dataset.viewer;
-    this.data = Charts.report.viewers[this.name];
+    this.data = data;
     this.image = 0;
     this.place = [0.5, 0.5]; // of the query in the picture, from the top and from the left
     this.kept = false;
@@ -16,7 +16,7 @@ class Viewer {
   async show() {
     const { element } = this, template = element.querySelector("template"), count = Math.min(2, this.data.encoders.length);
     for (const encoder of this.data.encoders)
-      Object.assign(encoder, { maps: await Viewer.bytes(encoder.maps), pixels: await Viewer.bytes(encoder.pixels), pictures: [] });
+      Object.assign(encoder, { maps: await Data.unpacked(encoder.maps), pixels: await Data.unpacked(encoder.pixels), pictures: [] });
     this.panels = Array.from({ length: count }, (_, i) => {
       const place = template.content.firstElementChild.cloneNode(true);
       element.querySelector(".panels").append(place);
@@ -28,13 +28,6 @@ class Viewer {
     this.ramp();
     this.choose(0);
     new ResizeObserver(() => this.panels.some((panel) => panel.canvas.clientWidth !== panel.width) && this.draw()).observe(element);
-  }
-
-  static async bytes(base64) {
-    const text = atob(base64), packed = new Uint8Array(text.length);
-    for (let i = 0; i < packed.length; i++) packed[i] = text.charCodeAt(i);
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
   }
 
   // Viridis from its middle on, more opaque the more attention: what gets none stays the darkened picture.

@@ -4,12 +4,13 @@ A chart is defined once, with Altair: interactive in the report, static as SVG a
 from the theme, never from a chart, so that the same chart is right on paper, on a light and on a dark screen. A shape
 takes a table with fixed column names, so that an analysis says only what its rows are:
 
-    heatmap            row, column, value            optional: low, high, null, reason
+    heatmap            row, column, value            optional: low, high, null, reason, best
     curve_over_depth   depth, value, series          optional: low, high, null, site, reason
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Figure:
     caption: str
     chart: Any  # an Altair chart of any kind: they share no public type
     table: pd.DataFrame
+    linked: bool = False  # the linked view of a page shows the same: only its files are written
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,15 @@ def heatmap(
     facet          a column that cuts the cells into panels, each with axes of its own
     details        more columns for the tooltip, each with its title
 
-    Columns `row_stage` and `column_stage`, numbers from 1, draw a line wherever a stage begins.
+    Columns `row_stage` and `column_stage`, numbers from 1, draw a line wherever a stage begins; a column `best` draws a
+    dot where it is true.
     """
     cells = _with_starts(cells, facet)
     told = {**(details or {}), "row": row_title, "column": column_title}
     heat = _Heat(_numbered(cells, facet), (row_title, rows), (column_title, columns), labelAngle=0 if facet else -90)
     layers = heat.layers(value_title, told, domain)
     layers += heat.stages() if "row_starts" in cells else []
+    layers += [heat.dots()] if "best" in cells else []
     chart = alt.layer(*layers).properties(width=alt.Step(step), height=alt.Step(step))
     if facet:
         chart = chart.properties(width=PANEL, height=PANEL)
@@ -93,16 +97,18 @@ def curve_over_depth(
     domain: tuple[float, float] | None = (0, 1),
     percent: bool = False,
     details: Mapping[str, str] | None = None,
+    named: Mapping[int, str] | None = None,
 ) -> Any:
     """Lines over depth, one for each of `series`, with 95 % bands, the null as dashes, and a line such as chance.
 
     series      the order of the colours; give all encoders of the run, so that each keeps its colour in every figure
     reference   (value, what it is)
+    named       depths that have a name instead of a number, such as a probe behind the last block
 
     A column `starts` draws a vertical line where it is true: a stage of a residual network begins.
     """
     points = _numbered(points, facet)
-    curve = _Curve(points, value_title, depth_title, domain, percent)
+    curve = _Curve(points, value_title, depth_title, domain, percent, named or {})
     layers = curve.layers(series_title, series, details or {"site": "site"})
     if "starts" in points:  # of stages
         begin = alt.Chart(points).transform_filter("datum.starts")
@@ -128,10 +134,9 @@ def linked_charts(label: str) -> dict[str, Any]:
     rows, columns = alt.param(name="marked_row", value=""), alt.param(name="marked_column", value="")
     heat = _Heat(alt.NamedData("cells"), ("@row", ["@rows"]), ("@column", ["@columns"]), labelAngle=-90)
     here = "datum.row == marked_row && datum.column == marked_column"
-    best = heat.base.mark_point(style="best", size=22, filled=True).transform_filter("datum.best")
     marked = heat.base.mark_rect(style="marked", filled=False).transform_filter(here)
     cells = heat.layers(label, {"a": "A", "site_a": sites["site_a"], "b": "B", "site_b": sites["site_b"]}, (0, 1))
-    cells += [layer.encode(x=heat.x, y=heat.y) for layer in (best, marked)]
+    cells += [heat.dots(), marked.encode(x=heat.x, y=heat.y)]
     matrix = alt.layer(*cells).properties(width=alt.Step(18), height=alt.Step(18)).add_params(rows, columns)
     curve = _Curve(alt.NamedData("points"), label, "@depth", (0, 1))
     ring = curve.base.transform_filter("datum.site == marked_row").mark_point(
@@ -180,6 +185,11 @@ class _Heat:
             known.mark_rect().encode(x=self.x, y=self.y, color=colour, tooltip=tip),
         ]  # fmt: skip
 
+    def dots(self) -> alt.Chart:
+        """Where a cell is the `best` of its row."""
+        best = self.base.mark_point(style="best", size=22, filled=True).transform_filter("datum.best")
+        return best.encode(x=self.x, y=self.y)
+
     def stages(self) -> list[alt.Chart]:
         """Lines where a stage begins: below its first row, which is above the rows before it, left of its column."""
         rows, columns = (self.base.transform_filter(f"datum.{axis}_starts") for axis in ("row", "column"))
@@ -213,12 +223,15 @@ class _Curve:
         depth_title: str,
         domain: tuple[float, float] | None,
         percent: bool = False,
+        named: Mapping[int, str] | None = None,
     ) -> None:
         self.value_title, self.style = value_title, ".1%" if percent else ".4f"
         self.base = alt.Chart(points).transform_calculate(between=_between(self.style))
         # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
-        whole = depth_title.startswith(("block", "epoch", "depth", "log₂"))
+        whole = depth_title.startswith(("block", "epoch", "depth", "log₂", "window"))
         words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
+        for depth, name in (named or {}).items():
+            words = f"datum.value == {depth} ? {json.dumps(name)} : ({words})"
         x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1, labelExpr=words)
         self.x = x.scale(nice=False, padding=8)
         scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
@@ -235,7 +248,7 @@ class _Curve:
         tip += [alt.Tooltip("value:Q", title=self.value_title, format=self.style)]
         tip += [alt.Tooltip("between:N", title="95 % interval")]
         colour = alt.Color("series:N", title=series_title).scale(domain=list(series), range=palette)
-        colour = colour.legend(orient="bottom", columns=2, symbolOpacity=1)
+        colour = colour.legend(orient="right", symbolOpacity=1)
         shape = alt.Shape("series:N", title=series_title).scale(domain=list(series))
         shuffled, known = (self.base.transform_filter(f"isValid(datum.{name})") for name in ("null", "value"))
         x, y = self.x, self.y

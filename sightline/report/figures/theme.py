@@ -17,8 +17,8 @@ LIGHT = ("#0072b2", "#d55e00", "#009e73", "#c0619a", "#d99500", "#3fa2dc", "#7a1
 DARK = ("#5aaeea", "#f5894a", "#35c79c", "#e79cc8", "#f3ba45", "#9ad6fa", "#d77aa2", "#cccc66", "#a394f0", "#cfa785")
 
 
-def theme(dark: bool = False) -> dict[str, Any]:
-    """Vega-Lite configuration of the light (default) or the dark look.
+def theme(dark: bool = False, encoders: Sequence[str] = ()) -> dict[str, Any]:
+    """Vega-Lite configuration of the light (default) or the dark look; `encoders` are their colours, in their order.
 
     >>> theme()["range"]["category"][0], theme(dark=True)["range"]["category"][0]
     ('#0072b2', '#5aaeea')
@@ -48,7 +48,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
         "view": {"stroke": None},
         "text": {"color": ink},
         "range": {
-            "category": list(DARK if dark else LIGHT),
+            "category": list(encoders or (DARK if dark else LIGHT)),
             "ordinal": list(accent),
             "heatmap": {"scheme": "viridis"},
         },

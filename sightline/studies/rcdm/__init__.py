@@ -20,32 +20,35 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sightline.core import ownership
+from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
-from sightline.core.version import __version__
+from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
 from sightline.generation.extra import diffusers
 from sightline.generation.reader import train_reader
-from sightline.generation.training import NAME, Recipe, make_recipe, train_denoiser
+from sightline.generation.training import NAME, DiffusionRecipe, make_recipe, train_denoiser
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.request import named_encoders
 from sightline.studies.rcdm.measures import TRANSFORMATIONS, Extent, Measures
 from sightline.studies.rcdm.page import figures as figures
 from sightline.studies.rcdm.page import headlines as headlines
+from sightline.studies.rcdm.page import key_numbers as key_numbers
 from sightline.studies.rcdm.page import summary as summary
 from sightline.training.folder import start
-from sightline.training.launch import Launch
+from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 
 __all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "rcdm", "summary"]
 
 
+TOPIC = "structure"
 TITLE = "Pictures from representations"
 QUESTION = "What does a representation keep of an image, and what has it forgotten?"
 FORMULA = """\
@@ -67,6 +70,7 @@ SOURCE = (
 )
 
 
+@launching(Placed)
 def rcdm(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
     images: str | Images | None = None,
@@ -79,11 +83,7 @@ def rcdm(
     compared: int = 256,
     transformations: Sequence[str] = TRANSFORMATIONS,
     overwrite: bool = False,
-    device: str = "auto",
-    devices: int | None = None,
-    nodes: int = 1,
-    workers: int | None = None,
-    show_progress: bool = True,
+    **arguments: Unpack[Placed],
 ) -> Run:
     """Train one diffusion model on the representations of encoders and measure what they keep; gives `run["rcdm"]`.
 
@@ -94,7 +94,7 @@ def rcdm(
     """
     diffusers()
     extent = Extent(samples, sources, compared, tuple(transformations))
-    launch, out = Launch(True, False, device, devices, nodes, workers, show_progress), Path(out)
+    launch, out = Launch(resume=True, **arguments), Path(out)
     named = named_encoders(encoders)
     given = {} if images is None else {"images": images if isinstance(images, str) else images.name}
     own = {"encoders": [encoder.reference for encoder in named.values()]}
@@ -110,20 +110,20 @@ def rcdm(
     for encoder, _ in members.values():
         encoder.module.to(fabric.device)
     cache = Path(os.environ.get("SIGHTLINE_CACHE") or out / "cache")
-    shown = show_progress and fabric.is_global_zero
-    conditions = represent_split(members, data, ("train", "test"), cache, workers=workers, shown=shown)
+    shown = launch.show_progress and fabric.is_global_zero
+    conditions = represent_split(members, data, ("train", "test"), cache, workers=launch.workers, shown=shown)
     folder = out / "training"
     by_first(lambda: ownership.claim(out, folder / ownership.LIST))  # the list of a run of its own
     # A training of other encoders, images or settings has been removed; this one is finished or goes on.
     checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, launch)
-    saving = {"save_minutes": wanted.training.save_minutes, "show_progress": show_progress}
+    saving = {"save_minutes": wanted.training.save_minutes, "show_progress": launch.show_progress}
     reader = train_reader(data, wanted.config.size, out / "reader", fabric, seed=wanted.training.seed, **saving)
     fabric.barrier()
 
     def measure() -> None:
         model = load_model(checkpoint, fabric.device)
-        measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, workers)
-        run.save(NAME, measures.result().assign_attrs(fingerprint=key))
+        measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, launch.workers)
+        run.save(NAME, *split(measures.result().assign_attrs(fingerprint=key)))
 
     by_first(measure)
     fabric.barrier()
@@ -131,7 +131,7 @@ def rcdm(
 
 
 def _question(
-    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: Recipe, extent: Extent
+    members: Mapping[str, tuple[Encoder, Feature]], data: Images, wanted: DiffusionRecipe, extent: Extent
 ) -> tuple[dict[str, Any], str]:
     """What the run folder remembers, and the hash of all that the result depends on."""
     about = {
@@ -140,6 +140,6 @@ def _question(
         "settings": {k: v for k, v in wanted.values().items() if k not in ("encoders", "images")},
     }
     config = {key: getattr(extent, key) for key in Extent.__dataclass_fields__}
-    key = fingerprint([__version__, about, config])
+    key = fingerprint([NUMBERS, about, config])
     asked = {NAME: {"config": config, "splits": ["train", "test"]}}
     return {"kind": NAME, **about, "analyses": asked, **provenance()}, key

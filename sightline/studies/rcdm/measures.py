@@ -13,6 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.groups import Kept, Mean
 from sightline.core.keyed_random import Keys, id_keys, mix
 from sightline.core.results import ENDS
 from sightline.encoders.encoder import Encoder
@@ -20,12 +21,20 @@ from sightline.generation.conditions import Conditions, Feature, represent
 from sightline.generation.denoiser import Model
 from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
 from sightline.generation.reader import CLASS, ORIENTATION, AttributeReader, attributes_of, read_accuracies
-from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
-from sightline.generation.training import Recipe
+from sightline.generation.samples import (
+    as_bytes,
+    draw,
+    facing_share,
+    nearest_images,
+    orientation_share,
+    shared_variance,
+)
+from sightline.generation.training import DiffusionRecipe
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import wilson
+from sightline.measure.groups import ImageGroups
 from sightline.measure.inversion import NAMES as INVERSION
 from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
@@ -40,6 +49,7 @@ __all__ = ["TRANSFORMATIONS", "Extent", "Measures"]
 TRANSFORMATIONS = ("mirror", "upside_down", "rotation", "grey", "colours", "blur", "shift", "scale")
 LARGEST = 8192  # training images whose pictures are compared with and inverted to
 SHOWN = 8  # sources of the page
+IMAGES = "images"  # of a measure: what it is of each image
 GAPS = (
     *(f"{name}{end}" for name in ("gap", "share", "kept") for end in (*ENDS, "_null")),
     "z", "z_null", "z_beyond", "gap_ceiling", "share_ceiling",
@@ -117,12 +127,12 @@ class Measures:
     members: Mapping[str, tuple[Encoder, Feature]]
     conditions: Mapping[str, Mapping[str, Conditions]]  # split → encoder
     data: Images
-    wanted: Recipe
+    wanted: DiffusionRecipe
     extent: Extent
     workers: int | None
 
     def result(self) -> xr.Dataset:
-        """All measures of all encoders."""
+        """All measures of all encoders, and what contrasts of them need."""
         size, seed = self.model.size, self.wanted.training.seed
         preprocesses = {encoder.preprocess for encoder, _ in self.members.values()}
         many = max(self.extent.compared, self.extent.sources)
@@ -138,7 +148,9 @@ class Measures:
             }
             for number, name in enumerate(self.members)
         }
-        return self._dataset(parts, accuracies, sources, len(test.some(self.extent.compared).rows), len(train.rows))
+        compared = test.some(self.extent.compared).rows
+        result = self._dataset(parts, accuracies, sources, len(compared), len(train.rows))
+        return self._kept(parts, test.rows, compared, sources.rows).beside(result)
 
     def _accuracies(self, test: Seen) -> dict[str, float]:
         """How well the reader reads real images."""
@@ -148,7 +160,7 @@ class Measures:
         known = {name: values[places] for name, values in known.items()}
         return read_accuracies(self.reader, 2 * test.pictures - 1, known, test.labels)
 
-    def _inversion(self, name: str, train: Seen, test: Seen) -> dict[str, float]:
+    def _inversion(self, name: str, train: Seen, test: Seen) -> dict[str, Any]:
         """The three numbers of analyses/inversion.py; a fifth of the training images chooses the penalty."""
 
         def part(split: str, seen: Seen, which: npt.NDArray[np.int64]) -> ImagePairs:
@@ -160,15 +172,15 @@ class Measures:
         every = np.arange(len(train.rows))
         fits, chooses = every[every % 5 > 0], every[every % 5 == 0]
         if np.ptp(self.conditions["train"][name].plain[train.rows], 0).max() == 0:
-            return dict.fromkeys(INVERSION, np.nan)
+            return dict.fromkeys(INVERSION, np.nan) | {IMAGES: np.zeros((len(test.rows), 5))}
         keys = train.keys[fits], train.keys[chooses]
         found = invert(
             part("train", train, fits), part("train", train, chooses), part("test", test, np.arange(len(test.rows))),
             keys, self.model.size,
         )  # fmt: skip
-        return found.numbers
+        return {**found.numbers, IMAGES: found.images}
 
-    def _gaps(self, number: int, name: str, test: Seen) -> dict[str, dict[str, float]]:
+    def _gaps(self, number: int, name: str, test: Seen) -> dict[str, Any]:
         encoder, feature = self.members[name]
         pixels = test.pixels[encoder.preprocess]
         names = (PLAIN, *self.extent.transformations)
@@ -184,7 +196,8 @@ class Measures:
             for which in names
         }
         found = likelihood_gaps(self.model, number, pictures, features, test.keys)
-        return {which: summarise(gap) for which, gap in found.items()} | {"": self._alike(features)}
+        by_image = np.stack([found[which].gaps for which in self.extent.transformations], 1)  # (n, transformations)
+        return {which: summarise(gap) for which, gap in found.items()} | {"": self._alike(features), IMAGES: by_image}
 
     @staticmethod
     def _alike(features: Mapping[str, Tensor]) -> dict[str, float]:
@@ -218,6 +231,7 @@ class Measures:
                 "pixels": (*orientation_share(images, pictures), orientation_share(images[other], pictures)[0]),
                 "reader": (float(facing.mean()), *wilson(float(facing.sum()), len(facing)), 0.5),
             },
+            IMAGES: np.stack([facing_share(images, pictures), facing], 1),  # (sources and mirror images, judges)
             "nearest": nearest_images(both.flatten(0, 1), 2 * train.pictures - 1)[1].mean(),
             "nearest_real": nearest_images(2 * sources.pictures - 1, 2 * train.pictures - 1)[1].mean(),
         }
@@ -231,6 +245,38 @@ class Measures:
             right = (read[CLASS].argmax(2) == labels[:, None])[labels >= 0].mean(1)
             found["class"] = (float(right.mean()), *wilson(float(right.sum()), len(right)))
         return found
+
+    def _kept(
+        self, parts: Mapping[str, Any], test: npt.NDArray[np.int64], compared: npt.NDArray[np.int64],
+        sources: npt.NDArray[np.int64],
+    ) -> Kept:  # fmt: skip
+        """What the numbers are means or ratios of, by groups of test images; model and fits stay as they are."""
+        groups = ImageGroups(self.data, ["test"])
+        kept = Kept({"group": groups.axis})
+
+        def sums(rows: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            return groups.sums("test", rows, values)
+
+        def by_image(measure: str) -> npt.NDArray[np.float64]:
+            return np.stack([of[measure][IMAGES] for of in parts.values()], 1)  # (n, encoders, …)
+
+        dims, gaps = ("group", "encoder", "transformation"), by_image("gap")
+        counts = (("group",), sums(compared, np.ones(len(compared))))
+        kept.add("gap", Mean("gap_sum", "compared"), gap_sum=(dims, sums(compared, gaps)), compared=counts)
+        share = (dims, sums(compared, np.sign(gaps) / 2 + 0.5))
+        kept.add("share", Mean("share_sum", "compared"), share_sum=share)
+        both = np.concatenate([sources, sources])  # the images, and their mirror images
+        kept.add(
+            "orientation", Mean("facing", "drawn"), facing=((*dims[:2], "judge"), sums(both, by_image("samples"))),
+            drawn=(("group",), sums(both, np.ones(len(both)))),
+        )  # fmt: skip
+        inverted = np.moveaxis(sums(test, by_image("inversion")), -1, 0)
+        left, whole, nearer, common, odd = ((dims[:2], part) for part in inverted)
+        kept.add("r2", Mean("explained", "variance"), explained=(dims[:2], whole[1] - left[1]), variance=whole)
+        counts = (("group",), sums(test, np.ones(len(test))))
+        kept.add("nearer", Mean("nearer_sum", "inverted"), nearer_sum=nearer, inverted=counts)
+        kept.add("odd", Mean("odd_common", "odd_whole"), odd_common=common, odd_whole=odd)
+        return kept
 
     def _dataset(
         self, parts: Mapping[str, Any], accuracies: Mapping[str, float], sources: Seen, compared: int, trained_on: int

@@ -10,9 +10,9 @@ import xarray as xr
 
 from sightline.core.results import interval
 from sightline.generation.reader import ORIENTATION
-from sightline.report.figures import Figure, heatmap
+from sightline.report.figures import FIRST, Figure, KeyNumber, heatmap, of_encoders
 
-__all__ = ["figures", "headlines", "summary"]
+__all__ = ["figures", "headlines", "key_numbers", "summary"]
 
 
 IN_WORDS = {
@@ -86,6 +86,16 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             f"face as the source does ({interval(facing.orientation_low.item(), facing.orientation_high.item())})"
         )
         found.append((str(name), f"{own.share.item():.1%}", detail))
+    return found
+
+
+def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
+    """Share of images that are more likely than their transformed copy, for each transformation."""
+    found = []
+    for which in map(str, result.transformation.values):
+        own = result[["share", "share_low", "share_high"]].sel(transformation=which)
+        about = f"share of images that are more likely than their copy under {which}, given the representation"
+        found += of_encoders(own, "share", title=which, about=about, style=".1%", place=FIRST)
     return found
 
 

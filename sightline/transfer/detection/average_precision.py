@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sightline.core.keyed_random import id_keys
 from sightline.transfer.detection.objects import Detections, Objects
 
-__all__ = ["KINDS", "MEASURES", "PARTS", "Range", "ap_of", "jackknife", "parts_of", "replicates"]
+__all__ = ["KINDS", "MEASURES", "PARTS", "Range", "ap_of", "parts_of", "replicates"]
 
 
 KINDS = ("box", "mask")
@@ -89,26 +89,6 @@ def parts_of(ids: Sequence[str], most: int = PARTS) -> NDArray[np.int64]:  # (n,
     parts = np.empty(len(ids), np.int64)
     parts[order] = np.arange(len(ids)) % min(most, len(ids))
     return parts
-
-
-def jackknife(
-    value: NDArray[np.float64], without: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # (…), (g, …) -> (…), (…)
-    """95 % interval of a number from what it is without each part.
-
-    >>> values = np.array([1.0, 2.0, 6.0])  # of a mean it is the interval of Student's t
-    >>> low, high = jackknife(values.mean(), (values.sum() - values) / 2)
-    >>> round(float(low), 3), round(float(high), 3)
-    (-3.572, 9.572)
-    """
-    from scipy.stats import t
-
-    g = len(without)
-    if g < 2:
-        return np.full_like(value, np.nan), np.full_like(value, np.nan)
-    spread = np.sqrt((g - 1) / g * ((without - without.mean(0)) ** 2).sum(0))
-    half = t.ppf(0.975, g - 1) * spread
-    return value - half, value + half
 
 
 class _Evaluation:

@@ -26,7 +26,7 @@ from sightline.images.targets import Targets, filled, move, tensors
 from sightline.images.workers import parallel
 from sightline.training.feed import Feed
 from sightline.training.objective import Views
-from sightline.transfer.detection.features import Features, Standard
+from sightline.transfer.detection.features import FeatureMaps, Standard
 from sightline.transfer.detection.masks import run_lengths, unpacked
 
 __all__ = ["CachedFeed", "Fitted", "cache_bytes", "fitted", "whole_image"]
@@ -100,7 +100,7 @@ class _Reader:
         return Fitted(torch.from_numpy(stacked), rows, sizes, fills, errors, moved)
 
 
-def cache_bytes(features: Features, n: int, mirrored: bool) -> int:
+def cache_bytes(features: FeatureMaps, n: int, mirrored: bool) -> int:
     """What the maps of n images, and of their mirror images, take in memory."""
     return n * (1 + mirrored) * sum(2 * int(np.prod(shape)) for shape in features.shapes)
 
@@ -110,7 +110,7 @@ class CachedFeed(Feed):
 
     def __init__(
         self,
-        features: Features,
+        features: FeatureMaps,
         standard: Standard,
         preprocess: Preprocess,
         images: Images,

@@ -28,7 +28,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
-from sightline.training.feed import Feed
+from sightline.training.feed import Feed, check_batch
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
@@ -36,7 +36,7 @@ from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.average_precision import KINDS, Range, ap_of
 from sightline.transfer.detection.cached import CachedFeed, cache_bytes, fitted, whole_image
 from sightline.transfer.detection.detector import Detector, Heads
-from sightline.transfer.detection.features import Features, Standard, check_trainable, trainable, whole_patches
+from sightline.transfer.detection.features import FeatureMaps, Standard, check_trainable, trainable, whole_patches
 from sightline.transfer.detection.objective import Objective
 from sightline.transfer.detection.objects import (
     Detections,
@@ -47,7 +47,7 @@ from sightline.transfer.detection.objects import (
     write_detections,
 )
 from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
-from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
+from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
 
 __all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
 
@@ -88,7 +88,7 @@ class Config(Heads):
         Policy(1, fit=self.scale, flip=self.flip)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"channels": 256}, {"channels": 64, "lr": 1e-3}).config.channels
@@ -128,33 +128,37 @@ def train_detector(
     return read_detections(out / FILE)
 
 
-def check(wanted: Recipe[Config], encoder: Encoder, data: Images) -> None:
+def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> None:
     """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
     config = wanted.config
     check_images(data, config.masks)
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     if not config.frozen:
         check_trainable(encoder)
-    Features(encoder, whole_patches(encoder, config.size), config.blocks)
+    FeatureMaps(encoder, whole_patches(encoder, config.size), config.blocks)
 
 
 class _Parts(NamedTuple):
     encoder: Encoder
     objective: Objective
-    features: Features
+    features: FeatureMaps
     policy: Policy  # of the views that are trained on
     cached: bool
 
 
-def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
+def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     check_images(data, config.masks)
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     size = whole_patches(begins_with, config.size)
     encoder = begins_with
     if config.frozen:
-        features = Features(encoder, size, config.blocks)
+        features = FeatureMaps(encoder, size, config.blocks)
     else:
-        encoder, features = trainable(encoder, lambda copied: Features(copied, size, config.blocks), config.drop_path)
+        encoder, features = trainable(
+            encoder, lambda copied: FeatureMaps(copied, size, config.blocks), config.drop_path
+        )
     torch.manual_seed(wanted.training.seed)
     widths = [shape[0] for shape in features.shapes]
     pyramid = (
@@ -180,7 +184,7 @@ def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images, launch:
     return _Parts(encoder, objective, features, policy, cached)
 
 
-def _fits(config: Config, features: Features, encoder: Encoder, data: Images, launch: Launch) -> bool:
+def _fits(config: Config, features: FeatureMaps, encoder: Encoder, data: Images, launch: Launch) -> bool:
     """Whether the maps of all training images are kept in memory; every process of a machine has a copy of its own."""
     if not config.frozen:
         return False
@@ -209,7 +213,7 @@ def check_images(data: Images, masks: bool) -> None:
                 )
 
 
-def _feed(wanted: Recipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
+def _feed(wanted: TransferRecipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
     """The images of the steps, or their maps; the channels are measured first."""
     objective, preprocess = parts.objective.to(device), parts.encoder.preprocess
     if wanted.config.standardize:
@@ -237,7 +241,7 @@ def _feed(wanted: Recipe[Config], parts: _Parts, data: Images, device: torch.dev
 
 
 def _train(
-    wanted: Recipe[Config],
+    wanted: TransferRecipe[Config],
     data: Images,
     parts: _Parts,
     feed: Feed,

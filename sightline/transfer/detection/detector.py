@@ -36,7 +36,7 @@ from torchvision.ops.poolers import LevelMapper
 from sightline.core.errors import InputError
 from sightline.transfer.detection.pyramid import COARSEST, STRIDES, check_strides
 
-__all__ = ["Anchors", "Detector", "Found", "Heads", "RegionPool"]
+__all__ = ["Anchors", "Detector", "FoundObjects", "Heads", "RegionPool"]
 
 
 UNALIGNED = 0.5  # pixels of the frame by which torchvision's masks to learn from lie beside their boxes
@@ -72,7 +72,7 @@ class Heads:
             raise InputError(f"mask_size is {self.mask_size}, but an even number is needed: masks are pooled at half")
 
 
-class Found(NamedTuple):
+class FoundObjects(NamedTuple):
     """What is found in one image, the surest first, in pixels of the frame."""
 
     boxes: Tensor  # float32 (k, 4)
@@ -204,11 +204,11 @@ class Detector(nn.Module):
         _, losses = self._run(maps, [frame] * len(targets), shifted)
         return losses
 
-    def forward(self, maps: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> list[Found]:
+    def forward(self, maps: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> list[FoundObjects]:
         """What is found in each image; `sizes` says how much of the frame it fills, from the upper left corner on."""
         found, _ = self._run(maps, list(sizes), None)
         return [
-            Found(
+            FoundObjects(
                 one["boxes"],
                 one["labels"] - 1,
                 one["scores"],

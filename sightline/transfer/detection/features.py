@@ -30,13 +30,13 @@ from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit
 from sightline.encoders.watching import watch
 from sightline.transfer.detection.pyramid import FINEST, PATCH
 
-__all__ = ["Features", "Standard", "block_sites", "check_trainable", "trainable", "whole_patches"]
+__all__ = ["FeatureMaps", "Standard", "block_sites", "check_trainable", "trainable", "whole_patches"]
 
 
 STAGES = 4  # of a CNN
 
 
-class Features(nn.Module):
+class FeatureMaps(nn.Module):
     """An encoder as a detector sees it: images (B, 3, size, size) → maps."""
 
     def __init__(self, encoder: Encoder, size: int, blocks: str | int = "last") -> None:
@@ -194,7 +194,9 @@ def check_trainable(encoder: Encoder) -> None:
         )
 
 
-def trainable(encoder: Encoder, features: Callable[[Encoder], Features], drop_path: float) -> tuple[Encoder, Features]:
+def trainable(
+    encoder: Encoder, features: Callable[[Encoder], FeatureMaps], drop_path: float
+) -> tuple[Encoder, FeatureMaps]:
     """A copy of the encoder to be trained, and its maps; what no gradient reaches is fixed.
 
     `drop_path` is the largest rate of stochastic depth, which rises over the blocks.

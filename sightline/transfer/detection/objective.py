@@ -21,8 +21,8 @@ from sightline.images.sets import Images
 from sightline.images.targets import Targets
 from sightline.training.objective import Views
 from sightline.transfer.detection.cached import fitted, whole_image
-from sightline.transfer.detection.detector import Detector, Found
-from sightline.transfer.detection.features import Features, Standard
+from sightline.transfer.detection.detector import Detector, FoundObjects
+from sightline.transfer.detection.features import FeatureMaps, Standard
 from sightline.transfer.detection.masks import paste, run_lengths
 from sightline.transfer.detection.objects import Detections
 from sightline.transfer.on_encoder import OnEncoder
@@ -35,7 +35,7 @@ class Objective(OnEncoder):
 
     def __init__(
         self,
-        features: Features,
+        features: FeatureMaps,
         standard: Standard,
         detector: Detector,
         *,
@@ -104,14 +104,14 @@ class Objective(OnEncoder):
                 maps = self.maps(preprocess.normalize(part.pixels.to(device)))
                 scale = features.frame[0] / features.size
                 sizes = [(h * scale, w * scale) for h, w in part.fills]
-                told: Sequence[Found] = self.detector(maps, sizes)
+                told: Sequence[FoundObjects] = self.detector(maps, sizes)
                 for row, one, size, fills in zip(part.rows, told, part.sizes, sizes, strict=True):
                     found[str(images.ids[where[row]])] = _in_image(one, size, fills)
         every = {name: one for part in gathered(found) for name, one in part.items()}
         return {name: every[name] for name in map(str, images.ids[where]) if name in every}
 
 
-def _in_image(found: Found, size: tuple[int, int], fills: tuple[float, float]) -> Detections:
+def _in_image(found: FoundObjects, size: tuple[int, int], fills: tuple[float, float]) -> Detections:
     """From the frame, of which the image fills so much, to pixels of the image."""
     height, width = size
     scale = torch.tensor([width / fills[1], height / fills[0]] * 2, device=found.boxes.device)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sightline.images.targets import VOID, Targets
 from sightline.training.objective import Views
-from sightline.transfer.detection.features import Features, Standard
+from sightline.transfer.detection.features import FeatureMaps, Standard
 from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.segmentation.heads import Auxiliary, LinearHead, Scales, UperNet, enlarge
 
@@ -28,7 +28,7 @@ class Objective(OnEncoder):
 
     def __init__(
         self,
-        features: Features,
+        features: FeatureMaps,
         standard: Standard,
         head: LinearHead | UperNet,
         *,

@@ -31,14 +31,14 @@ from sightline.images.augment.policy import RADII, Policy
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes
-from sightline.training.feed import Feed
+from sightline.training.feed import Feed, check_batch
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.cached import fitted, whole_image
-from sightline.transfer.detection.features import Features, Standard, trainable, whole_patches
-from sightline.transfer.recipe import Recipe, assemble, overrides, resolve
+from sightline.transfer.detection.features import FeatureMaps, Standard, trainable, whole_patches
+from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
 from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead, Scales, UperNet
 from sightline.transfer.segmentation.objective import Objective
 from sightline.transfer.segmentation.sliding import Segmented, Sliding
@@ -91,7 +91,7 @@ class Config:
         Policy(1, fit=self.scale, flip=self.flip)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> Recipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"head": "linear"}, {"head": "upernet", "lr": 1e-3}).config.head
@@ -134,7 +134,7 @@ def train_segmenter(
 class _Parts(NamedTuple):
     encoder: Encoder
     objective: Objective
-    features: Features
+    features: FeatureMaps
     policy: Policy  # of the views that are trained on
     window: Preprocess  # of the views that are evaluated
 
@@ -142,22 +142,23 @@ class _Parts(NamedTuple):
         return Sliding(self.objective, self.window, len(data.classes) + 1, device, workers)
 
 
-def check(wanted: Recipe[Config], encoder: Encoder, data: Images) -> None:
+def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> None:
     """Say what cannot be, before the first of several encoders is trained."""
     _prepare(wanted, encoder, data)
 
 
-def _prepare(wanted: Recipe[Config], begins_with: Encoder, data: Images) -> _Parts:
+def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     for split in ("train", "test"):
         if any(one.segmentation is None for one in data.targets(data.indices(split)[:1])):
             raise InputError(f"{data.name} has no segmentation maps; give others, such as shapes:scenes or masks:PATH")
+    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
     size, encoder, blocks = whole_patches(begins_with, config.size), begins_with, _blocks(config, begins_with)
     if config.frozen:
-        features = Features(encoder, size, blocks)
+        features = FeatureMaps(encoder, size, blocks)
     else:
-        encoder, features = trainable(encoder, lambda copied: Features(copied, size, blocks), config.drop_path)
+        encoder, features = trainable(encoder, lambda copied: FeatureMaps(copied, size, blocks), config.drop_path)
     torch.manual_seed(wanted.training.seed)
     if wanted.training.compile:
         compile_blocks(features)
@@ -183,7 +184,7 @@ def _blocks(config: Config, encoder: Encoder) -> str | int:
     return ",".join(map(str, sorted([*chosen, *spare[: SCALES - len(chosen)]])))
 
 
-def _objective(config: Config, encoder: Encoder, features: Features, classes: int) -> Objective:
+def _objective(config: Config, encoder: Encoder, features: FeatureMaps, classes: int) -> Objective:
     widths = [shape[0] for shape in features.shapes]
     more: dict[str, Any] = {}
     head: LinearHead | UperNet
@@ -212,7 +213,7 @@ def _objective(config: Config, encoder: Encoder, features: Features, classes: in
     )
 
 
-def _feed(wanted: Recipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
+def _feed(wanted: TransferRecipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
     """The images of the steps; the channels are measured first."""
     objective, preprocess = parts.objective.to(device), parts.encoder.preprocess
     if wanted.config.standardize:
@@ -239,7 +240,7 @@ def _feed(wanted: Recipe[Config], parts: _Parts, data: Images, device: torch.dev
 
 
 def _train(
-    wanted: Recipe[Config], data: Images, parts: _Parts, feed: Feed, out: Path, fabric: Fabric, launch: Launch
+    wanted: TransferRecipe[Config], data: Images, parts: _Parts, feed: Feed, out: Path, fabric: Fabric, launch: Launch
 ) -> None:
     torch.manual_seed(wanted.training.seed + 1 + rank())  # what is dropped differs between processes
     left = None if wanted.config.frozen else replace(parts.encoder, name=out.name, reference=f"run:{out.name}")

@@ -15,7 +15,7 @@ from sightline.analyses.attention import attention_distance, attention_nmi
 from sightline.core.errors import InputError
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.sites import Tokens
-from sightline.measure.estimators.attention import distance_and_nmi, unattended
+from sightline.measure.estimators.attention import attend, distance_and_nmi, unattended
 
 
 def random_maps(shape: tuple[int, ...], sharpness: float = 2.0, seed: int = 0) -> np.ndarray:
@@ -139,6 +139,8 @@ def test_map_times_values_is_left_in_the_product(tokens: Tokens, scale: float) -
     assert ours < 2 * theirs + 1e-7  # large scores are rounded, by the kernel just as here
     assert ours < (1e-5 if scale > 1 else 1e-6)
     assert product.output.transpose(1, 2).is_contiguous()
+    with torch.inference_mode():  # to the last bit, so that nobody sees whether attention is measured
+        assert torch.equal(attend(product, tokens), product.output)
 
 
 def test_the_kernel_stays_where_the_map_is_not_enough() -> None:
@@ -149,10 +151,10 @@ def test_the_kernel_stays_where_the_map_is_not_enough() -> None:
         product.v = product.k
         with torch.inference_mode():
             distance_and_nmi(product, LAYOUTS[2])
-        assert product.output is None
+            assert product.output is attend(product, LAYOUTS[2]) is None
     plain.v = plain.k
     distance_and_nmi(plain, LAYOUTS[2])
-    assert plain.output is None
+    assert plain.output is attend(plain, LAYOUTS[2]) is None
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 11, 11), (1, 4, 11, 11), (4, 11, 11), (11, 11), (3, 1, 1, 11)])

@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from sightline.images.targets import Targets
-from sightline.transfer.detection.average_precision import MEASURES, Range, ap_of, jackknife, parts_of, replicates
+from sightline.measure.estimators.intervals import jackknife
+from sightline.transfer.detection.average_precision import MEASURES, Range, ap_of, parts_of, replicates
 from sightline.transfer.detection.masks import run_lengths
 from sightline.transfer.detection.objects import (
     Detections,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.stopping import same_state, stopped
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -20,7 +20,6 @@ from sightline.core.run_folder import latest
 from sightline.core.settings import to_toml
 from sightline.encoders.files.weights import hash_weights
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop
 from sightline.training.optimization import make_optimizer
 from sightline.training.recipe import make_recipe as make_pretraining
 from sightline.training.recipe import read_recipe
@@ -101,17 +100,11 @@ def test_a_stopped_training_goes_on_bit_exactly(
     whole: Path = request.getfixturevalue(name)
     settings = read_recipe(whole / "recipe.toml")
     run, told = tmp_path / "run", {key: value for key, value in settings.items() if key not in ("objective", "encoder")}
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) >= 2 else 0)
-        with pytest.raises(sl.Stopped, match="after step 2 of 6"):
-            train(run, **told)
+    with stopped(2, 6, monkeypatch):
+        train(run, **told)
     assert not (run / "detections.json").exists()
     train_detector(out=run, launch=Launch(resume=True, show_progress=False, workers=0))
-    folders = [latest(path) for path in (whole, run)]
-    for file in ("training.safetensors", "optimizer.safetensors"):
-        one, other = (load_file(folder / file) for folder in folders if folder is not None)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(value, other[key]) for key, value in one.items())
+    assert same_state(whole, run)
     assert (run / "detections.json").read_bytes() == (whole / "detections.json").read_bytes()
 
 
@@ -213,6 +206,7 @@ def test_recipes_know_their_commands() -> None:
         ({"what": None}, "Name an encoder to detect with"),
         ({"images": "shapes?size=32&train=0&test=8"}, "has no split 'train'"),
         ({"blocks": "last-7"}, "'last-7' is not a block"),
+        ({"batch": 64}, "has 12 images to train on, fewer than one batch of 64"),
         ({"areas": [3.0]}, "two sides in pixels are expected"),
         ({"scale": [2.0, 1.0]}, "fit is a range"),
         ({"layer_decay": 0.0}, "layer_decay is 0.0"),

@@ -13,7 +13,7 @@ from torch import nn
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.transfer.detection.detector import Anchors, Detector, Heads, RegionPool
-from sightline.transfer.detection.features import Features, Standard, block_sites, trainable, whole_patches
+from sightline.transfer.detection.features import FeatureMaps, Standard, block_sites, trainable, whole_patches
 from sightline.transfer.detection.pyramid import SimplePyramid
 
 pytestmark = pytest.mark.unit
@@ -64,7 +64,7 @@ def test_scales_do_not_depend_on_the_first_batch() -> None:
     assert torch.equal(pool(maps, box, [(128, 128)]), other(maps, box, [(128, 128)]))
 
 
-def mirrored(features: Features, detector: Detector) -> tuple[Features, Detector]:
+def mirrored(features: FeatureMaps, detector: Detector) -> tuple[FeatureMaps, Detector]:
     """The same model for mirror images: every kernel and every table of places from right to left."""
     features, detector = copy.deepcopy(features), copy.deepcopy(detector)
     module: Any = features.module
@@ -82,14 +82,14 @@ def mirrored(features: Features, detector: Detector) -> tuple[Features, Detector
             layer.weight[0::4] *= -1  # a step to the right
             layer.bias[0::4] *= -1
     # A copy has taps of its own.
-    again = Features(sl.load_encoder(module, preprocess=None), features.size)
+    again = FeatureMaps(sl.load_encoder(module, preprocess=None), features.size)
     return again, detector
 
 
 @pytest.mark.parametrize("patch", [8, 14, 16])
 def test_a_mirrored_image_has_mirrored_boxes(patch: int) -> None:
     torch.manual_seed(patch)
-    features = Features(vit(patch), 4 * patch)
+    features = FeatureMaps(vit(patch), 4 * patch)
     detector = Detector(SimplePyramid(16, 8, HEADS.strides), 3, HEADS).eval()
     for name, parameter in detector.named_parameters():
         if "bbox_pred" in name or "cls_" in name:  # else every box is its anchor
@@ -154,14 +154,14 @@ def test_maps_are_the_tokens_of_the_blocks_on_their_grid() -> None:
     with torch.no_grad(), sl.capture(encoder, "block.*") as seen:
         encoder(images)
     tokens = [seen[f"block.{i}"][:, 4:].transpose(1, 2).unflatten(2, (4, 4)) for i in range(2)]
-    (last,) = Features(encoder, 32).look(images)
+    (last,) = FeatureMaps(encoder, 32).look(images)
     torch.testing.assert_close(last, tokens[1], rtol=0, atol=1e-6)
-    (both,) = Features(encoder, 32, "last-1,last").look(images)
+    (both,) = FeatureMaps(encoder, 32, "last-1,last").look(images)
     torch.testing.assert_close(both, torch.cat(tokens, 1), rtol=0, atol=1e-6)
 
 
 def test_other_sizes_resample_the_positions() -> None:
-    features = Features(vit(8), 48)
+    features = FeatureMaps(vit(8), 48)
     assert features.shapes == [(16, 6, 6)]
     assert features.frame == (96, 96)
     assert whole_patches(vit(14), 96) == 98
@@ -170,17 +170,17 @@ def test_other_sizes_resample_the_positions() -> None:
 
 @pytest.mark.parametrize("reference", ["timm:resnet10t@random", "timm:convnext_atto@random"])
 def test_a_cnn_shows_its_stages(reference: str) -> None:
-    features = Features(sl.load_encoder(reference), 64)
+    features = FeatureMaps(sl.load_encoder(reference), 64)
     assert features.staged
     assert [shape[1:] for shape in features.shapes] == [(16, 16), (8, 8), (4, 4), (2, 2)]
     assert features.frame == (64, 64)
     with pytest.raises(InputError, match=r"of timm:.* all stages are seen, leave it out"):
-        Features(sl.load_encoder(reference), 64, "last-1")
+        FeatureMaps(sl.load_encoder(reference), 64, "last-1")
 
 
 def test_an_encoder_without_a_grid_is_a_sentence() -> None:
     with pytest.raises(InputError, match="no grid of patches and no four stages"):
-        Features(sl.load_encoder("torchvision:shufflenet_v2_x0_5@random"), 64)
+        FeatureMaps(sl.load_encoder("torchvision:shufflenet_v2_x0_5@random"), 64)
 
 
 @pytest.mark.parametrize(("blocks", "word"), [("last-2", "last-2"), ("2", "2"), ("first", "first"), ("", "")])
@@ -193,7 +193,7 @@ def test_blocks_that_are_not_there(blocks: str, word: str) -> None:
 
 def test_what_no_gradient_reaches_is_fixed_and_the_encoder_is_left_alone() -> None:
     encoder = vit(8)
-    copied, features = trainable(encoder, lambda one: Features(one, 32), 0.2)
+    copied, features = trainable(encoder, lambda one: FeatureMaps(one, 32), 0.2)
     fixed = {name for name, parameter in features.module.named_parameters() if not parameter.requires_grad}
     assert fixed == {"norm.weight", "norm.bias"}
     assert copied.module is not encoder.module
@@ -227,7 +227,7 @@ def test_encoders_of_hugging_face_at_any_size(kind: str) -> None:
         encoder(images)
     assert encoder.tokens is not None
     tokens = seen["block.1"][:, encoder.tokens.prefix :].transpose(1, 2).unflatten(2, (4, 4))
-    torch.testing.assert_close(Features(encoder, 32).look(images)[0], tokens, rtol=0, atol=1e-5)
-    larger = Features(encoder, 48)
+    torch.testing.assert_close(FeatureMaps(encoder, 32).look(images)[0], tokens, rtol=0, atol=1e-5)
+    larger = FeatureMaps(encoder, 48)
     assert larger.shapes == [(16, 6, 6)]
     assert larger.look(torch.zeros(1, 3, 48, 48))[0].isfinite().all()

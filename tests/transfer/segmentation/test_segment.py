@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.stopping import same_state, stopped
 from torch.nn import functional as F
 
 import sightline as sl
@@ -47,11 +49,23 @@ def test_a_frozen_encoder_stays_as_it_is_and_the_head_learns(head: str, tmp_path
     assert sum(one.picture.size > 0 for one in found.values()) == 4
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_stopped_training_goes_on_bit_exactly(frozen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = QUICK | {"epochs": 2, "log_every": 1, "frozen": frozen, "head": "linear" if frozen else "upernet"}
+    runs = [tmp_path / name for name in ("whole", "stopped")]
+    train_segmenter(DEEP, out=runs[0], settings=settings, launch=LAUNCH)
+    with stopped(2, 4, monkeypatch):
+        train_segmenter(DEEP, out=runs[1], settings=settings, launch=LAUNCH)
+    assert not (runs[1] / "segments.npz").exists()
+    train_segmenter(out=runs[1], launch=replace(LAUNCH, resume=True))
+    assert same_state(*runs)
+    one, other = (np.load(run / "segments.npz") for run in runs)
+    assert all(np.array_equal(one[key], other[key]) for key in one.files)
+
+
 def test_a_few_images_are_learned_by_heart_end_to_end(tmp_path: Path) -> None:
     """Which also shows that maps, views and decisions mean the same pixels."""
     scenes = sl.load_images("shapes:scenes?size=32&train=4&val=0&test=4")
-    from dataclasses import replace
-
     known = replace(scenes, splits={"train": scenes.indices("train"), "test": scenes.indices("train")})
     settings = {
         **QUICK, "frozen": False, "epochs": 150, "lr": 3e-3, "scale": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0,

@@ -1,0 +1,77 @@
+"""`sightline figure`: a figure or table of a paper, drawn from a study or a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sightline.cli.application import app
+from sightline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from sightline.studies.evidence import Evidence
+    from sightline.studies.figures import Drawn
+
+
+SUFFIXES = (".svg", ".pdf", ".csv")
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="As papers are cited: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a study, or of a comparison or another run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A file that ends in .svg, .pdf or .csv; RUN/figures/NAME.svg by default."),
+    ] = None,
+) -> None:
+    """Draw a figure or table of a paper from your results, in the paper's arrangement.
+
+    Example: `sightline figure '001 Fig 1b' runs/papers -o fig1b.pdf`
+
+    `sightline list figures` shows them all, and what each needs. Parts of a figure that need what is not there are left
+    out, and told.
+    """
+    from sightline.core import ownership
+    from sightline.core.files import write_atomically
+    from sightline.studies.evidence import Missing
+    from sightline.studies.figures import draw
+
+    if out is not None and out.suffix not in SUFFIXES:
+        raise InputError(f"{str(out)!r} is no file of a figure; give one that ends in {', '.join(SUFFIXES)}")
+    try:
+        drawn = draw(name, _evidence(run))
+    except Missing as error:
+        raise InputError(f"{name} cannot be drawn from {str(run)!r}: it needs {error.needs}") from error
+    for letter, needs in drawn.missing.items():
+        typer.secho(f"Without part {letter}, which needs {needs}", dim=True, err=True)
+    if drawn.paper is not None:
+        for what, paper, ours in drawn.paper.itertuples(index=False):
+            typer.echo(f"{what}: {ours} (paper: {paper})")
+    path = out or run / "figures" / f"{drawn.name}.svg"
+    content = _content(drawn, path.suffix)
+    if out is None:
+        ownership.write(run, path, content)
+    else:
+        write_atomically(path, content)
+    typer.echo(path)
+
+
+def _evidence(folder: Path) -> Evidence:
+    """What a study knows, or one run alone."""
+    from sightline.core.run_folder import open_run
+    from sightline.studies.evidence import evidence_of
+
+    if (folder / "study.json").is_file():
+        from sightline.studies.study import open_study
+
+        return open_study(folder).evidence
+    return evidence_of(open_run(folder))
+
+
+def _content(drawn: Drawn, suffix: str) -> bytes:
+    if suffix == ".csv":
+        return drawn.table.to_csv(index=False).encode()
+    return drawn.pdf() if suffix == ".pdf" else drawn.svg().encode()

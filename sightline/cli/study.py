@@ -1,0 +1,360 @@
+"""`sightline study`: the published findings as measured verdicts, for anyone's encoders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sightline.cli.application import app
+from sightline.cli.ending import stoppable
+from sightline.cli.options import Device, Workers
+from sightline.core.errors import InputError, counted
+
+if TYPE_CHECKING:
+    from sightline.studies.findings import Verdict
+    from sightline.studies.folders import Placed
+    from sightline.studies.roles import Role
+    from sightline.studies.running import Ended, Outcome
+    from sightline.studies.study import Study
+
+Encoders = list[str] | None
+GIVEN = "`NAME=REFERENCE`; may be repeated."
+
+
+def _words(text: str | None) -> list[str] | None:
+    """Words between commas."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+@app.command()
+def study(
+    what: Annotated[str, typer.Argument(help="A study of `sightline list studies`, such as `papers`, or FILE.toml.")],
+    encoder: Annotated[Encoders, typer.Option(help=f"An encoder whose role is known: {GIVEN}")] = None,
+    je: Annotated[Encoders, typer.Option(help=f"A joint-embedding ViT (SimCLR, MoCo, DINO): {GIVEN}")] = None,
+    rec: Annotated[Encoders, typer.Option(help=f"A ViT trained by reconstruction (MAE, SimMIM, BEiT): {GIVEN}")] = None,
+    sl: Annotated[Encoders, typer.Option(help=f"A supervised ViT: {GIVEN}")] = None,
+    hybrid: Annotated[Encoders, typer.Option(help=f"A ViT trained by both: {GIVEN}")] = None,
+    masked_je: Annotated[
+        Encoders,
+        typer.Option("--masked-je", "--mje", help=f"A joint-embedding ViT that sees masked images (MSN): {GIVEN}"),
+    ] = None,
+    cnn_je: Annotated[Encoders, typer.Option(help=f"A joint-embedding CNN: {GIVEN}")] = None,
+    cnn_rec: Annotated[Encoders, typer.Option(help=f"A CNN trained by reconstruction: {GIVEN}")] = None,
+    cnn_sl: Annotated[Encoders, typer.Option(help=f"A supervised CNN: {GIVEN}")] = None,
+    role: Annotated[
+        Encoders,
+        typer.Option(help="More about an encoder: `mae-ft:tuned_from=mae,seed=1`; also size, window, weight, method."),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Images with classes for passes, fine-tuning and rcdm; without it, `shapes`.")
+    ] = None,
+    detection: Annotated[
+        str | None, typer.Option(help="Images with boxes and masks; without it, those of the recipe.")
+    ] = None,
+    segmentation: Annotated[
+        str | None, typer.Option(help="Images with segmentation maps; without it, those of the recipe.")
+    ] = None,
+    second: Annotated[str | None, typer.Option(help="Other images with classes, for probes on them.")] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these, and what they need, of `passes,minibatch,finetune,dynamics,reinit,detect,segment,rcdm,"
+            "pretrain`; of a file, the names of its steps."
+        ),
+    ] = None,
+    findings: Annotated[
+        str | None, typer.Option(help="Only these findings, `S1,P3,P4`, and the steps that decide them.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="`STEPS.key=value`: `passes.limit=512`, `passes.knn.k=10`, `finetune.epochs=2`, "
+            "`detect.recipe=detect_vitdet`; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the study; run the same command again to resume.")
+    ] = Path("runs/study"),
+    steps_folder: Annotated[
+        Path | None, typer.Option(help="Folder of the steps, which several studies may share; by default STUDY/steps.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Steps that run at a time, each in a process of its own.")] = 1,
+    on: Annotated[
+        str | None, typer.Option(help="`slurm` or `ray`: run the steps there; the folder is seen by all.")
+    ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`partition=gpu`, `timeout_min=600`, `gpus_per_node=1`; of Ray `address=auto`, `num_gpus=1`."
+        ),
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Print the plan, and run nothing.")] = False,
+    device: Device = "auto",
+    workers: Workers = None,
+) -> None:
+    """See which published findings hold for encoders: run all that decides them, and end in verdicts.
+
+    Examples: `sightline study papers --steps passes -o runs/papers` with the reference encoders, in minutes;
+    `sightline study papers --je moco=moco_v3:vit-b-300ep.pth.tar --je dino=timm:vit_base_patch16_224.dino
+    --rec mae=mae:mae_pretrain_vit_base.pth --images folder:/data/imagenet --detection coco:/data/coco -o runs/mine`;
+    `sightline study papers --findings S1,P3,P4 --dry` says what that takes.
+
+    A step is the run folder of another command. What is there already, of this study or of another one with the same
+    `--steps-folder`, is not computed again. Ctrl-C saves and stops, and the same command goes on; several processes or
+    machines may run it at the same time. A step that fails stops only what needs it.
+    """
+    from sightline.core.settings import parse_settings
+    from sightline.studies.commands import Machine
+    from sightline.studies.keys import Contents
+    from sightline.studies.study import make_study, run_study
+
+    given = {"je": je, "rec": rec, "sl": sl, "hybrid": hybrid, "masked_je": masked_je, "cnn_je": cnn_je,
+             "cnn_rec": cnn_rec, "cnn_sl": cnn_sl}  # fmt: skip
+    encoders, roles = _roles({"": encoder, **given}, role or [])
+    settings = parse_settings(set_ or [])
+    for key, value in settings.items():
+        if not isinstance(value, Mapping):
+            raise InputError(f"--set {key}={value}: write STEPS.key=value, such as --set finetune.epochs=2")
+    contents, machine = Contents(), Machine(device, workers)
+    made = make_study(
+        what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
+        steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
+        contents=contents,
+    )  # fmt: skip
+    _show_plan(made, contents, machine)
+    if dry:
+        return
+    with stoppable("run the same command again to continue"):
+        outcome = run_study(made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, tell=_tell)
+    verdicts = made.verdicts()
+    made.save(verdicts)
+    _show_verdicts(made, verdicts)
+    typer.echo(f"Report: {study_report(made, verdicts)}")
+    _end(outcome)
+
+
+def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Encoders and their roles as the options have them."""
+    from dataclasses import fields, replace
+
+    from sightline.core.settings import make_settings, parse_settings
+    from sightline.studies.roles import Role, known_role
+    from sightline.studies.study import FLAGS
+
+    encoders: dict[str, str] = {}
+    roles: dict[str, Role] = {}
+    for flag, words in given.items():
+        for word in words or ():
+            name, equals, reference = word.partition("=")
+            if not equals or not name or ":" in name:
+                raise InputError(
+                    f"--{flag.replace('_', '-') or 'encoder'} {word}: write NAME=REFERENCE, such as dino=timm:NAME"
+                )
+            if name in encoders:
+                raise InputError(f"Two encoders are called {name!r}; give one of them another name")
+            encoders[name] = reference
+            if flag:
+                family, network = FLAGS[flag]
+                known = known_role(name, reference) or Role(name, family)
+                roles[name] = replace(known, family=family, network=network)
+    for word in more:
+        name, _, about = word.partition(":")
+        values = parse_settings([part for part in about.split(",") if part])
+        if name not in encoders:
+            raise InputError(f"--role {word}: there is no encoder {name!r}; give it with --je, --rec, …")
+        role = roles.get(name) or known_role(name, encoders[name], encoders)
+        if role is None:
+            raise InputError(f"--role {word}: what kind of encoder {name!r} is has to be said with --je, --rec, …")
+        known_fields = {field.name: getattr(role, field.name) for field in fields(Role)}
+        for key in values:
+            if key not in known_fields or key == "name":
+                raise InputError(f"--role {word}: a role has no {key!r}; it has {', '.join(list(known_fields)[1:])}")
+        roles[name] = make_settings(Role, {k: v for k, v in {**known_fields, **values}.items() if v is not None})
+    return encoders, roles
+
+
+# What is said
+
+
+def _show_plan(study: Study, contents: Any, machine: Any) -> None:
+    """Steps, what exists, time and disk, findings; then what cannot be decided."""
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from sightline.core.progress import console
+    from sightline.studies.costs import cost_of
+    from sightline.studies.planning import decided_by, undecided
+
+    steps = {placed.step.name: placed for placed in study.steps}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("step", "command", "", "time", "disk", "decides"):
+        table.add_column(column, justify="right" if column in ("time", "disk") else "left", overflow="fold")
+    seconds = disk = 0.0
+    for placed in study.steps:
+        cost = None if placed.done else cost_of(placed, steps, contents, machine)
+        seconds, disk = seconds + (cost.seconds if cost else 0), disk + (cost.disk if cost else 0)
+        about = f"{placed.step.command} {counted(n, 'encoder') if (n := len(placed.step.encoders)) else ''}"
+        told = (
+            ("", "")
+            if placed.done
+            else ("?", "?")
+            if cost is None
+            else (duration(cost.seconds), decimal(int(cost.disk)))
+        )
+        table.add_row(placed.step.name, about, _state(placed), *told, " ".join(decided_by(placed.step, study.findings)))
+    console().print(table)
+    console().print(f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine" if seconds
+                    else "All steps are there already")  # fmt: skip
+    if missing := undecided(study):
+        console().print(f"\n{counted(len(missing), 'finding')} cannot be decided by these steps:", style="dim")
+        for finding, needs in missing.items():
+            console().print(f"  {finding}  needs {needs}", style="dim", markup=False)
+
+
+def _state(placed: Placed) -> str:
+    if placed.done:
+        return "done"
+    if (holder := placed.holder) is not None:
+        return f"runs: {holder}"
+    return "goes on" if placed.begun else ""
+
+
+def duration(seconds: float) -> str:
+    """In words, roughly.
+
+    >>> duration(40), duration(90), duration(7000), duration(300000)
+    ('40 s', '2 min', '1.9 h', '3.5 days')
+    """
+    for unit, length in (("days", 86400.0), ("h", 3600.0)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _tell(event: str, placed: Placed, ended: Ended | None) -> None:
+    from sightline.core.progress import console
+
+    name = placed.step.name
+    if event == "begins":
+        console().print(f"\n[bold]{name}[/bold]: {placed.step.command} in {placed.folder}", soft_wrap=True)
+    elif ended is not None and ended.state == "done":
+        console().print(f"{name} is done after {duration(placed.about.get('seconds', 0.0))}")
+    elif ended is not None and ended.state == "failed":
+        console().print(f"[red]{name} failed:[/red] ", end="")
+        console().print(ended.why, markup=False, soft_wrap=True)
+    elif ended is not None and ended.state == "lost":
+        console().print(f"The process of {name} ended ({ended.why}); it is done again")
+
+
+def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
+    """A sentence for each paper, and the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sightline.studies.findings import all_findings, by_chance
+    from sightline.studies.findings.contract import VERDICTS
+
+    terminal, known = Console(highlight=False), all_findings()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("finding", "verdict", "effect", "95 %", "claim"):
+        table.add_column(column, overflow="fold")
+    colours = dict(zip(VERDICTS, ("green", "red", "yellow", "dim"), strict=True))
+    for verdict in verdicts:
+        numbers = (
+            ("", "")
+            if not verdict.parts
+            else (_number(verdict.effect), f"{_number(verdict.low)} … {_number(verdict.high)}")
+        )
+        table.add_row(
+            verdict.finding, f"[{colours[verdict.verdict]}]{verdict.verdict}[/]", *numbers, known[verdict.finding].claim
+        )
+    terminal.print(table)
+    for title, initial in PAPERS.items():
+        own = Counter(verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial))
+        if own:
+            told = [f"{own[kind]} {SAID[kind]}" for kind in VERDICTS if own[kind]]
+            terminal.print(f"{title}: of {counted(own.total(), 'finding')} {', '.join(told)}")
+    terminal.print(by_chance(verdicts).sentence)
+    terminal.print(f"Verdicts: {study.path / 'verdicts.csv'}", soft_wrap=True)
+
+
+SAID = {"holds": "hold", "fails": "fail", "unclear": "are unclear", "not measured": "are not measured"}
+PAPERS = {"Shekhar et al. 2022, 2023": "S", "Park et al. 2023": "P", "Grigg et al. 2021": "G"}
+TITLES = {
+    "000": 'Shekhar et al. 2022, "Understanding contrastive versus reconstructive representation learning"',
+    "001": 'Shekhar et al. 2023, "Objectives Matter"',
+    "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
+    "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
+}
+
+
+def _number(value: float) -> str:
+    return f"{value:+.3g}"
+
+
+def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
+    """Write the report of a study, with the figures of the papers that its results can draw."""
+    from dataclasses import replace
+
+    from sightline.core.progress import bar_of_steps, showing
+    from sightline.report.study import study_page
+    from sightline.studies.evidence import Missing
+    from sightline.studies.figures import all_figures, draw
+    from sightline.studies.findings import all_findings, by_chance
+
+    figures, notes = {}, [by_chance(verdicts).sentence]
+    with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
+        for name in all_figures():
+            try:
+                figures[name] = draw(name, study.evidence)
+            except Missing:
+                pass
+            except Exception as error:  # verdicts do not depend on it
+                notes.append(f"{name} could not be drawn ({type(error).__name__}: {error}).")
+            move()
+    findings = {}
+    for verdict in verdicts:
+        finding = all_findings()[verdict.finding]
+        whole = next((name for name in figures if name in (finding.figure, finding.figure[:-1])), "")
+        findings[finding.id] = replace(finding, figure=whole)
+    steps = {
+        placed.step.name: {
+            "command": placed.step.command,
+            "state": _state(placed) or "not run",
+            **{key: placed.about[key] for key in ("seconds", "finished") if key in placed.about},
+            "encoders": ", ".join(placed.step.encoders),
+            "folder": placed.folder.name,
+        }
+        for placed in study.steps
+    }
+    kinds = {role.name: in_words(role) for role in study.roles}
+    title = f"Study: {study.name}"
+    return study_page(
+        study.path, verdicts, findings, title=title, figures=figures, papers=TITLES, kinds=kinds, steps=steps,
+        notes=notes,
+    )  # fmt: skip
+
+
+def in_words(role: Role) -> str:
+    """What encoders of a hue have in common.
+
+    >>> from sightline.studies.roles import Role
+    >>> in_words(Role("a", "joint-embedding")), in_words(Role("b", "supervised", network="cnn", tuned_from="x"))
+    ('joint-embedding ViT', 'supervised CNN, fine-tuned')
+    """
+    return f"{role.family} {'ViT' if role.network == 'vit' else 'CNN'}{', fine-tuned' if role.tuned else ''}"
+
+
+def _end(outcome: Outcome) -> None:
+    """What has failed is told last, and is the exit status."""
+    for name, why in outcome.failed.items():
+        typer.secho(f"Step {name} failed: {why}", fg=typer.colors.RED, err=True)
+    for name, broken in outcome.left.items():
+        typer.secho(f"Step {name} was not run, because {broken} failed", fg=typer.colors.RED, err=True)
+    if outcome.failed:
+        raise SystemExit(1)

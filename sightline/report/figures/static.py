@@ -1,0 +1,39 @@
+"""A chart outside of the page: its specification, and what vl-convert makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from sightline.report.figures.theme import same_colours, theme
+from sightline.report.html import clean
+
+__all__ = ["pdf_of", "specification", "svg_of"]
+
+
+def specification(chart: Any, encoders: Sequence[str] = ()) -> dict[str, Any]:
+    """The chart in Vega-Lite without a theme, all its text valid; each of `encoders` has the same colour in all."""
+    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
+        spec: dict[str, Any] = chart.to_dict()
+    same_colours(spec, encoders)
+    spec["datasets"] = {
+        key: [{k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+        for key, rows in spec.get("datasets", {}).items()
+    }
+    return spec
+
+
+def svg_of(spec: dict[str, Any]) -> str:
+    """In the light theme, as the files of a run folder are."""
+    import vl_convert  # large, and every analysis imports this module
+
+    return str(vl_convert.vegalite_to_svg(spec, config=theme()))
+
+
+def pdf_of(svg: str) -> bytes:
+    """The same drawing as a PDF file."""
+    import vl_convert
+
+    return bytes(vl_convert.svg_to_pdf(svg))

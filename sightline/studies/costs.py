@@ -1,0 +1,211 @@
+"""What steps will take, from short trials: some batches through the encoders, some steps of a training.
+
+Trials are remembered in ~/.cache/sightline for this machine, so that a plan is quick the second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline.core.errors import InputError
+from sightline.core.files import user_cache, write_atomically
+from sightline.core.run_folder import fingerprint
+from sightline.encoders.encoder import Encoder
+from sightline.images.sets import FEWEST, Images
+from sightline.measure.contract import analysis
+from sightline.measure.feature_cache import describe_encoder
+from sightline.measure.plan import make_plans
+from sightline.measure.request import with_further
+from sightline.studies.commands import Machine, Work, analyses_of, command_of
+from sightline.studies.folders import Placed
+from sightline.studies.keys import Contents
+from sightline.studies.steps import Step, step_of
+from sightline.training.backbones import build
+from sightline.training.monitor import read_metrics
+
+__all__ = ["Cost", "cost_of"]
+
+
+BATCH = 32  # images of a trial
+MORE = 1.4  # what analyses add to the forward passes, with the end of a pass
+STEPS = 3  # of a training that are timed
+EVALUATION = 1.1  # what a training takes besides its steps
+FILE = "speeds.json"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes, as far as a trial tells."""
+
+    seconds: float
+    disk: float
+
+
+def cost_of(placed: Placed, steps: Mapping[str, Placed], contents: Contents, machine: Machine) -> Cost | None:
+    """What a step that is not done will take, None where no trial can tell."""
+    trial = _Trial(steps, contents, machine)
+    with contextlib.suppress(InputError, RuntimeError, OSError):
+        return trial.passing(placed.step) if placed.step.command == "compare" else trial.training(placed.step)
+    return None
+
+
+@dataclass(frozen=True)
+class _Trial:
+    steps: Mapping[str, Placed]
+    contents: Contents
+    machine: Machine
+
+    # Encoders
+
+    def encoder(self, reference: str) -> Encoder:
+        """The encoder, or of one that is yet to be trained, one of the same architecture."""
+        needed = step_of(reference)
+        if needed is None:
+            return self.contents.encoder(reference)
+        step = self.steps[needed.id].step
+        if step.command == "finetune":
+            return self.encoder(next(iter(step.encoders.values())))
+        recipe = command_of(step).recipe(step)
+        return build(recipe.backbone, 0, recipe.training.seed)
+
+    def members(self, step: Step) -> dict[str, Encoder]:
+        """Those of a step; epochs that are not there yet are as many as there will be."""
+        found = {}
+        for name, reference in step.encoders.items():
+            needed, encoder = step_of(reference), self.encoder(reference)
+            if needed is None or needed.options.get("epoch") != "*":
+                found[name] = encoder
+                continue
+            tuning = self.steps[needed.id].step
+            epochs = int(command_of(tuning).recipe(tuning).optimization.epochs)
+            for epoch in range(epochs + 1):
+                about = f"run:{needed.id}?epoch={epoch}"
+                found[f"{name}, epoch {epoch}"] = replace(encoder, reference=about)
+        return found
+
+    # A pass
+
+    def passing(self, step: Step) -> Cost:
+        """Forward passes of all views through all encoders, and features on disk."""
+        members, configs = self.members(step), analyses_of(step)
+        images = with_further(command_of(step).images(step), {}, configs)
+        configs = {
+            name: config for name, config in configs.items()
+            if all(split in images.splits for split in analysis(name).IMAGES)
+        }  # fmt: skip
+        settings = {"batch": BATCH, "seed": 0, "precision": "float32"}
+        with tempfile.TemporaryDirectory(prefix="sightline-") as cache:
+            plans = make_plans(members, images, configs, None, settings, Path(cache), torch.device("cpu"))
+            disk = 0
+            for name, plan in plans.items():
+                with contextlib.suppress(InputError):
+                    disk += analysis(name).cost(configs[name], plan).disk if plan.encoders else 0
+        seconds = 0.0
+        for key, encoder in members.items():
+            asking = [plan for plan in plans.values() if key in plan.encoders]
+            views = {(split, view) for plan in asking for split in plan.splits for view in plan.views[split]}
+            passes = sum(len(images.indices(split)) for split, _ in views)
+            seconds += passes * self._remembered(["forward", _shape(encoder)], lambda e=encoder: _forward(e))
+        return Cost(MORE * seconds, disk)
+
+    # A training
+
+    def training(self, step: Step) -> Cost:
+        """All steps of all its trainings at the speed of the first ones."""
+        command = command_of(step)
+        recipe = command.recipe(step)
+        optimization, images = recipe.optimization, command.images(step)
+        members = self.members(step)
+        seen = optimization.epochs * len(images.indices("train"))
+        seconds = disk = 0.0
+        for encoder in members.values() or [None]:
+            kind = {k: v for k, v in command.decisive(step).items() if k not in ("epochs", "limit", "seed", "counts")}
+            speed = self._remembered(
+                [step.command, kind, None if encoder is None else _shape(encoder)],
+                lambda e=encoder: self._speed(step, e, images),
+            )
+            times = _variants(step, encoder) if step.command == "reinit" else 1
+            seconds += EVALUATION * times * seen / speed
+            size = sum(p.numel() * 4 for p in self._trained(step, encoder).parameters())
+            kept = optimization.epochs + 1 if getattr(recipe.config, "save_epochs", False) else 0
+            disk += times * size * (8 + kept)  # two checkpoints of weights, their copy and Adam's two moments
+            if step.command == "rcdm":  # one model for all encoders
+                break
+        return Cost(seconds, disk)
+
+    def _trained(self, step: Step, encoder: Encoder | None) -> torch.nn.Module:
+        if encoder is not None:
+            return encoder.module
+        recipe = command_of(step).recipe(step)
+        return build(recipe.backbone, 0, recipe.training.seed).module
+
+    def _speed(self, step: Step, encoder: Encoder | None, images: Images) -> float:
+        """Images a second in the first steps of the training itself, in a folder that is thrown away."""
+        batch = command_of(step).recipe(step).optimization.batch
+        short = {"limit": max(FEWEST, STEPS * batch), "epochs": 1, "evaluate_every": 0, "log_every": 1}
+        options: dict[str, Any] = {**step.options, "set": {**step.options.get("set", {}), **short}}
+        name = step.command
+        if name == "reinit":
+            name = "finetune"
+            options = {key: value for key, value in options.items() if key in ("recipe", "set")}
+        if name == "rcdm":
+            options |= {"samples": 1, "sources": FEWEST, "compared": FEWEST, "transformations": ["mirror"]}
+        trial = replace(step, command=name, options=options)
+        with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
+            out = Path(folder) / "trial"
+            members = {} if encoder is None else {"trial": encoder}
+            command_of(replace(trial, encoders=dict.fromkeys(members, ""))).run(
+                Work(trial, members, out, False, replace(self.machine, show_progress=False))
+            )
+            (metrics,) = [path for path in out.rglob("metrics.csv") if "reader" not in path.parts][:1]
+            rows = [float(row["images_per_second"]) for row in read_metrics(metrics) if row.get("images_per_second")]
+        return sorted(rows)[len(rows) // 2]
+
+    def _remembered(self, what: Any, measure: Any) -> float:
+        """A number that was measured before on this machine, or is measured now."""
+        threads = torch.get_num_threads()
+        key = fingerprint([what, platform.node(), threads, self.machine.device])
+        known = _recall()
+        if key not in known:
+            known[key] = float(measure())
+            with contextlib.suppress(OSError, InputError, RuntimeError):
+                write_atomically(user_cache() / FILE, json.dumps({**_recall(), **known}).encode())
+        return known[key]
+
+
+def _recall() -> dict[str, float]:
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        return {str(key): float(value) for key, value in json.loads((user_cache() / FILE).read_text()).items()}
+    return {}
+
+
+def _shape(encoder: Encoder) -> Any:
+    """What its speed depends on."""
+    return {key: value for key, value in describe_encoder(encoder).items() if key != "weights"}
+
+
+def _forward(encoder: Encoder) -> float:
+    """Seconds for an image."""
+    pixels = torch.full((BATCH, 3, *encoder.preprocess.size), 128, dtype=torch.uint8)
+    with encoder.evaluating(), torch.inference_mode():
+        inputs = encoder.preprocess.normalize(pixels)
+        encoder(inputs)
+        began = time.perf_counter()
+        encoder(inputs)
+    return (time.perf_counter() - began) / BATCH
+
+
+def _variants(step: Step, encoder: Encoder | None) -> int:
+    depth = 1 if encoder is None else encoder.depth
+    counts: Sequence[int] = step.options.get("counts") or [2**k for k in range(depth.bit_length()) if 2**k < depth]
+    return 1 + len(counts) * len(step.options.get("ends") or ("first", "last"))

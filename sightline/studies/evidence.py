@@ -1,0 +1,257 @@
+"""What is known: encoders with their roles, and run folders with results. Numbers come from whichever run holds them.
+
+    evidence = Evidence(roles, (sl.open_run("runs/compare"), sl.open_run("runs/detect")))
+    a = evidence.estimate("cka.diagonal", encoder="moco", other="dino", layer_type="block", tokens="all")
+
+Encoders that differ in their seed only are one encoder here, with a name of its own: numbers are means over them, and
+intervals are over seeds and images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.core.contrast import ENCODERS, Estimate, Factor
+from sightline.core.errors import InputError
+from sightline.core.run_folder import Run
+from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Evidence", "Missing", "evidence_of", "over_seeds"]
+
+
+# The step that gives a result, where it is not the one pass over all images.
+STEPS = {"detection": "detect", "dynamics": "dynamics", "minibatch": "minibatch", "rcdm": "rcdm", "reinit": "reinit",
+         "segmenters": "segment"}  # fmt: skip
+FLAGS = {JE: "--je", REC: "--rec", SUPERVISED: "--sl", MASKED_JE: "--masked-je", "hybrid": "--hybrid"}
+COORDINATES = (*ENCODERS, "start", "model")  # whose values are names of encoders
+
+
+class Missing(Exception):  # noqa: N818 - no error, but what a finding may answer
+    """A number cannot be had; `needs` is one phrase that says what it would need."""
+
+    def __init__(self, needs: str) -> None:
+        super().__init__(needs)
+        self.needs = needs
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Roles and results."""
+
+    roles: tuple[Role, ...]
+    runs: tuple[Run, ...]
+    seeds_together: bool = True  # encoders that differ in their seed only are one
+
+    # Encoders
+
+    @cached_property
+    def seeds(self) -> Mapping[str, tuple[str, ...]]:
+        """Encoders that are one but for their seed: the name of the one → the names of its seeds."""
+        groups: dict[Any, list[Role]] = {}
+        for role in self.roles:
+            groups.setdefault(self._kind(role), []).append(role)
+        found = {}
+        for members in groups.values():
+            numbers = {role.seed for role in members}
+            if self.seeds_together and len(members) > 1 and len(numbers) == len(members):
+                names = tuple(role.name for role in sorted(members, key=lambda role: role.seed))
+                others = {role.name for role in self.roles} - {*names}
+                found[_common(names, {*others, *found})] = names
+        return found
+
+    def _kind(self, role: Role) -> tuple[Any, ...]:
+        """All that seeds have in common; fine-tuned from seeds of one encoder is fine-tuned from one encoder."""
+        own = [getattr(role, field.name) for field in fields(role) if field.name not in ("name", "seed", "tuned_from")]
+        start = self._role(role.tuned_from) if role.tuned_from else None
+        return (*own, role.tuned_from if start is None else self._kind(start))
+
+    def _role(self, name: str) -> Role | None:
+        return next((role for role in self.roles if role.name == name), None)
+
+    def together(self, name: str) -> str:
+        """The name under which an encoder's seeds are one, or its own."""
+        return next((one for one, members in self.seeds.items() if name in members), name)
+
+    def encoders(
+        self, family: str | None = None, network: str | None = "vit", tuned: bool | None = False, **exactly: Any
+    ) -> list[Role]:
+        """Encoders of a role in the order given, those that differ in their seed only as one; None: any.
+
+        `exactly` are other fields of the role: `encoders(JE, method="dino", multicrop=False)`.
+        """
+        found = {}
+        for role in self.roles:
+            fits = family in (None, role.family) and network in (None, role.network) and tuned in (None, role.tuned)
+            if fits and all(getattr(role, key) == value for key, value in exactly.items()):
+                name = self.together(role.name)
+                start = None if role.tuned_from is None else self.together(role.tuned_from)
+                found.setdefault(name, replace(role, name=name, tuned_from=start))
+        return list(found.values())
+
+    def need(
+        self, family: str, network: str | None = "vit", *, count: int = 1, tuned: bool | None = False, **exactly: Any
+    ) -> list[Role]:
+        """`encoders`, or Missing with what would have to be added."""
+        found = self.encoders(family, network, tuned, **exactly)
+        if len(found) >= count:
+            return found
+        what = f"{'fine-tuned ' if tuned else ''}{exactly.get('method') or family} {(network or 'encoder').upper()}"
+        what = what.replace("VIT", "ViT").replace("ENCODER", "encoder")
+        article = f"{count - len(found)} more" if found else "a" if count == 1 else str(count)
+        plural = "s" if (found and count - len(found) > 1) or (not found and count > 1) else ""
+        add = "add `--steps finetune`" if tuned else f"add `{FLAGS[family]} NAME=REFERENCE`"
+        raise Missing(f"{article} {what}{plural}: {add}")
+
+    def tuned(self, name: str) -> Role | None:
+        """What was fine-tuned from an encoder."""
+        own = self.together(name)
+        return next((role for role in self.encoders(None, None, tuned=True) if role.tuned_from == own), None)
+
+    def need_tuned(self, name: str) -> Role:
+        """`tuned`, or Missing."""
+        if (found := self.tuned(name)) is None:
+            raise Missing(f"a fine-tuned {name}: add `--steps finetune`")
+        return found
+
+    def apart(self) -> Evidence:
+        """The same with each seed as an encoder of its own, for numbers per seed."""
+        return replace(self, seeds_together=False)
+
+    # Numbers
+
+    def estimate(
+        self, number: str, where: Mapping[str, Any] | None = None, *, among: Callable[[Run], bool] | None = None,
+        **both: Any,
+    ) -> Estimate:  # fmt: skip
+        """`Run.estimate` of the first run that holds this number of these encoders: "cka.diagonal", encoder=…, ….
+
+        `among` chooses among runs, where several have such a result: detectors on frozen and on trained encoders, say.
+        `statistic` and `draws` are those of `sl.estimate`. What nobody has measured is Missing, with what it needs.
+        """
+        result, chosen = number.partition(".")[0], {**both, **(where or {})}
+        named = list(self._named(chosen))
+        seeds = {name: list(members) for name, members in self.seeds.items()}
+        why = ""
+        for run in self._holding(result, named, among):
+            try:
+                return run.estimate(number, where, seeds=seeds, **both)
+            except InputError as error:
+                why = str(error)
+        if why:
+            raise Missing(f"{number} of {' and '.join(named)}, which is not there: {why[:1].lower()}{why[1:]}")
+        seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
+        if len(seeded) == 1:  # each seed may have a run of its own
+            members = self.seeds[chosen[seeded[0]]]
+            found = {name: self.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
+            return over_seeds(chosen[seeded[0]], found)
+        raise self._nobody(result, named)
+
+    def after_training(self, number: str, name: str, **where: Any) -> Estimate:
+        """A number of `dynamics` at the last epoch of what was fine-tuned from an encoder, over all such trainings."""
+        result, members = number.partition(".")[0], self._members([name])
+        known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
+        found: dict[str, Estimate] = {}
+        for run in self.runs:
+            if result in run:
+                epochs = run[result][["training", "epoch"]].to_dataframe()
+                for training, of in epochs[epochs.training.isin(known)].groupby("training"):
+                    found.setdefault(str(training), run.estimate(number, encoder=str(of.epoch.idxmax()), **where))
+        if not found:
+            raise self._nobody(result, [f"the fine-tuning of {name}"])
+        return over_seeds(name, found)
+
+    def table(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> xr.Dataset:
+        """The result that holds these encoders, for figures; seeds are there under their own names."""
+        for run in self._holding(result, self._members(encoders), among):
+            return run[result]
+        raise self._nobody(result, encoders)
+
+    def holds(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> bool:
+        """Whether some run has this result of these encoders."""
+        return any(True for _ in self._holding(result, self._members(encoders), among))
+
+    def _holding(self, result: str, encoders: Iterable[str], among: Callable[[Run], bool] | None) -> Iterator[Run]:
+        wanted = set(encoders)
+        for run in self.runs:
+            if result in run and wanted <= _encoders_of(run[result]) and (among is None or among(run)):
+                yield run
+
+    def _named(self, where: Mapping[str, Any]) -> Iterator[str]:
+        """The encoders that a selection is about, seeds one by one."""
+        for word in COORDINATES:
+            value = where.get(word, ())
+            yield from self._members([value] if isinstance(value, str) else value)
+
+    def _members(self, names: Iterable[str]) -> list[str]:
+        return [member for name in names for member in self.seeds.get(name, (name,))]
+
+    def _nobody(self, result: str, encoders: Sequence[str]) -> Missing:
+        whose = f" of {' and '.join(dict.fromkeys(encoders))}" if encoders else ""
+        if (step := STEPS.get(result)) is not None:
+            return Missing(f"{result}{whose}: add `--steps {step}`")
+        return Missing(f"the analysis {result}{whose}: add `--steps passes`")
+
+
+def evidence_of(*runs: Run, roles: Iterable[Role] = ()) -> Evidence:
+    """Evidence of runs alone: roles are those that are given, and those that the references of the encoders tell."""
+    given = {role.name: role for role in roles}
+    references = {
+        str(about["name"]): str(about["reference"]) for run in runs for about in run.request.get("encoders", [])
+    }
+    try:
+        known = known_roles({name: reference for name, reference in references.items() if name not in given})
+    except InputError:
+        known = {}
+    return Evidence((*given.values(), *(role for role in known.values() if role is not None)), runs)
+
+
+def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:
+    """The mean over the seeds of an encoder, whose numbers may come from several runs; as `sl.estimate` has it."""
+    parts = list(found.values())
+    value = np.array([part.value for part in parts])
+    images = list(dict.fromkeys(factor for part in parts for factor in part.left_out))
+    left_out = {
+        factor: np.asarray(np.mean(np.broadcast_arrays(*(part.left_out.get(factor, part.value) for part in parts)), 0))
+        for factor in images
+    }
+    used = {
+        factor: np.logical_or.reduce([part.used[factor] for part in parts if factor in part.used]) for factor in images
+    }
+    if len(parts) > 1:
+        seeds = Factor(f"seeds of {name}: {', '.join(found)}", f"seeds of {name}", seeds=True)
+        left_out[seeds] = (value.sum() - value) / (len(parts) - 1)
+        used[seeds] = np.ones(len(parts), bool)
+    why = "" if left_out else parts[0].why
+    return Estimate(
+        float(value.mean()), left_out, used, None, re.sub(re.escape(next(iter(found))), name, parts[0].what), why
+    )
+
+
+def _encoders_of(table: xr.Dataset) -> set[str]:
+    named = (table[name].values.ravel() for name in COORDINATES if name in table.coords)
+    return {str(value) for values in named for value in values}
+
+
+def _common(names: Sequence[str], taken: Collection[str] = ()) -> str:
+    """What the names of seeds have in common, without their numbers; all names where that is nothing, or taken.
+
+    >>> _common(["mae-0", "mae-1"]), _common(["mae-0-tuned", "mae-1-tuned"]), _common(["a", "b"])
+    ('mae', 'mae-tuned', 'a, b')
+    """
+    first, start, end = names[0], 0, 0
+    while start < len(first) and len({name[: start + 1] for name in names}) == 1:
+        start += 1
+    while end < len(first) - start and len({name[len(name) - end - 1 :] for name in names}) == 1:
+        end += 1
+    before = re.sub(r"[-_ .:]*(seed)?[-_ .:]*\d*$", "", first[:start])
+    common = (before + re.sub(r"^\d+", "", first[len(first) - end :])).strip("-_ .:")
+    return common if common and common not in taken else ", ".join(names)

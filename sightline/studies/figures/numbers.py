@@ -1,0 +1,149 @@
+"""Numbers of encoders that figures show as one point: accuracies of probes and after fine-tuning, precision, IoU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from sightline.core.results import ENDS
+from sightline.core.run_folder import Run
+from sightline.measure.classifiers import HEAD
+from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.roles import Role
+
+__all__ = [
+    "Number",
+    "average_precisions",
+    "last_probe",
+    "linear_probe",
+    "mean_iou",
+    "of_blocks",
+    "probe_on_other_images",
+    "rows_of",
+    "tuned_accuracy",
+]
+
+
+DECIDED = ("agreement", "noise")  # results with the accuracy of each encoder's classifier
+
+
+class Number(NamedTuple):
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f}"
+
+
+def _number(of: xr.Dataset, name: str) -> Number:
+    return Number(*(float(of[f"{name}{end}"]) for end in ENDS))
+
+
+# Classification
+
+
+def last_probe(result: xr.Dataset, encoder: str, probe: str, feature: str | None = None) -> xr.Dataset:
+    """What became of a probe on the last layer of an encoder, on CLS or, where it has none, on its other feature."""
+    at = result.sel(encoder=encoder, probe=probe, site=str(result.last_site.sel(encoder=encoder).item()))
+    if feature is not None:
+        return at.sel(feature=feature)
+    known = at.accuracy.dropna("feature").feature
+    if not known.size:
+        raise Missing(f"a {probe} probe on the last layer of {encoder}")
+    return at.sel(feature=known[0].item())
+
+
+def linear_probe(
+    evidence: Evidence, encoder: str, feature: str | None = None, among: Callable[[Run], bool] | None = None
+) -> Number:
+    """Accuracy of the linear probe on the last layer, or of the ridge probe where no other was trained."""
+    result = evidence.table("probes", encoder, among=among)
+    kind = "linear" if "linear" in result.probe.values else "ridge"
+    return _number(last_probe(result, encoder, kind, feature), "accuracy")
+
+
+def probe_on_other_images(evidence: Evidence, encoder: str) -> Number:
+    """The same on a second set of images, to which the encoders are carried over."""
+    sets = list(dict.fromkeys(_images_of(run) for run in evidence.runs if "probes" in run))
+    if len(sets) < 2:
+        raise Missing("probes on a second set of images: compare the encoders on it, too, and give both runs")
+    return linear_probe(evidence, encoder, among=lambda run: _images_of(run) == sets[1])
+
+
+def _images_of(run: Run) -> str:
+    return str(run.request.get("images", {}).get("name", ""))
+
+
+def tuned_accuracy(evidence: Evidence, encoder: str) -> Number:
+    """Accuracy on the test images after an encoder was fine-tuned, by the head that came of it."""
+    name = evidence.need_tuned(encoder).name
+    first = evidence.seeds.get(name, (name,))[0]
+    for result in DECIDED:
+        if evidence.holds(result, first):
+            own = evidence.table(result, first).sel(encoder=first)
+            if str(own.classifier.item()) == HEAD:
+                return _number(own, "test_accuracy")
+    raise Missing(f"the accuracy of the fine-tuned {encoder}: compare it with others, with the analysis agreement")
+
+
+def rows_of(
+    roles: Iterable[Role], depth: Callable[[Role], float], series: Callable[[Role], str],
+    numbers: Mapping[str, Callable[[Role], Number]],
+) -> pd.DataFrame:  # fmt: skip
+    """Rows for curves over something that the study varies, a panel (`what`) for each kind of number."""
+    return pd.DataFrame(
+        {"what": what, "series": series(role), "depth": depth(role), "encoder": role.name} | number(role)._asdict()
+        for what, number in numbers.items()
+        for role in roles
+    )
+
+
+# Detection and segmentation
+
+
+def of_blocks(result_settings: Mapping[str, object]) -> int:
+    """How many blocks a detector sees."""
+    return len(str(result_settings.get("blocks", "last")).split(","))
+
+
+def average_precisions(
+    evidence: Evidence, encoders: Sequence[str], *, frozen: bool, several: bool = False
+) -> pd.DataFrame:
+    """AP of each encoder, kind and size of objects, with its interval; `several`: blocks are seen, not the last alone.
+
+    One row each: encoder, kind, area, value, low, high.
+    """
+
+    def asked(run: Run) -> bool:
+        trained = run["detection"].attrs["encoders"] == ("frozen" if frozen else "trained along")
+        return trained and (of_blocks(run.request.get("settings", {})) > 1) == several
+
+    what = f"detection on encoders that are {'frozen' if frozen else 'trained along'}"
+    what += " and seen by several blocks" if several else ""
+    tables = []
+    for encoder in encoders:
+        if not evidence.holds("detection", encoder, among=asked):
+            raise Missing(f"{what}, of {encoder}: add `--steps detect`")
+        own = evidence.table("detection", encoder, among=asked).sel(encoder=[encoder])
+        names = dict(zip((f"AP{end}" for end in ENDS), ("value", "low", "high"), strict=True))
+        tables.append(own[list(names)].to_dataframe().reset_index().rename(columns=names))
+    return pd.concat(tables, ignore_index=True)
+
+
+def mean_iou(evidence: Evidence, encoder: str) -> Number:
+    """mIoU of a trained segmentation head, or of the linear one of the pass."""
+    if evidence.holds("segmenters", encoder):
+        return _number(evidence.table("segmenters", encoder).sel(encoder=encoder), "miou")
+    result = evidence.table("segmentation", encoder).sel(encoder=encoder)
+    if np.isfinite(result.softmax_miou):
+        return _number(result, "softmax_miou")
+    if not (site := str(result.chosen.item())):
+        raise Missing(f"segmentation by {encoder}, which has no number")
+    return _number(result.sel(site=site), "miou")

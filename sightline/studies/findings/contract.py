@@ -1,0 +1,97 @@
+"""A published finding, and what a study's results make of it.
+
+A finding is an inequality between measured numbers, once for each choice of encoders with the roles that it names (a
+case). Its verdict follows from the intervals alone:
+
+    holds          in every case every interval lies on the claimed side
+    fails          in at least one case an interval lies on the other side, and no case holds
+    unclear        anything else: an interval crosses the threshold, there is none, or encoders disagree
+    not measured   roles or results are missing, and `needs` says which
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sightline.studies.evidence import Evidence
+
+__all__ = ["FAILS", "HOLDS", "NOT_MEASURED", "UNCLEAR", "VERDICTS", "Case", "Finding", "Part", "Verdict"]
+
+
+HOLDS, FAILS, UNCLEAR, NOT_MEASURED = VERDICTS = ("holds", "fails", "unclear", "not measured")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One contrast of one case. The claim is that it lies above its threshold, below it, or within ± its threshold."""
+
+    label: str  # "CKA(moco, dino) − CKA(moco, mae)"
+    value: float
+    low: float  # 95 %
+    high: float
+    p: float  # two-sided, of the value being the threshold; below 0.05 just if the interval does not touch it
+    agrees: bool | None  # the interval lies on the claimed side, on the other one, or neither
+    p_claim: float  # of there being no such effect, or one to the other side; below 0.05 just if it agrees
+    p_other: float  # the same of the other side
+    threshold: float = 0.0
+    within: bool = False  # the claim is −threshold < effect < threshold
+    below: bool = False  # the claim is effect < threshold
+    percent: bool = False  # a share or an accuracy, to be written in percentage points
+    how: str = ""  # how the interval was computed, or why there is none
+    encoders: tuple[str, ...] = ()  # of the case
+
+
+@dataclass(frozen=True)
+class Case:
+    """The parts of a finding for one choice of encoders; they must all agree. They are computed when asked for."""
+
+    encoders: tuple[str, ...]
+    parts: Callable[[], Sequence[Part]]  # may raise Missing
+    notes: Callable[[], str] | None = (
+        None  # what stands beside it and does not decide, as a sentence; may raise Missing
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the results make of a finding."""
+
+    finding: str  # "S1"
+    verdict: str  # one of VERDICTS
+    effect: float  # of the weakest part, which decides
+    low: float
+    high: float
+    p: float  # of the verdict `fails` that it is by chance; of all others of `holds`
+    threshold: float
+    sentence: str
+    parts: tuple[Part, ...] = ()
+    within: bool = False  # of the weakest part
+    below: bool = False
+    percent: bool = False
+    needs: str = ""  # of what is not measured
+    p_adjusted: float = float("nan")  # Holm's, over all findings that are decided together
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A published finding."""
+
+    id: str  # "S1"
+    paper: str  # "001"
+    where: str  # "Fig 1a; 000 Fig 1"
+    claim: str  # in our words
+    measure: str  # the inequality that decides it
+    figure: str  # what is redrawn beside it, "001 Fig 1a"
+    paper_says: str  # the numbers that the paper prints for it
+    step: str  # what has to be run: passes, finetune, dynamics, reinit, detect, segment, rcdm, pretrain, …; or several
+    analyses: tuple[str, ...]  # of the pass
+    cases: Callable[[Evidence], Sequence[Case]]  # one for each choice of encoders; may raise Missing
+
+    def decide(self, evidence: Evidence) -> Verdict:
+        """What these results make of it."""
+        from sightline.studies.findings.deciding import decide
+
+        return decide(self, evidence)

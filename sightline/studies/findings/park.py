@@ -1,0 +1,650 @@
+"""P1–P21: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?" (003).
+
+The paper's contrastive learning (CL) is joint-embedding here, its masked image modelling (MIM) reconstruction. "Later
+layers" are the last half of the blocks, "early" ones the first half. What the paper leaves open, and how it is read
+here, is in docs/findings.md; the other reading is told beside the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sightline.core.contrast import Estimate
+from sightline.core.run_folder import Run
+from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.findings.accuracies import PROBES, last, linear_probe, probed_images, tuned_accuracies
+from sightline.studies.findings.contract import Case, Finding, Part
+from sightline.studies.findings.deciding import above, below, cases_of, written
+from sightline.studies.roles import HYBRID, JE, REC, Role
+
+__all__ = ["FINDINGS"]
+
+
+Parts = Callable[..., Sequence[Part]]
+
+EARLY, LATE = "first half", "last half"
+LEVELS = ("a third", "two thirds")  # of the ranks of a spectrum: 64 and 128 where there are as many
+NOISE = ("gaussian", "sign")
+HIGH = slice(0.55, None)  # frequencies in the upper half of (0, π)
+WEIGHT = 0.2  # λ of the hybrid that the paper looks into
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Encoders
+
+
+def _plain(evidence: Evidence, family: str, tuned: bool = False) -> list[Role]:
+    """Encoders of a family, without those whose attention was restricted."""
+    return evidence.need(family, tuned=tuned, window=None)
+
+
+def _pairs(evidence: Evidence, tuned: bool = False) -> list[tuple[Role, Role]]:
+    """Joint-embedding and reconstruction encoders of one size, where sizes are known."""
+    pairs = [
+        (je, rec)
+        for je in _plain(evidence, JE, tuned)
+        for rec in _plain(evidence, REC, tuned)
+        if je.size is None or rec.size is None or math.isclose(je.size, rec.size, rel_tol=0.2)
+    ]
+    if not pairs:
+        raise Missing("a joint-embedding and a reconstruction ViT of one size")
+    return pairs
+
+
+def _of_pairs(
+    parts: Parts,
+    notes: Callable[..., str] | None = None,
+    otherwise: tuple[str, Parts] | None = None,
+    tuned: bool = False,
+) -> Callable[[Evidence], list[Case]]:
+    """A case for each pair of a joint-embedding and a reconstruction encoder."""
+
+    def cases(evidence: Evidence) -> list[Case]:
+        names = [(je.name, rec.name) for je, rec in _pairs(evidence, tuned)]
+        return cases_of(evidence, parts, names, notes, otherwise)
+
+    return cases
+
+
+def _of_method(evidence: Evidence, method: str) -> list[Role]:
+    """Joint-embedding encoders of a method that a row names, whichever version of it."""
+    found = [role for role in evidence.encoders(JE, window=None) if role.method.startswith(method)]
+    if not found:
+        raise Missing(f"a ViT of {method}: add `--je NAME=REFERENCE`")
+    return found
+
+
+def _between(
+    number: str, label: str, *, more: str, percent: bool = False, **where: Any
+) -> Callable[[Evidence, str, str], list[Part]]:
+    """One part: a number of the joint-embedding encoder minus that of the other (`more=JE`), or the other way round."""
+
+    def parts(evidence: Evidence, je: str, rec: str) -> list[Part]:
+        high, low = (je, rec) if more == JE else (rec, je)
+        effect = evidence.estimate(number, encoder=high, **where) - evidence.estimate(number, encoder=low, **where)
+        return [above(f"{label}: {high} − {low}", effect, percent=percent)]
+
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Probing and fine-tuning: P1, P2, P11, P13, P15, P20, P21
+
+
+def _probe_and_tuning(evidence: Evidence, probed: str, tuned: str) -> list[Part]:
+    """One of two encoders wins linear probing, the other one fine-tuning."""
+    probes = linear_probe(evidence, probed) - linear_probe(evidence, tuned)
+    first, second = tuned_accuracies(evidence, tuned, probed)
+    return [
+        above(f"linear probe: {probed} − {tuned}", probes, percent=True),
+        above(f"fine-tuned: {tuned} − {probed}", first - second, percent=True),
+    ]
+
+
+def _sizes(evidence: Evidence, family: str) -> dict[str, tuple[Role, Role]]:
+    """The smallest and the largest encoder of each method that is there in several sizes."""
+    found: dict[str, list[Role]] = {}
+    for role in evidence.encoders(family, window=None):
+        if role.size is not None:
+            found.setdefault(role.method, []).append(role)
+    ends = {
+        method: (min(roles, key=lambda role: role.size or 0), max(roles, key=lambda role: role.size or 0))
+        for method, roles in found.items()
+        if len({role.size for role in roles}) > 1
+    }
+    if not ends:
+        raise Missing(f"{family} ViTs of two sizes, with their sizes: add `--steps pretrain,finetune`")
+    return ends
+
+
+def _scaling_cases(evidence: Evidence) -> list[Case]:
+    je, rec = _sizes(evidence, JE), _sizes(evidence, REC)
+    names = [tuple(role.name for role in (*a, *b)) for a in je.values() for b in rec.values()]
+    return cases_of(evidence, _scaling, names, otherwise=("Of the largest ones alone", _largest))
+
+
+def _scaling(evidence: Evidence, je_small: str, je_large: str, rec_small: str, rec_large: str) -> list[Part]:
+    small_je, large_je, small_rec, large_rec = tuned_accuracies(evidence, je_small, je_large, rec_small, rec_large)
+    gain = f"gain of size, fine-tuned: ({rec_large} − {rec_small}) − ({je_large} − {je_small})"
+    return [
+        above(f"small and fine-tuned: {je_small} − {rec_small}", small_je - small_rec, percent=True),
+        above(gain, (large_rec - small_rec) - (large_je - small_je), percent=True),
+    ]
+
+
+def _largest(evidence: Evidence, je_small: str, je_large: str, rec_small: str, rec_large: str) -> list[Part]:
+    rec, je = tuned_accuracies(evidence, rec_large, je_large)
+    return [above(f"large and fine-tuned: {rec_large} − {je_large}", rec - je, percent=True)]
+
+
+def _blocks(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    def probe(encoder: str, depth: str | tuple[float, float]) -> Estimate:
+        return linear_probe(evidence, encoder, site="block.*", depth=depth, feature="gap")
+
+    return [
+        above(f"linear probe of early blocks: {rec} − {je}", probe(rec, EARLY) - probe(je, EARLY), percent=True),
+        above(f"linear probe of late blocks: {je} − {rec}", probe(je, LATE) - probe(rec, LATE), percent=True),
+        above(
+            f"linear probe of {rec}: third quarter of the blocks − last quarter",
+            probe(rec, (0.5, 0.75)) - probe(rec, "last quarter"),
+            percent=True,
+        ),
+    ]
+
+
+def _hybrids(evidence: Evidence) -> list[Role]:
+    """Hybrids that learn from both losses."""
+    found = [role for role in evidence.need(HYBRID) if role.weight not in (0.0, 1.0)]
+    if not found:
+        raise Missing("a hybrid with a weight between 0 and 1: add `--hybrid NAME=REFERENCE`")
+    return found
+
+
+def _ends(evidence: Evidence) -> list[tuple[str, str]]:
+    """What a hybrid is held against: λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
+    found = []
+    for family, method, weight in ((JE, "moco_v3", 1.0), (REC, "simmim", 0.0)):
+        every = evidence.encoders(HYBRID, weight=weight) or _plain(evidence, family)
+        found.append([role.name for role in every if role.method == method] or [role.name for role in every])
+    return [(je, rec) for je in found[0] for rec in found[1]]
+
+
+def _swept(evidence: Evidence) -> list[Case]:
+    """The hybrid of the sweep whose linear probe is best on the images that choose settings, not on the test images."""
+    hybrids = _hybrids(evidence)
+    best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
+
+    def others(evidence: Evidence, hybrid: str, je: str, rec: str) -> str:
+        rest = [role for role in hybrids if role.name != hybrid]
+        told = [_against_both(evidence, role.name, je, rec) for role in rest]
+        win = [role.name for role, parts in zip(rest, told, strict=True) if all(part.agrees for part in parts)]
+        return f"Of {len(rest)} other weights {len(win)} do better than both in all of it." if rest else ""
+
+    return cases_of(evidence, _against_both, [(best.name, *ends) for ends in _ends(evidence)], others)
+
+
+def _selection(evidence: Evidence, role: Role) -> float:
+    """Accuracy of its linear probe on the selection split; without one, how near its λ is to the paper's."""
+    table, members = evidence.table("probes", role.name), evidence.seeds.get(role.name, (role.name,))
+    if "selection" not in table:
+        return -abs((role.weight or 0.0) - WEIGHT)
+    probe = next(name for name in PROBES if name in table.probe.values)
+    chosen = table.selection.sel(encoder=list(members), probe=probe)
+    return float(np.mean([np.nanmax(chosen.sel(encoder=name, site=_last_site(table, name))) for name in members]))
+
+
+def _last_site(table: Any, encoder: str) -> str:
+    return str(table.last_site.sel(encoder=encoder).item())
+
+
+def _against_both(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
+    found = []
+    for other in (je, rec):
+        probes = linear_probe(evidence, hybrid) - linear_probe(evidence, other)
+        tuned, tuned_other = tuned_accuracies(evidence, hybrid, other)
+        found += [
+            above(f"linear probe: {hybrid} − {other}", probes, percent=True),
+            above(f"fine-tuned: {hybrid} − {other}", tuned - tuned_other, percent=True),
+        ]
+    return found
+
+
+def _windows(evidence: Evidence) -> list[Case]:
+    """Each window, which stays on in probes and fine-tuning, against the same encoder without one."""
+    restricted = [role for role in evidence.encoders(JE, lifted=False) if role.window is not None]
+    if not restricted:
+        raise Missing("a joint-embedding ViT with a window of attention: add `--steps pretrain,finetune`")
+    names = [
+        (free.name, role.name)
+        for role in restricted
+        for free in evidence.encoders(JE, method=role.method, size=role.size, window=None)
+    ]
+    if not names:
+        raise Missing(f"{restricted[0].method or restricted[0].name} without a window: add `--je NAME=REFERENCE`")
+    return cases_of(evidence, _probe_and_tuning, names, otherwise=("With the window lifted afterwards", _lifted))
+
+
+def _lifted(evidence: Evidence, free: str, restricted: str) -> Sequence[Part]:
+    """The same with encoders that attend to all patches again."""
+    own = next(role for role in evidence.encoders(JE) if role.name == restricted)
+    others = evidence.encoders(JE, method=own.method, size=own.size, window=own.window, lifted=True)
+    if not others:
+        raise Missing(f"{restricted} with its window lifted: give its reference with `?window=none`")
+    return _probe_and_tuning(evidence, free, others[0].name)
+
+
+def _reinitialised(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    table = evidence.table("reinit", je, rec)
+    members = [member for name in (je, rec) for member in evidence.seeds.get(name, (name,))]
+    known = table.accuracy_drop.sel(encoder=members).notnull().all(("encoder", "end"))
+    counts = [int(n) for n in table.n.values[known.values] if n > 0]
+    if not counts:
+        raise Missing(f"fine-tunings of {je} and {rec} with the same numbers of blocks re-initialised")
+
+    def drop(encoder: str, end: str) -> Estimate:
+        return evidence.estimate("reinit.accuracy_drop", encoder=encoder, end=end, n=counts)
+
+    return [
+        above(f"drop without the first blocks: {rec} − {je}", drop(rec, "first") - drop(je, "first"), percent=True),
+        above(f"drop without the last blocks: {je} − {rec}", drop(je, "last") - drop(rec, "last"), percent=True),
+    ]
+
+
+def _elsewhere_cases(evidence: Evidence) -> list[Case]:
+    return cases_of(evidence, _elsewhere, [(_nearest(evidence).name, *ends) for ends in _ends(evidence)])
+
+
+def _nearest(evidence: Evidence) -> Role:
+    """The hybrid with the weight that is nearest to the paper's."""
+    return min(_hybrids(evidence), key=lambda role: abs((role.weight or 0.0) - WEIGHT))
+
+
+def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
+    sets = probed_images(evidence)
+    if len(sets) < 2:
+        raise Missing("probes on a second set of images: compare the encoders on it, too")
+
+    def probe(encoder: str) -> Estimate:
+        return linear_probe(evidence, encoder, images=sets[1])
+
+    found = []
+    for other in (je, rec):
+        found += [
+            above(f"linear probe on other images: {hybrid} − {other}", probe(hybrid) - probe(other), percent=True),
+            above(f"mIoU: {hybrid} − {other}", _miou(evidence, hybrid, other), percent=True),
+        ]
+    return found
+
+
+def _miou(evidence: Evidence, one: str, other: str) -> Estimate:
+    """Difference of two trained segmentation heads, or of the linear ones of the pass."""
+    number = "segmenters.miou" if evidence.holds("segmenters", one, other) else "segmentation.softmax_miou"
+    try:
+        return evidence.estimate(number, encoder=one) - evidence.estimate(number, encoder=other)
+    except Missing:
+        raise Missing(f"segmentation by {one} and {other}: add `--steps segment`") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Volumes: P6, P7, P18
+
+
+def _growth(evidence: Evidence, cloud: str, encoder: str, level: str) -> Estimate:
+    """How much Δ log σ grows from the first half of the blocks to the last."""
+    early, late = (
+        evidence.estimate(f"spectra.{cloud}_delta", encoder=encoder, depth=depth, level=level)
+        for depth in (EARLY, LATE)
+    )
+    return late - early
+
+
+def _token_volumes(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    found = []
+    for level in LEVELS:
+        where = f"growth of Δ log σ of tokens at {level} of the ranks"
+        found += [
+            below(f"{where}: {je}", _growth(evidence, "token", je, level)),
+            above(f"{where}: {rec}", _growth(evidence, "token", rec, level)),
+        ]
+    return found
+
+
+def _growth_apart(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    found = []
+    for level in LEVELS:
+        own, other = (_growth(evidence, "token", encoder, level) for encoder in (rec, je))
+        found.append(above(f"growth of Δ log σ of tokens at {level} of the ranks: {rec} − {je}", own - other))
+    return found
+
+
+def _image_volumes(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    found = []
+    for level in LEVELS:
+        where = f"growth of Δ log σ of images at {level} of the ranks"
+        own, other = (_growth(evidence, "image", encoder, level) for encoder in (je, rec))
+        found += [above(f"{where}: {je}", own), above(f"{where}: {je} − {rec}", own - other)]
+    return found
+
+
+def _first_layer(evidence: Evidence, encoder: str) -> Part:
+    number = "spectra.token_uncentred_second"
+    before, after = (evidence.estimate(number, encoder=encoder, site=site) for site in ("embed", "block.0"))
+    return above(f"log σ₂ of tokens before − after the first block: {encoder}", before - after)
+
+
+def _clumping(evidence: Evidence) -> list[Case]:
+    names = [(role.name,) for role in _of_method(evidence, "moco")]
+    return cases_of(evidence, lambda evidence, moco: [_first_layer(evidence, moco)], names, _other_first_layers)
+
+
+def _other_first_layers(evidence: Evidence, moco: str) -> str:
+    return f"For comparison: {'; '.join(written(_first_layer(evidence, role.name)) for role in _plain(evidence, REC))}."
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Attention, frequencies, decisions: P3–P5, P8–P10, P12, P14, P16, P17, P19
+
+
+_distance = _between("attention.distance_relative_mean", "attention distance, late", more=JE, depth=LATE)
+_nmi = _between("attention.nmi_mean", "NMI, late", more=REC, depth=LATE)
+_frequency = _between("fourier.high_frequency", "Δ log amplitude", more=REC, site="block.*")
+_shape = _between("shape_bias.overall", "shape bias", more=JE, percent=True)
+_silhouette = _between(
+    "tokens.silhouette_image", "silhouette by image, last block", more=JE, site="block.*", statistic=last
+)
+
+
+def _cosines(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    kinds = ("heads", "depths", "tokens")
+    each = [_between("diversity.cosine", f"cosine of {kind}, late", more=JE, kind=kind, depth=LATE) for kind in kinds]
+    return [part for parts in each for part in parts(evidence, je, rec)]
+
+
+_late_frequency = _between("fourier.high_frequency", "Δ log amplitude, late", more=REC, site="block.*", depth=LATE)
+
+
+def _drops(evidence: Evidence, je: str, rec: str, kinds: Sequence[str] = NOISE) -> list[Part]:
+    found = []
+    for kind in kinds:
+        if not evidence.holds("noise", je, rec, among=_noise_of(kind)):
+            raise Missing(f"noise of kind {kind} for {je} and {rec}: compare them with `--set noise.kind={kind}`, too")
+        where = {"frequency": HIGH, "among": _noise_of(kind)}
+        found += _between("noise.drop", f"drop under high {kind} noise", more=REC, percent=True, **where)(
+            evidence, je, rec
+        )
+    return found
+
+
+def _noise_of(kind: str) -> Callable[[Run], bool]:
+    return lambda run: run["noise"].attrs.get("kind", NOISE[0]) == kind
+
+
+def _relative_drops(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    """One that starts near chance has nothing to lose, so also as a share of the accuracy without noise."""
+    found = []
+    for kind in NOISE:
+        of = {
+            encoder: evidence.estimate("noise.drop", encoder=encoder, frequency=HIGH, among=_noise_of(kind))
+            / evidence.estimate("noise.test_accuracy", encoder=encoder, among=_noise_of(kind))
+            for encoder in (je, rec)
+        }
+        found.append(above(f"relative drop under high {kind} noise: {rec} − {je}", of[rec] - of[je], percent=True))
+    return found
+
+
+def _decoders(evidence: Evidence) -> list[Case]:
+    """Encoders that come with a deep decoder against those that had none."""
+    known = _plain(evidence, REC)
+    deep = [role.name for role in known if role.method == "mae"]
+    shallow = [role.name for role in known if role.method in ("simmim", "beit")]
+    if not deep:
+        raise Missing("MAE with its decoder: add `--rec mae=REFERENCE?decoder=true`")
+    if not shallow:
+        raise Missing("reconstruction without a deep decoder, such as SimMIM: add `--rec NAME=REFERENCE`")
+    names = [(mae, other) for mae in deep for other in shallow]
+    return cases_of(evidence, _decoder, names, otherwise=("As frequencies that the last blocks keep", _kept_frequency))
+
+
+def _decoder(evidence: Evidence, mae: str, other: str) -> list[Part]:
+    def nmi(encoder: str, **where: Any) -> Estimate:
+        return evidence.estimate("attention.nmi_mean", encoder=encoder, **where)
+
+    def frequency(**where: Any) -> Estimate:
+        return evidence.estimate("fourier.high_frequency", encoder=mae, **where)
+
+    late = nmi(other, depth=LATE)
+    try:
+        decoder, amplitude = nmi(mae, site="decoder.block.*.attn_map"), frequency(site="decoder.block.*")
+    except Missing:
+        raise Missing(f"the decoder of {mae}: give its reference with `?decoder=true`") from None
+    return [
+        above(f"NMI: late blocks of {other} − late blocks of {mae}", late - nmi(mae, depth=LATE)),
+        above(f"NMI: decoder of {mae} − late blocks of {other}", decoder - late),
+        above(f"Δ log amplitude of {mae}: late blocks − decoder", frequency(site="block.*", depth=LATE) - amplitude),
+    ]
+
+
+def _kept_frequency(evidence: Evidence, mae: str, other: str) -> list[Part]:
+    def change(encoder: str) -> Estimate:
+        third, fourth = (
+            evidence.estimate("fourier.high_frequency", encoder=encoder, site="block.*", depth=depth)
+            for depth in ((0.5, 0.75), "last quarter")
+        )
+        return fourth - third
+
+    label = f"Δ log amplitude, last quarter of the blocks − third quarter: {mae} − {other}"
+    return [above(label, change(mae) - change(other))]
+
+
+def _halves_cases(evidence: Evidence) -> list[Case]:
+    names = [(_nearest(evidence).name, *ends) for ends in _ends(evidence)]
+    return cases_of(evidence, _halves, names, otherwise=("As a fall from early to late blocks", _falls))
+
+
+MIXED = {"NMI": ("attention.nmi_mean", {}), "Δ log amplitude": ("fourier.high_frequency", {"site": "block.*"})}
+
+
+def _halves(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
+    """Early the hybrid is further from joint embedding than from reconstruction, late the other way round."""
+    weight = next((f" (λ = {role.weight:g})" for role in _hybrids(evidence) if role.name == hybrid and role.weight), "")
+    found = []
+    for word, (number, where) in MIXED.items():
+        for depth, near, far in ((EARLY, rec, je), (LATE, je, rec)):
+            own, to_near, to_far = (
+                evidence.estimate(number, encoder=encoder, depth=depth, **where) for encoder in (hybrid, near, far)
+            )
+            label = f"{word}, {depth}: how much further {hybrid}{weight} is from {far} than from {near}"
+            found.append(above(label, _size(own - to_far) - _size(own - to_near)))
+    return found
+
+
+def _size(effect: Estimate) -> Estimate:
+    """Without its sign."""
+    return effect * math.copysign(1.0, effect.value)
+
+
+def _falls(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
+    found = []
+    for word, (number, where) in MIXED.items():
+        early, late = (evidence.estimate(number, encoder=hybrid, depth=depth, **where) for depth in (EARLY, LATE))
+        found.append(above(f"{word} of {hybrid}, first half of the blocks − last half", early - late))
+    return found
+
+
+def _outlier_cases(evidence: Evidence) -> list[Case]:
+    names = [(moco.name, rec.name) for moco in _of_method(evidence, "moco") for rec in _plain(evidence, REC)]
+    return cases_of(evidence, _outlier, names, _highest)
+
+
+def _outlier(evidence: Evidence, moco: str, rec: str) -> list[Part]:
+    spread = _between("attention.nmi_std", "std of NMI over heads, first quarter", more=JE, depth="first quarter")
+    highest = _between(
+        "attention.nmi", "highest NMI of a head, first quarter", more=JE, depth="first quarter", statistic=np.max
+    )
+    return [*spread(evidence, moco, rec), *highest(evidence, moco, rec)]
+
+
+def _highest(evidence: Evidence, moco: str, rec: str) -> str:
+    found = evidence.estimate("attention.nmi", encoder=moco, depth="first quarter", statistic=np.max).contrast()
+    return f"The highest head of {moco} has an NMI of {found.value:.2f} (95 % {found.low:.2f} to {found.high:.2f})."
+
+
+def _inherited(evidence: Evidence, je: str, rec: str) -> list[Part]:
+    kinds = _kinds(evidence, je, rec) or NOISE
+    properties = [part for parts in (_nmi, _frequency, _shape) for part in parts(evidence, je, rec)]
+    return [*properties, *_drops(evidence, je, rec, kinds)]
+
+
+def _kinds(evidence: Evidence, *encoders: str) -> list[str]:
+    """The kinds of noise that these encoders were tested with."""
+    return [kind for kind in NOISE if evidence.holds("noise", *encoders, among=_noise_of(kind))]
+
+
+def _kinds_of_noise(evidence: Evidence, je: str, rec: str) -> str:
+    lacking = [kind for kind in NOISE if kind not in _kinds(evidence, je, rec)]
+    return f"Noise of kind {lacking[0]} was not measured after fine-tuning." if lacking else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+FINDINGS = (
+    Finding(
+        "P1", "003", "Fig 1 left",
+        "Joint-embedding encoders win linear probing, reconstruction encoders win fine-tuning",
+        "linear probe: JE − REC > 0; accuracy after fine-tuning: REC − JE > 0",
+        "003 Fig 1a", "", "passes finetune", ("probes", "agreement"), _of_pairs(_probe_and_tuning),
+    ),
+    Finding(
+        "P2", "003", "Fig 1 middle",
+        "Joint embedding wins among small models, reconstruction gains more from size",
+        "accuracy after fine-tuning: JE − REC > 0 at the smallest size; to the largest, gain of REC − of JE > 0",
+        "003 Fig 1b", "", "pretrain finetune", ("agreement",), _scaling_cases,
+    ),
+    Finding(
+        "P3", "003", "Fig 3, C.1, C.2",
+        "In later layers joint-embedding encoders attend further than reconstruction ones, whatever method and size",
+        "mean attention distance, share of the diagonal, last half of the blocks: JE − REC > 0",
+        "003 Fig 3", "", "passes", ("attention",), _of_pairs(_distance),
+    ),
+    Finding(
+        "P4", "003", "Fig 4, C.1",
+        "Attention of joint-embedding encoders hardly depends on the query: it collapses into homogeneity",
+        "normalised mutual information of queries and keys, last half of the blocks: REC − JE > 0",
+        "003 Fig 4", "", "passes", ("attention",), _of_pairs(_nmi),
+    ),
+    Finding(
+        "P5", "003", "Fig 5",
+        "Later layers of joint-embedding encoders lack diversity: heads, depths and tokens repeat each other",
+        "mean cosine of heads, of a token before and after attention, of tokens, last half of the blocks: JE − REC > 0",
+        "003 Fig 5", "", "passes", ("diversity",), _of_pairs(_cosines),
+    ),
+    Finding(
+        "P6", "003", "Fig 7a",
+        "Joint embedding keeps or shrinks the volume that the tokens of an image fill, reconstruction grows it",
+        "Δ log σ of tokens at two ranks, last half of the blocks − first half: ≤ 0 for JE, > 0 for REC",
+        "003 Fig 7a", "", "passes", ("spectra",),
+        _of_pairs(_token_volumes, otherwise=("As a difference of the two", _growth_apart)),
+    ),
+    Finding(
+        "P7", "003", "Fig 7b",
+        "Joint embedding grows the volume that images fill far more than reconstruction does",
+        "Δ log σ of mean tokens at two ranks, last half of the blocks − first half: JE > 0, JE − REC > 0",
+        "003 Fig 7b", "", "passes", ("spectra",), _of_pairs(_image_volumes),
+    ),
+    Finding(
+        "P8", "003", "Fig 9",
+        "Joint-embedding encoders go by low frequencies, reconstruction encoders by high ones",
+        "Δ log amplitude at the highest frequency, mean of all blocks: REC − JE > 0",
+        "003 Fig 9", "", "passes", ("fourier",),
+        _of_pairs(_frequency, otherwise=("In the last half of the blocks", _late_frequency)),
+    ),
+    Finding(
+        "P9", "003", "Fig 8a",
+        "Joint-embedding encoders decide by shape, reconstruction encoders by texture",
+        "share of decisions for the shape on cue-conflict images: JE − REC > 0",
+        "003 Fig 8a", "", "passes", ("shape_bias",), _of_pairs(_shape),
+    ),
+    Finding(
+        "P10", "003", "Fig 8b",
+        "Reconstruction encoders lose more accuracy to high-frequency noise",
+        "drop in accuracy under noise above π/2, bands of 0.1π, with both kinds of noise: REC − JE > 0",
+        "003 Fig 8b", "", "passes", ("noise",),
+        _of_pairs(_drops, otherwise=("As a share of the accuracy without noise", _relative_drops)),
+    ),
+    Finding(
+        "P11", "003", "Fig 11",
+        "Early layers matter in reconstruction, late ones in joint embedding; probes of reconstruction fall at the end",
+        "linear probe of blocks: REC − JE > 0 in the first half, JE − REC > 0 in the last; of REC the third quarter "
+        "− the last > 0",
+        "003 Fig 11", "", "passes", ("probes",), _of_pairs(_blocks),
+    ),
+    Finding(
+        "P12", "003", "Fig 10",
+        "MAE's decoder does what the late layers of SimMIM do: it attends by the query and gives up high frequencies, "
+        "which MAE's encoder keeps",
+        "NMI: late SimMIM − late MAE > 0, MAE's decoder − late SimMIM > 0; Δ log amplitude of MAE: late blocks − "
+        "decoder > 0",
+        "003 Fig 10", "", "passes", ("attention", "fourier"), _decoders,
+    ),
+    Finding(
+        "P13", "003", "Fig 12a",
+        "A hybrid of both losses beats both in linear probing and in fine-tuning",
+        "linear probe, and accuracy after fine-tuning: hybrid − JE > 0, hybrid − REC > 0",
+        "003 Fig 12a", "", "passes pretrain finetune", ("probes", "agreement"), _swept,
+    ),
+    Finding(
+        "P14", "003", "Fig 12b, c",
+        "The hybrid is like reconstruction in early layers and like joint embedding in late ones",
+        "NMI and Δ log amplitude: |hybrid − JE| − |hybrid − REC| > 0 in the first half of the blocks, < 0 in the last",
+        "003 Fig 12b", "λ = 0.2", "passes", ("attention", "fourier"), _halves_cases,
+    ),
+    Finding(
+        "P15", "003", "Fig D.1",
+        "Attention restricted to a window lowers the linear probing of joint embedding and raises its fine-tuning",
+        "linear probe: without − with a window > 0; accuracy after fine-tuning: with − without > 0",
+        "003 Fig D.1", "", "pretrain finetune", ("probes", "agreement"), _windows,
+    ),
+    Finding(
+        "P16", "003", "Fig E.1",
+        "In an early layer of MoCo one head attends by the query alone: its NMI is near 1",
+        "NMI in the first quarter of the blocks: standard deviation over heads, and highest head, MoCo − REC > 0",
+        "003 Fig E.1", "an NMI close to 1.0 of a head of the third layer", "passes", ("attention",), _outlier_cases,
+    ),
+    Finding(
+        "P17", "003", "Fig E.2, 6",
+        "Tokens of joint-embedding encoders cluster by image, those of reconstruction encoders mingle",
+        "silhouette of tokens by image, last block: JE − REC > 0",
+        "003 Fig E.2", "", "passes", ("tokens",), _of_pairs(_silhouette),
+    ),
+    Finding(
+        "P18", "003", "Fig E.3",
+        "The first layer of MoCo clumps tokens together",
+        "second largest log singular value of tokens, uncentred: before − after the first block > 0",
+        "003 Fig E.3", "", "passes", ("spectra",), _clumping,
+    ),
+    Finding(
+        "P19", "003", "Fig F.1, F.2",
+        "Fine-tuned models inherit homogeneity, frequencies, shape bias and robustness from their start",
+        "the inequalities of P4, P8, P9 and P10 between fine-tuned encoders",
+        "003 Fig F.1", "", "finetune", ("attention", "fourier", "shape_bias", "noise"),
+        _of_pairs(_inherited, _kinds_of_noise, tuned=True),
+    ),
+    Finding(
+        "P20", "003", "Fig F.3",
+        "Without its early blocks reconstruction is fine-tuned worse, without its late blocks joint embedding is",
+        "drop in accuracy, mean over numbers of re-initialised blocks: the first, REC − JE > 0; the last, JE − REC > 0",
+        "003 Fig F.3", "", "reinit", (), _of_pairs(_reinitialised),
+    ),
+    Finding(
+        "P21", "003", "Table G.1",
+        "The hybrid wins on other images and in semantic segmentation, too",
+        "linear probe on a second set of images, and mIoU: hybrid − JE > 0, hybrid − REC > 0",
+        "003 Table G.1", "iNaturalist 2018: 62.1 (λ = 0), 68.8 (0.2), 66.2 (1); ADE20K mIoU: 35.4, 42.2, 39.7",
+        "segment", ("probes",), _elsewhere_cases,
+    ),
+)  # fmt: skip

@@ -1,0 +1,694 @@
+"""S1–S21: Shekhar et al. 2022 (documents 000 and 002) and 2023, "Objectives Matter" (001).
+
+Joint-embedding (JE) against reconstruction (REC). What the papers show of MoCo-v3, DINO and MAE is asked of all
+encoders of these roles. Each function gives the cases of one finding, one for each choice of encoders.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.core.contrast import Estimate
+from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.findings.contract import Case, Finding, Part
+from sightline.studies.findings.deciding import DRAWS, above, below, within, written
+from sightline.studies.roles import JE, MASKED_JE, REC, Role
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from sightline.core.run_folder import Run
+
+__all__ = ["FINDINGS"]
+
+
+FINDINGS: list[Finding] = []
+
+# What "small", "not" and "≈ 0" mean, where the papers print no number. They were fixed before anything was measured.
+NOTHING = 0.01  # accuracy: a gain of less than one point is none; the smallest gain that 001 speaks of is 1.03 points
+SMALL = 0.05  # accuracy: what k-NN may lack to the probe and still nearly equal it
+UNNOTICED = 0.05  # CKA: what is not seen in a figure
+LARGER = 0.5  # relative distance of two layers from which on it is "larger"
+SAMPLES = 1024  # images from which on their number must not matter
+KINDS = ("box", "mask")
+
+
+def _states(
+    id: str, *, where: str, claim: str, measure: str, figure: str, says: str, analyses: Iterable[str] = (),
+    step: str = "passes", paper: str = "001",
+) -> Callable[[Callable[[Evidence], Sequence[Case]]], Callable[[Evidence], Sequence[Case]]]:  # fmt: skip
+    """List the function as a finding."""
+
+    def keep(cases: Callable[[Evidence], Sequence[Case]]) -> Callable[[Evidence], Sequence[Case]]:
+        FINDINGS.append(Finding(id, paper, where, claim, measure, figure, says, step, tuple(analyses), cases))
+        return cases
+
+    return keep
+
+
+def _names(roles: Iterable[Role]) -> list[str]:
+    return [role.name for role in roles]
+
+
+def _last(values: npt.NDArray[Any], axis: int) -> Any:
+    """The statistic that takes the last block."""
+    return np.take(values, -1, axis=axis)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Representations
+
+
+def _diagonal(evidence: Evidence, encoder: str, other: str, layer_type: str = "block", **where: Any) -> Estimate:
+    """Mean CKA of layers at the same depth."""
+    return evidence.estimate(
+        "cka.diagonal", encoder=encoder, other=other, layer_type=layer_type, tokens="all", **where
+    )  # fmt: skip
+
+
+@_states(
+    "S1", where="Fig 1a; 000 Fig 1", figure="001 Fig 1a", analyses=["cka"],
+    claim="Joint-embedding representations resemble each other more than they resemble those of reconstruction.",
+    measure="mean diagonal CKA of blocks: CKA(JE, JE′) > CKA(JE, REC) and > CKA(JE′, REC)",
+    says="no number is printed; heat maps of CKA",
+)  # fmt: skip
+def _alike(evidence: Evidence) -> Sequence[Case]:
+    je, rec = _names(evidence.need(JE, count=2)), _names(evidence.need(REC))
+
+    def parts(a: str, b: str, r: str) -> list[Part]:
+        return [
+            above(f"CKA({a}, {b}) − CKA({one}, {r})", _diagonal(evidence, a, b) - _diagonal(evidence, one, r))
+            for one in (a, b)
+        ]
+
+    return [Case((a, b, r), partial(parts, a, b, r)) for a, b in itertools.combinations(je, 2) for r in rec]
+
+
+@_states(
+    "S2", paper="000", where="000 §2.1", figure="000 Fig 1", analyses=["cka"],
+    claim="Joint-embedding encoders agree strongly in early and middle blocks, and less in the last quarter.",
+    measure="diagonal CKA(JE, JE′): mean of the blocks before the last quarter > mean of the last quarter",
+    says="no number is printed; \"the final three transformer blocks\" of twelve",
+)  # fmt: skip
+def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
+    def parts(a: str, b: str) -> list[Part]:
+        before, after = (_diagonal(evidence, a, b, depth=depth) for depth in ((0, 0.75), "last quarter"))
+        return [above(f"CKA({a}, {b}) before the last quarter − in it", before - after)]
+
+    return [Case(pair, partial(parts, *pair)) for pair in itertools.combinations(_names(evidence.need(JE, count=2)), 2)]
+
+
+@_states(
+    "S3", paper="000", where="000 §2.1", figure="000 Fig 1", analyses=["cka"],
+    claim="The first half of a joint-embedding encoder matches the first quarter of reconstruction.",
+    measure="depth in REC of the block with the largest CKA, mean over the first half of JE's blocks, < 1/4",
+    says="no number is printed; \"the first quarter of MAE layers are similar to the first half\"",
+)  # fmt: skip
+def _early_match(evidence: Evidence) -> Sequence[Case]:
+    where = {"layer_type": "block", "tokens": "all"}
+
+    def parts(a: str, r: str) -> list[Part]:
+        found = evidence.estimate("cka.row_depth", encoder=a, other=r, depth="first half", draws=DRAWS, **where)
+        label = f"depth in {r} that the first half of {a} matches"
+        return [below(label, found, 0.25, method="bootstrap")]
+
+    def notes(a: str, r: str) -> str:
+        shares = [
+            evidence.estimate("cka.row_depth", encoder=a, other=r, depth=depth, statistic=share, **where).value
+            for depth, share in (("first half", _in_first_quarter), ("last half", _behind_first_quarter))
+        ]
+        return (
+            f"{shares[0]:.0%} of the first half of {a} match the first quarter of {r}, {shares[1]:.0%} of the last "
+            "half what follows it."
+        )
+
+    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    return [Case(pair, partial(parts, *pair), partial(notes, *pair)) for pair in pairs]
+
+
+def _in_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
+    return (depths < 0.25).mean(axis)
+
+
+def _behind_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
+    return (depths >= 0.25).mean(axis)
+
+
+@_states(
+    "S4", where="Fig 1b; 000 Fig 2", figure="001 Fig 1b", analyses=["cka"],
+    claim="Joint-embedding and reconstruction differ in attention and norm layers, not in fully connected ones.",
+    measure="mean diagonal CKA(JE, REC): fc1 > qkv and fc1 > norm1",
+    says="no number is printed; \"much lower than fully connected layers\"",
+)  # fmt: skip
+def _layer_types(evidence: Evidence) -> Sequence[Case]:
+    def parts(a: str, r: str) -> list[Part]:
+        return [
+            above(f"CKA({a}, {r}) of fc1 − {kind}", _diagonal(evidence, a, r, "fc1") - _diagonal(evidence, a, r, kind))
+            for kind in ("qkv", "norm1")
+        ]
+
+    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    return [Case(pair, partial(parts, *pair)) for pair in pairs]
+
+
+@_states(
+    "S5", where="Fig 11", figure="001 Fig 11", analyses=["cka"],
+    claim="The objective outweighs the architecture: a CNN and a ViT of one kind are more alike than ViTs of both.",
+    measure="CKA against the distance of layers: (JE CNN, JE ViT) > (JE ViT, REC ViT) at every distance; (REC CNN, REC "
+    "ViT) > (JE ViT, REC ViT) at larger distances, from half of the depth on",
+    says="no number is printed; curves over the distance of layers",
+)  # fmt: skip
+def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
+    vits = {family: _names(evidence.need(family)) for family in (JE, REC)}
+    found = []
+    for family, other, least in ((JE, REC, 0.0), (REC, JE, LARGER)):
+        cnns = _names(evidence.encoders(family, "cnn"))
+        for cnn, own, foreign in itertools.product(cnns, vits[family], vits[other]):
+            found.append(Case((cnn, own, foreign), partial(_curve_above, evidence, cnn, own, foreign, least)))
+        if not cnns:
+            found.append(Case((f"a {family} CNN",), partial(_need, evidence, family, "cnn")))
+    return found
+
+
+def _need(evidence: Evidence, family: str, network: str) -> list[Part]:
+    """No parts, but what is missing."""
+    evidence.need(family, network)
+    return []
+
+
+def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: float) -> list[Part]:
+    """CKA(CNN, ViT) − CKA(ViT, ViT of the other kind) at each distance, matched by the share of the depth."""
+    first, second = _distances(evidence, cnn, own), _distances(evidence, own, foreign)
+    parts = []
+    for distance, share in first.items():
+        if share >= least:
+            near = min(second, key=lambda other: abs(second[other] - share))
+            curves = [
+                evidence.estimate("cka.distance_cka", encoder=a, other=b, tokens="all", distance=at)
+                for a, b, at in ((cnn, own, distance), (own, foreign, near))
+            ]
+            label = f"CKA({cnn}, {own}) − CKA({own}, {foreign}) at distance {share:.2f}"
+            parts.append(above(label, curves[0] - curves[1]))
+    return parts
+
+
+def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
+    """The distances of layers that two encoders have, and which share of the depth they are."""
+    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
+    table = evidence.table("cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
+    known = np.isfinite(table.distance_cka.values)
+    distances = table.distance.values[known]
+    if "relative_distance" in table.coords:
+        shares = table.relative_distance.values[known]
+    else:
+        shares = distances / max(1, distances.max())
+    return {int(distance): float(share) for distance, share in zip(distances, shares, strict=True)}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Classes
+
+
+@_states(
+    "S6", where="Fig 12; 000 Fig 3", figure="001 Fig 12", analyses=["knn", "probes"],
+    claim="By k-NN, reconstruction falls behind joint-embedding after the first quarter; in joint-embedding the last "
+    "CLS token nearly equals the linear probe.",
+    measure="20-NN accuracy, JE − REC: mean of the blocks behind the first quarter > mean of the first quarter, for "
+    f"CLS, GAP and GAP without CLS; linear probe − 20-NN of the last block's CLS within ± {100 * SMALL:g} points for "
+    "JE",
+    says="no number is printed; \"starts to diverge … after the third transformer block\" of twelve",
+)  # fmt: skip
+def _class_separability(evidence: Evidence) -> Sequence[Case]:
+    def accuracy(encoder: str, feature: str, **where: Any) -> Estimate:
+        return evidence.estimate("knn.accuracy", encoder=encoder, feature=feature, layer_type="block", **where)
+
+    def parts(a: str, r: str) -> list[Part]:
+        found = []
+        for feature in _features(evidence, "knn", a, r):
+            early, late = (
+                accuracy(a, feature, depth=depth) - accuracy(r, feature, depth=depth)
+                for depth in ("first quarter", (0.25, 1))
+            )
+            label = f"growth of 20-NN accuracy {a} − {r} after the first quarter, {feature}"
+            found.append(above(label, late - early, percent=True))
+        probe = evidence.estimate(
+            "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=_last
+        )
+        missing = probe - accuracy(a, "cls", statistic=_last)
+        return [*found, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
+
+    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    return [Case(pair, partial(parts, *pair)) for pair in pairs]
+
+
+def _features(evidence: Evidence, result: str, *encoders: str) -> list[str]:
+    """The poolings that all of these encoders have."""
+    members = [member for name in encoders for member in evidence.seeds.get(name, (name,))]
+    values = evidence.table(result, *encoders).accuracy.sel(encoder=members)
+    known = (
+        np.isfinite(values).any([str(dim) for dim in values.dims if dim not in ("encoder", "feature")]).all("encoder")
+    )
+    return [str(feature) for feature in values.feature.values[known.values]]
+
+
+@_states(
+    "S7", where="Fig 13; 000 Fig 4", figure="001 Fig 13", analyses=["agreement"],
+    claim="Joint-embedding encoders rank the classes alike, where they are right and where they are wrong.",
+    measure="Kendall's τ of the top 5, 10 and 100 classes (as far as there are as many) over all images, those that "
+    "both get right and those that both get wrong: τ(JE, JE′) > τ(JE, REC)",
+    says="no number is printed; bars of τ",
+)  # fmt: skip
+def _rankings(evidence: Evidence) -> Sequence[Case]:
+    def tau(a: str, b: str, images: str, k: int) -> Estimate:
+        return evidence.estimate("agreement.tau", encoder=a, other=b, images=images, k=k)
+
+    def parts(a: str, b: str, r: str) -> list[Part]:
+        table = evidence.table("agreement", a, b, r)
+        every = itertools.product(table.images.values, [k for k in table.k.values if k in (5, 10, 100)])
+        return [
+            above(f"τ@{k}({a}, {b}) − τ@{k}({a}, {r}), {images}", tau(a, b, images, k) - tau(a, r, images, k))
+            for images, k in every
+        ]
+
+    return _je_je_rec(evidence, parts)
+
+
+@_states(
+    "S8", paper="000", where="000 §2.4; 001 App F", figure="001 Fig 13", analyses=["agreement"],
+    claim="First choices agree more within joint-embedding than between it and reconstruction.",
+    measure="macro F1 of one encoder's first choices against the other's: F1(JE, JE′) > F1(JE, REC)",
+    says="F1(DINO, MoCo-v3) 0.9341, F1(MAE, MoCo-v3) 0.88",
+)  # fmt: skip
+def _choices(evidence: Evidence) -> Sequence[Case]:
+    def f1(a: str, b: str) -> Estimate:
+        return evidence.estimate("agreement.f1", encoder=a, other=b)
+
+    def parts(a: str, b: str, r: str) -> list[Part]:
+        return [above(f"F1({a}, {b}) − F1({a}, {r})", f1(a, b) - f1(a, r))]
+
+    return _je_je_rec(evidence, parts)
+
+
+def _je_je_rec(evidence: Evidence, parts: Callable[[str, str, str], Sequence[Part]]) -> list[Case]:
+    """A case for each ordered pair of joint-embedding encoders and each reconstruction."""
+    je, rec = _names(evidence.need(JE, count=2)), _names(evidence.need(REC))
+    return [Case((a, b, r), partial(parts, a, b, r)) for a, b in itertools.permutations(je, 2) for r in rec]
+
+
+@_states(
+    "S9", where="Fig 2a", figure="001 Fig 2a", analyses=["probes"],
+    claim="A deeper, non-linear probe of the last CLS token helps reconstruction, not joint-embedding.",
+    measure="accuracy of a probe of depth 3 − depth 1: REC > 0; JE below one point",
+    says="MAE +1.03 points with three layers; no improvement for MoCo-v3 and DINO",
+)  # fmt: skip
+def _deeper_probe(evidence: Evidence) -> Sequence[Case]:
+    def gain(encoder: str) -> Estimate:
+        where = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
+        deep, plain = (evidence.estimate("probes.accuracy", probe=probe, **where) for probe in ("depth 3", "linear"))
+        return deep - plain
+
+    return _helps_rec_not_je(evidence, gain, "gain of a probe of depth 3 on {}")
+
+
+@_states(
+    "S10", where="Fig 2c, Table 2b", figure="001 Fig 2c", analyses=["probes"],
+    claim="A linear probe of the last and one intermediate CLS token helps reconstruction, not joint-embedding.",
+    measure="accuracy of (last ⊕ block i) − last alone, i chosen on the selection split: REC > 0; JE below one point",
+    says="MAE 67.73 → 69.53 (+1.8) and 70.12 (+2.4); no marginal utility for MoCo-v3 and DINO",
+)  # fmt: skip
+def _intermediate(evidence: Evidence) -> Sequence[Case]:
+    return _helps_rec_not_je(evidence, partial(_added_layer, evidence), "gain of a second layer for the probe of {}")
+
+
+def _helps_rec_not_je(evidence: Evidence, gain: Callable[[str], Estimate], label: str) -> list[Case]:
+    def parts(a: str, r: str) -> list[Part]:
+        return [
+            above(label.format(r), gain(r), percent=True),
+            below(label.format(a), gain(a), NOTHING, percent=True),
+        ]
+
+    pairs = itertools.product(_names(evidence.need(JE)), _names(evidence.need(REC)))
+    return [Case(pair, partial(parts, *pair)) for pair in pairs]
+
+
+def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
+    """What one more block gives to the linear probe of the last layer; the block is chosen on the selection split."""
+    table = evidence.table("probes", encoder)
+    members = list(evidence.seeds.get(encoder, (encoder,)))
+    chosen = table.selection.sel(encoder=members, probe="multilayer", feature="cls").mean("encoder")
+    chosen = chosen.where(np.isfinite(chosen) & (table.layer_type == "block"), drop=True)
+    if not chosen.size:
+        raise Missing(f"probes of two layers of {encoder}: add `--steps passes`")
+    # The last block beside the final norm is no intermediate layer.
+    chosen = chosen.isel(site=slice(0, -1)) if chosen.sizes["site"] > 1 else chosen
+    site = str(chosen.site.values[int(np.argmax(chosen.values))])
+    last = {"probe": "linear", "site": _last_site(evidence, encoder)}
+    both, alone = (
+        evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", **where)
+        for where in ({"probe": "multilayer", "site": site}, last)
+    )
+    return both - alone
+
+
+def _last_site(evidence: Evidence, encoder: str) -> str:
+    table = evidence.table("probes", encoder)
+    member = evidence.seeds.get(encoder, (encoder,))[0]
+    return str(table.last_site.sel(encoder=member).item()) if "last_site" in table else "norm"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Invariances
+
+BESIDE = {  # what stands beside the likelihood gap, each larger where orientation is kept
+    "samples that face as their source": ("rcdm.orientation", {"judge": "pixels"}),
+    "distance of mirror images": (
+        "transformations.distance",
+        {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": _last},
+    ),
+    "inversion": ("rcdm.nearer", {}),
+    "probe of orientation": ("orientation.accuracy", {"feature": "cls", "layer_type": "block", "statistic": _last}),
+}
+
+
+def _keeps_orientation(evidence: Evidence, keeps: str, forgets: str) -> list[Part]:
+    share = [evidence.estimate("rcdm.share", encoder=name, transformation="mirror") for name in (keeps, forgets)]
+    label = f"images whose orientation the representation tells, {keeps} − {forgets}"
+    return [above(label, share[0] - share[1], percent=True)]
+
+
+def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
+    """What the other measures say, and which of them disagree."""
+    decided = _keeps_orientation(evidence, keeps, forgets)[0]
+    said, against = [], []
+    for name, (number, where) in BESIDE.items():
+        try:
+            one, other = (evidence.estimate(number, encoder=encoder, **where) for encoder in (keeps, forgets))
+        except Missing:
+            continue
+        part = above(name, one - other)
+        differs = part.agrees is not None and decided.agrees is not None and part.agrees is not decided.agrees
+        (against if differs else said).append(written(part))
+    sentences = [
+        f"Beside it, {keeps} − {forgets}: {'; '.join(said)}." if said else "",
+        f"The measures disagree: {'; '.join(against)}, {keeps} − {forgets}." if against else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+@_states(
+    "S11", where="Fig 3", figure="001 Fig 3", step="rcdm", analyses=["transformations", "orientation", "inversion"],
+    claim="Joint-embedding forgets horizontal orientation, reconstruction keeps it.",
+    measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − JE > 0",
+    says="no number is printed; pictures drawn from the representations",
+)  # fmt: skip
+def _orientation(evidence: Evidence) -> Sequence[Case]:
+    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    return [
+        Case((r, a), partial(_keeps_orientation, evidence, r, a), partial(_other_measures, evidence, r, a))
+        for r, a in pairs
+    ]
+
+
+@_states(
+    "S21", where="Fig 17", figure="001 Fig 17", step="finetune,rcdm",
+    analyses=["transformations", "orientation", "inversion"],
+    claim="Fine-tuned reconstruction forgets horizontal orientation.",
+    measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − "
+    "fine-tuned REC > 0",
+    says="no number is printed; pictures drawn from the representations",
+)  # fmt: skip
+def _orientation_after(evidence: Evidence) -> Sequence[Case]:
+    pairs = _before_and_after(evidence, REC)
+    return [
+        Case(pair, partial(_keeps_orientation, evidence, *pair), partial(_other_measures, evidence, *pair))
+        for pair in pairs
+    ]
+
+
+def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
+    """Encoders of a family with what was fine-tuned from them; those without are left out, unless all are."""
+    before = _names(evidence.need(family))
+    found = [(name, tuned.name) for name in before if (tuned := evidence.tuned(name)) is not None]
+    return found or [(name, evidence.need_tuned(name).name) for name in before]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Objects
+
+
+def _detectors(how: str, several: bool = False) -> Callable[[Run], bool]:
+    """Runs with detectors on encoders that are frozen or trained along, of the last block or of several."""
+
+    def fits(run: Run) -> bool:
+        blocks = str(run.request.get("settings", {}).get("blocks", "last"))
+        return run["detection"].attrs.get("encoders") == how and (blocks != "last") == several
+
+    return fits
+
+
+def _ap(evidence: Evidence, encoder: str, kind: str, area: str, among: Callable[[Run], bool]) -> Estimate:
+    return evidence.estimate("detection.AP", encoder=encoder, kind=kind, area=area, among=among)
+
+
+def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> list[str]:
+    known = evidence.table("detection", *encoders, among=among).kind.values
+    return [kind for kind in KINDS if kind in known]
+
+
+@_states(
+    "S12", where="Table 6", figure="001 Table 6", step="detect",
+    claim="With frozen encoders, reconstruction detects better than joint-embedding without multi-crop: better small "
+    "objects, worse large ones.",
+    measure="AP of boxes and masks, REC − JE (without DINO's multi-crop): all > 0, small > 0, large < 0",
+    says="box AP all/large/small: MAE 30.25/39.93/18.69, MoCo-v3 28.75/40.21/15.49, DINO without multi-crop "
+    "29.97/40.82/17.55, with it 32.57/44.14/19.89; mask AP 28.56/41.73/14.37, 26.67/41.92/10.89, 28.16/42.53/12.99, "
+    "30.04/45.77/14.37",
+)  # fmt: skip
+def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
+    among = _detectors("frozen")
+    plain = [role.name for role in evidence.need(JE) if not role.multicrop]
+    if not plain:
+        raise Missing("a joint-embedding ViT without multi-crop: add `--je NAME=REFERENCE`")
+
+    def parts(r: str, a: str) -> list[Part]:
+        found = []
+        for kind, (area, claims) in itertools.product(
+            _kinds(evidence, among, r, a), {"all": above, "small": above, "large": below}.items()
+        ):
+            difference = _ap(evidence, r, kind, area, among) - _ap(evidence, a, kind, area, among)
+            found.append(claims(f"AP of {r} − {a}, {kind}, {area}", difference, percent=True))
+        return found
+
+    return [Case(pair, partial(parts, *pair)) for pair in itertools.product(_names(evidence.need(REC)), plain)]
+
+
+@_states(
+    "S13", where="Table 7", figure="001 Table 7", step="detect",
+    claim="Trained end to end, detectors on reconstruction beat those on joint-embedding on objects of all sizes.",
+    measure="AP of boxes and masks with the encoder trained along, REC − JE > 0: all, small, medium, large",
+    says="box AP all/large/small: MAE 51.57/66.36/35.27, MoCo-v3 48.81/64.83/32.79, DINO 47.73/62.49/32.17; mask AP "
+    "45.84/63.84/27.27, 43.18/62.86/23.78, –/60.03/24.28",
+)  # fmt: skip
+def _trained_detection(evidence: Evidence) -> Sequence[Case]:
+    among = _detectors("trained along")
+
+    def parts(r: str, a: str) -> list[Part]:
+        every = itertools.product(_kinds(evidence, among, r, a), ("all", "small", "medium", "large"))
+        return [
+            above(
+                f"AP of {r} − {a}, {kind}, {area}",
+                _ap(evidence, r, kind, area, among) - _ap(evidence, a, kind, area, among),
+                percent=True,
+            )
+            for kind, area in every
+        ]
+
+    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    return [Case(pair, partial(parts, *pair)) for pair in pairs]
+
+
+@_states(
+    "S14", where="Fig 7", figure="001 Fig 7", step="detect",
+    claim="Intermediate features beside the last ones help detectors on joint-embedding and on reconstruction.",
+    measure="AP with the last four blocks − AP with the last one > 0, for JE and for REC",
+    says="no number is printed; bars of AP",
+)  # fmt: skip
+def _more_blocks(evidence: Evidence) -> Sequence[Case]:
+    one, several = _detectors("frozen"), _detectors("frozen", several=True)
+
+    def parts(name: str) -> list[Part]:
+        return [
+            above(
+                f"AP of {name} with four blocks − the last one, {kind}",
+                _ap(evidence, name, kind, "all", several) - _ap(evidence, name, kind, "all", one),
+                percent=True,
+            )
+            for kind in _kinds(evidence, several, name)
+        ]
+
+    every = [*_names(evidence.need(JE)), *_names(evidence.need(REC))]
+    return [Case((name,), partial(parts, name)) for name in every]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Fine-tuning
+
+
+@_states(
+    "S15", where="Fig 4, 8", figure="001 Fig 4", step="finetune", analyses=["cka"],
+    claim="Fine-tuned reconstruction resembles pre-trained joint-embedding more than before.",
+    measure="mean diagonal CKA of blocks: CKA(fine-tuned REC, JE) > CKA(REC, JE)",
+    says="no number is printed; heat maps of CKA",
+)  # fmt: skip
+def _towards_je(evidence: Evidence) -> Sequence[Case]:
+    def parts(before: str, after: str, a: str) -> list[Part]:
+        return [
+            above(
+                f"CKA({after}, {a}) − CKA({before}, {a})",
+                _diagonal(evidence, after, a) - _diagonal(evidence, before, a),
+            )
+        ]
+
+    je = _names(evidence.need(JE))
+    return [
+        Case((before, after, a), partial(parts, before, after, a))
+        for (before, after), a in itertools.product(_before_and_after(evidence, REC), je)
+    ]
+
+
+@_states(
+    "S16", where="Fig 9, 10; 000 Fig 6", figure="001 Fig 10", step="finetune", analyses=["cka"],
+    claim="Fine-tuning makes attention and norm layers alike, fully connected ones in early blocks only.",
+    measure="change of the mean diagonal CKA(JE, REC) by fine-tuning both: qkv > fc1, norm1 > fc1; of fc1 > 0 in the "
+    "first half and < 0 in the last",
+    says="no number is printed; fc1 \"increases for the initial and intermediate ViT layers but decreases for the "
+    "later layers\"",
+)  # fmt: skip
+def _layers_after(evidence: Evidence) -> Sequence[Case]:
+    def change(je: tuple[str, str], rec: tuple[str, str], kind: str, **where: Any) -> Estimate:
+        before, after = (_diagonal(evidence, a, r, kind, **where) for a, r in zip(je, rec, strict=True))
+        return after - before
+
+    def parts(je: tuple[str, str], rec: tuple[str, str]) -> list[Part]:
+        pair = f"CKA({je[0]}, {rec[0]})"
+        most = [
+            above(f"change of {pair} in {kind} − in fc1", change(je, rec, kind) - change(je, rec, "fc1"))
+            for kind in ("qkv", "norm1")
+        ]
+        early, late = (change(je, rec, "fc1", depth=half) for half in ("first half", "last half"))
+        return [
+            *most,
+            above(f"change of {pair} in fc1, first half", early),
+            below(f"change of {pair} in fc1, last half", late),
+        ]
+
+    pairs = itertools.product(_before_and_after(evidence, JE), _before_and_after(evidence, REC))
+    return [Case((*je, *rec), partial(parts, je, rec)) for je, rec in pairs]
+
+
+@_states(
+    "S17", where="Fig 14", figure="001 Fig 14", step="finetune,dynamics",
+    claim="Fine-tuning of reconstruction takes a straighter path through the parameters of attention.",
+    measure="‖θ_T − θ_0‖ / Σ_t ‖θ_{t+1} − θ_t‖ over epochs, all attention parameters as one group: REC > JE",
+    says="no number is printed; curves over epochs",
+)  # fmt: skip
+def _straighter(evidence: Evidence) -> Sequence[Case]:
+    def efficiency(name: str) -> Estimate:
+        return evidence.after_training("dynamics.efficiency", name, place="all", weights="attention")
+
+    def parts(r: str, a: str) -> list[Part]:
+        difference = efficiency(r) - efficiency(a)
+        return [above(f"path efficiency of attention, {r} − {a}", difference)]
+
+    pairs = itertools.product(_names(evidence.need(REC)), _names(evidence.need(JE)))
+    return [Case(pair, partial(parts, *pair)) for pair in pairs]
+
+
+@_states(
+    "S18", where="Fig 5", figure="001 Fig 5", step="finetune", analyses=["probes"],
+    claim="After fine-tuning, intermediate layers add nothing to the probe of reconstruction.",
+    measure="accuracy of (last ⊕ block i) − last alone, i chosen on the selection split, of fine-tuned REC: within ± "
+    "one point",
+    says="no number is printed; a flat curve",
+)  # fmt: skip
+def _nothing_added(evidence: Evidence) -> Sequence[Case]:
+    label = "gain of a second layer for the probe of {}"
+
+    def parts(after: str) -> list[Part]:
+        return [within(label.format(after), _added_layer(evidence, after), NOTHING, percent=True)]
+
+    def notes(before: str) -> str:
+        return f"Before: {written(above(label.format(before), _added_layer(evidence, before), percent=True))}."
+
+    pairs = _before_and_after(evidence, REC)
+    return [Case((before, after), partial(parts, after), partial(notes, before)) for before, after in pairs]
+
+
+@_states(
+    "S19", where="App H, Fig 15–16", figure="001 Fig 15", step="passes,finetune", analyses=["cka"],
+    claim="Masked joint-embedding resembles joint-embedding, not reconstruction, before and after fine-tuning.",
+    measure="mean diagonal CKA of blocks: CKA(masked JE, JE) > CKA(masked JE, REC), also of the fine-tuned masked JE",
+    says="no number is printed; heat maps of CKA",
+)  # fmt: skip
+def _masked(evidence: Evidence) -> Sequence[Case]:
+    def parts(m: str, a: str, r: str) -> list[Part]:
+        tuned = evidence.tuned(m)
+        return [
+            above(f"CKA({one}, {a}) − CKA({one}, {r})", _diagonal(evidence, one, a) - _diagonal(evidence, one, r))
+            for one in (m, *([] if tuned is None else [tuned.name]))
+        ]
+
+    def notes(m: str) -> str:
+        return "" if evidence.tuned(m) else f"After fine-tuning of {m}: not measured."
+
+    every = itertools.product(_names(evidence.need(MASKED_JE)), _names(evidence.need(JE)), _names(evidence.need(REC)))
+    return [Case(names, partial(parts, *names), partial(notes, names[0])) for names in every]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Method
+
+
+@_states(
+    "S20", where="Fig 6", figure="001 Fig 6", step="minibatch", analyses=["minibatch"],
+    claim="Minibatch CKA depends neither on the batch size nor, above 1024 images, on their number.",
+    measure="largest − smallest CKA over batch sizes (2⁵–2¹⁰) and numbers of images from 1024 on, mean over pairs of "
+    f"ten random layers, below {UNNOTICED:g}",
+    says="no number is printed; \"no noticeable differences\"",
+)  # fmt: skip
+def _minibatches(evidence: Evidence) -> Sequence[Case]:
+    def parts(name: str) -> list[Part]:
+        table = evidence.table("minibatch", name)
+        batches = [int(n) for n in table.batch.values]
+        counts = [int(n) for n in table["count"].values if n >= SAMPLES]
+        counts = [n for n in counts if n >= 2 * max(batches)] or counts  # of a single batch there is no interval
+        if not counts:
+            raise Missing(f"{SAMPLES} images or more for minibatch CKA, not {int(table['count'].max())}")
+        if len(batches) < 2:
+            raise Missing("minibatches of several sizes: a larger `--batch`")
+        found = evidence.estimate(
+            "minibatch.cka", encoder=name, tokens="all", count=counts, batch=batches,
+            layer_a=slice(None), layer_b=slice(None), statistic=partial(_spread, settings=len(counts) * len(batches)),
+        )  # fmt: skip
+        return [below(f"spread of CKA over batches and images, {name}", found, UNNOTICED)]
+
+    every = [role.name for role in evidence.encoders(None, None, None) if evidence.holds("minibatch", role.name)]
+    if not every:
+        raise Missing("minibatch CKA of any encoder: add `--steps minibatch`")
+    return [Case((name,), partial(parts, name)) for name in every]
+
+
+def _spread(values: npt.NDArray[np.float64], axis: int, settings: int) -> Any:
+    """Range over settings, the mean over pairs of different layers; values (…, settings · L · L)."""
+    every = np.moveaxis(values, axis, -1)
+    every = every.reshape(*every.shape[:-1], settings, -1)
+    side = round(every.shape[-1] ** 0.5)
+    if side * side != every.shape[-1]:
+        raise Missing("CKA of all pairs of the layers that were drawn")
+    different = ~np.eye(side, dtype=bool).ravel()
+    return np.ptp(every, axis=-2)[..., different].mean(-1)

@@ -1,0 +1,148 @@
+"""Where steps lie, whether they are done, and doing one.
+
+STEPS/NAME-KEY8/        the run folder of its command, with everything that goes on there when it was stopped
+STEPS/NAME-KEY8.json    what the step is: command, settings, what it was given
+STEPS/NAME-KEY8.lock    while a process works at it, see core/claims.py
+STEPS/NAME-KEY8.log     what it had to say, if another process ran it
+
+A step is done when the run.json in its folder says so under its key. Folders are found by their key: a study that calls
+the same step by another name finds it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sightline.core import ownership
+from sightline.core.claims import Holder, claimed, holder_of
+from sightline.core.errors import InputError
+from sightline.core.files import write_atomically
+from sightline.core.references import Reference
+from sightline.encoders.encoder import Encoder
+from sightline.encoders.loading import load_encoder
+from sightline.encoders.sources.run import every_epoch
+from sightline.studies.steps import Step, step_of
+
+__all__ = ["Placed", "do", "place"]
+
+
+SHORT = 8  # letters of the key in the name of a folder
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step with its key and its folder."""
+
+    step: Step
+    key: str
+    folder: Path
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What its run.json says of it when it is done, nothing before."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.folder / "run.json").read_text("utf-8")).get("step", {})
+            if found.get("key") == self.key:
+                return dict(found)
+        return {}
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return bool(self.about)
+
+    @property
+    def begun(self) -> bool:
+        """Whether something of it is there."""
+        return self.folder.is_dir()
+
+    @property
+    def holder(self) -> Holder | None:
+        """Who works at it now."""
+        held = holder_of(self.beside("lock"))
+        return None if held is None or held.gone else held
+
+    def beside(self, ending: str) -> Path:
+        """A file of its own beside its folder, where it is in nobody's way."""
+        return self.folder.with_name(f"{self.folder.name}.{ending}")
+
+
+def place(step: Step, key: str, steps: Path) -> Placed:
+    """Where a step is or will be."""
+    for file in sorted(steps.glob(f"*-{key[:SHORT]}.json")):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(file.read_text("utf-8")).get("key") == key:
+                return Placed(step, key, file.with_suffix(""))
+    return Placed(step, key, steps / f"{step.name}-{key[:SHORT]}")
+
+
+def do(placed: Placed, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
+    """Run a step unless it is done or someone else is at it; whether it is done now.
+
+    `folders` are those of the steps that it needs; `work` is what its command runs.
+    """
+    from sightline.studies.commands import Work
+
+    with claimed(placed.beside("lock")) as mine:
+        if not mine:
+            return placed.done
+        if placed.done:
+            return True
+        began = time.monotonic()
+        members = members_of(placed.step, folders)
+        anew = _note(placed)
+        work(Work(placed.step, members, placed.folder, anew, machine))
+        _finish(placed, time.monotonic() - began)
+        return True
+
+
+def members_of(step: Step, folders: Mapping[str, Path]) -> dict[str, Encoder]:
+    """The encoders of a step by name; what other steps have trained is known by the name of its folder alone.
+
+    So that a study goes on, and reads the same, wherever it lies.
+    """
+    members = {}
+    for name, reference in step.encoders.items():
+        needed = step_of(reference)
+        if needed is None:
+            members[name] = load_encoder(reference, name=name)
+            continue
+        folder = folders[needed.id]
+        for one, where in every_epoch(name, Reference("run", str(folder), None, needed.options)):
+            members[str(one)] = replace(
+                load_encoder(str(where), name=one), reference=str(replace(where, id=folder.name))
+            )
+    return members
+
+
+def _note(placed: Placed) -> bool:
+    """Write down what the step is; whether what is there was begun with other references and has to begin anew."""
+    step, file = placed.step, placed.beside("json")
+    about = json.loads(json.dumps({"key": placed.key, **asdict(step)}))
+    about.pop("group")
+    changed = False
+    if placed.begun:
+        with contextlib.suppress(OSError, ValueError):
+            before = json.loads(file.read_text("utf-8"))
+            changed = any(before.get(key) != about[key] for key in ("encoders", "images"))
+    write_atomically(file, json.dumps(about, indent=2).encode())
+    return changed
+
+
+def _finish(placed: Placed, seconds: float) -> None:
+    """Say in run.json that the step is done; nothing that is read later depends on more than this folder."""
+    file = placed.folder / "run.json"
+    try:
+        about = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"The step {placed.step.name!r} has left no run.json in {str(placed.folder)!r}") from error
+    told = {"name": placed.step.name, "command": placed.step.command, "key": placed.key, "seconds": round(seconds, 1)}
+    about["step"] = {**told, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    ownership.write(placed.folder, file, json.dumps(about, indent=2).encode())

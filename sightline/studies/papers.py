@@ -1,0 +1,353 @@
+"""The built-in studies: which steps the papers' findings need, for encoders with their roles.
+
+passes     one pass over all encoders, and one with another kind of noise
+minibatch  CKA at several batch sizes and numbers of images
+finetune   every pre-trained ViT fine-tuned, and one pass over these and their starts
+dynamics   their epochs
+reinit     fine-tuned with blocks re-initialised
+detect     detectors: frozen, end to end, with several blocks
+segment    segmenters, and probes on other images where there are some
+rcdm       pictures from representations
+pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where they are not given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from sightline.core.errors import InputError, nearest
+from sightline.core.references import parse_reference
+from sightline.studies.commands import COMMANDS, PASS
+from sightline.studies.design import Design, Given
+from sightline.studies.findings import all_findings
+from sightline.studies.keys import Contents
+from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role
+from sightline.studies.steps import Step, with_needed
+from sightline.training.backbones import build
+
+__all__ = ["GROUPS", "STUDIES", "Sets", "papers"]
+
+
+GROUPS = ("passes", "minibatch", "finetune", "dynamics", "reinit", "detect", "segment", "rcdm", "pretrain")
+STUDIES = {  # the findings of which papers
+    "papers": ("Shekhar et al. 2022 and 2023, Park et al. 2023, Grigg et al. 2021", ""),
+    "shekhar": ('Shekhar et al. 2023, "Objectives Matter", and their paper of 2022', "S"),
+    "park": ('Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"', "P"),
+    "grigg": ('Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Representations?"', "G"),
+}
+SMALL = 128  # pixels up to which encoders have the small recipes
+RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",
+           "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
+APART = ("dynamics", "minibatch")  # analyses that have steps of their own
+OF_CNNS = ("invariance",)  # asked of CNNs alone
+BLOCKS = "last-3,last-2,last-1,last"
+EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
+# What is pre-trained where a study varies it: name → objective, settings, what the role says besides. Short trainings,
+# all of one budget, so that they can be held against each other.
+BUDGET = {"epochs": 4, "evaluate_every": 0}
+SMALLER = {"width": 48, "heads": 3, "depth": 6}
+RESNET = {"backbone": "resnet18", "stem": "small", "lr": 1e-3}
+VARIED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "moco_v3-small": ("moco_v3", SMALLER, {}),
+    "moco_v3-large": ("moco_v3", {}, {}),
+    "moco_v3-large-1": ("moco_v3", {"seed": 1}, {"seed": 1}),
+    "moco_v3-window": ("moco_v3", {"attention_window": 3}, {"window": 3}),
+    "mae-small": ("mae", SMALLER, {}),
+    "mae-large": ("mae", {}, {}),
+    "mae-large-1": ("mae", {"seed": 1}, {"seed": 1}),
+    "hybrid-0": ("hybrid", {"weight": 0.0}, {"weight": 0.0}),
+    "hybrid-0.2": ("hybrid", {"weight": 0.2}, {"weight": 0.2}),
+    "hybrid-1": ("hybrid", {"weight": 1.0}, {"weight": 1.0}),
+}
+CNNS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "simclr-cnn": ("simclr", RESNET, {}),
+    "simclr-cnn-1": ("simclr", {**RESNET, "seed": 1}, {"seed": 1}),
+    "supervised-cnn": ("supervised", RESNET, {}),
+    "supervised-cnn-1": ("supervised", {**RESNET, "seed": 1}, {"seed": 1}),
+    "mae-cnn": ("mae", {"backbone": "convnextv2_atto", "patch": 1}, {"method": "fcmae"}),
+}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images for the steps; None: the embedded ones."""
+
+    images: str | None = None
+    detection: str | None = None
+    segmentation: str | None = None
+    second: str | None = None  # other images for probes
+
+
+def papers(
+    which: str,
+    given: Mapping[str, Given],
+    sets: Sets,
+    contents: Contents,
+    *,
+    steps: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Design:
+    """The study of the papers for these encoders, with all its steps or those that are chosen."""
+    chosen = _findings(which, findings)
+    groups = _groups(steps, chosen)
+    plan = _Plan(dict(given), sets, contents, chosen, groups)
+    every = plan.steps()
+    wanted = with_needed([step for step in every if step.group in groups], every)
+    found = _set(wanted, settings or {})
+    names = {step.name for step in found}
+    roles = [one.role for one in plan.given.values() if not one.step or one.step in names]
+    return Design(which, tuple(roles), tuple(found), tuple(chosen))
+
+
+def _findings(which: str, findings: Sequence[str] | None) -> list[str]:
+    known = all_findings()
+    for name in findings or ():
+        if name not in known:
+            raise InputError(f"There is no finding {name!r}{nearest(name, known)}; see `sightline list findings`")
+    return [name for name in known if name.startswith(STUDIES[which][1]) and (not findings or name in findings)]
+
+
+def _groups(steps: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
+    for step in steps or ():
+        if step not in GROUPS:
+            raise InputError(f"There are no steps {step!r}{nearest(step, GROUPS)}")
+    if steps:
+        return set(steps)
+    needed = {word for name in chosen for word in groups_of(name)}
+    return needed & set(GROUPS)
+
+
+def groups_of(finding: str) -> set[str]:
+    """The steps that a finding needs."""
+    words = all_findings()[finding].step.replace(",", " ").replace("+", " ").split()
+    return {word for word in words if word in GROUPS}
+
+
+def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+    """The steps with the user's settings, which are those of a group or of one step."""
+    found = list(steps)
+    for whose, values in settings.items():
+        for key, value in values.items():
+            taken = [n for n, step in enumerate(found) if whose in (step.group, step.name) and _takes(step, key)]
+            if not taken:
+                names = [*dict.fromkeys(step.group for step in steps), *(step.name for step in steps)]
+                hint = "" if whose in names else nearest(whose, names)
+                raise InputError(f"No step of this study takes the setting {whose}.{key}{hint}")
+            for n in taken:
+                found[n] = _with(found[n], key, value)
+    return found
+
+
+def _takes(step: Step, key: str) -> bool:
+    """Whether a setting can be one of this step; a training says itself what it does not know."""
+    if step.command == "compare":
+        return key in PASS or key.partition(".")[0] in step.options["only"]
+    return key not in PASS or key in ("limit", "batch", "seed")
+
+
+def _with(step: Step, key: str, value: Any) -> Step:
+    if key in COMMANDS[step.command].options:
+        return replace(step, options={**step.options, key: value})
+    table, dot, inner = key.partition(".")
+    before = step.options.get("set", {})
+    new = {table: {**before.get(table, {}), inner: value} if dot else value}
+    return replace(step, options={**step.options, "set": {**before, **new}})
+
+
+@dataclass
+class _Plan:
+    """The steps, and the encoders that they add."""
+
+    given: dict[str, Given]
+    sets: Sets
+    contents: Contents
+    findings: Sequence[str]
+    groups: set[str]
+
+    def steps(self) -> list[Step]:
+        """All of them; encoders that are trained in one take part in those that follow."""
+        found = [*self._passes(), *self._minibatch(), *self._pretrain(), *self._finetune()]
+        return [*found, *self._dynamics(), *self._reinit(), *self._detect(), *self._segment(), *self._rcdm()]
+
+    # Encoders
+
+    def _of(
+        self, *families: str, network: str = "vit", tuned: bool = False, trained: bool | None = None
+    ) -> dict[str, str]:
+        """References by name; `trained`: whether a step of the study trains them."""
+        return {
+            name: one.reference
+            for name, one in self.given.items()
+            if one.role.family in families and one.role.network == network and one.role.tuned is tuned
+            and trained in (None, bool(one.step))
+        }  # fmt: skip
+
+    @cached_property
+    def size(self) -> int:
+        """Pixels of the largest encoder that is given."""
+        known = [self.contents.encoder(one.reference).preprocess for one in self.given.values() if not one.step]
+        return max(max(one.size) for one in known)
+
+    @property
+    def images(self) -> str:
+        """Embedded images are drawn at the size of the largest encoder, not enlarged to it."""
+        return self.sets.images or f"shapes?size={self.size}"
+
+    def _recipe(self, command: str) -> dict[str, Any]:
+        return {} if self.size <= SMALL else {"recipe": RECIPES[command]}
+
+    def _whole(self, one: Given) -> str:
+        """The encoder with its decoder or its head, where a finding asks for them and it has them."""
+        option = "decoder" if one.role.method == "mae" and one.role.network == "vit" else "head"
+        wanted = option == "decoder" or (one.role.network == "cnn" and one.role.family == JE)
+        if not wanted or one.role.tuned:
+            return one.reference
+        if one.step:
+            return f"{one.reference}?{option}=true"
+        parsed = parse_reference(one.reference)
+        whole = str(replace(parsed, options=parsed.options | {option: "true"}))
+        try:
+            self.contents.encoder(whole)
+        except InputError:  # it was saved without
+            return one.reference
+        return whole
+
+    def _analyses(self, group: str) -> list[str]:
+        """What the chosen findings ask of the passes of a group."""
+        return sorted(
+            {
+                name
+                for finding in self.findings
+                if group in groups_of(finding)
+                for name in all_findings()[finding].analyses
+                if name not in APART
+            }
+        )
+
+    def _over(self, name: str, encoders: Mapping[str, str], analyses: Sequence[str], group: str) -> list[Step]:
+        """Passes over encoders: what is asked of all, noise of the other kind, and what is asked of CNNs alone."""
+        networks = {key: self.given[key].role.network for key in encoders}
+        cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
+        asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
+            name: (encoders, {"only": [one for one in analyses if one not in OF_CNNS]}),
+            f"{name}-noise": (encoders if "noise" in analyses else {},
+                              {"only": ["noise"], "set": {"noise": {"kind": "sign"}}}),
+            f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
+        }  # fmt: skip
+        return [
+            Step(step, "compare", dict(members), self.images, {**options, "lenient": True}, group=group)
+            for step, (members, options) in asked.items()
+            if members and options["only"]
+        ]
+
+    # Steps
+
+    def _passes(self) -> list[Step]:
+        encoders = {name: self._whole(one) for name, one in self.given.items()}
+        return self._over("passes", encoders, self._analyses("passes"), "passes")
+
+    def _minibatch(self) -> list[Step]:
+        pair = dict([*list(self._of(JE).items())[:1], *list(self._of(REC).items())[:1]])
+        large = {"only": ["minibatch"], "batch": 1024, "limit": 0}
+        return [Step("minibatch", "compare", pair, self.images, large, group="minibatch")] if pair else []
+
+    def _pretrain(self) -> list[Step]:
+        """What varies, in short trainings, and one pass over all of it with what is given."""
+        if "pretrain" not in self.groups:
+            return []
+        there = {one.role.family for one in self.given.values() if one.role.network == "cnn"}
+        missing = {name: about for name, about in CNNS.items() if FAMILY_OF[about[0]] not in there}
+        found = []
+        for name, (objective, settings, about) in {**VARIED, **missing}.items():
+            step = Step(
+                name,
+                "pretrain",
+                {},
+                self.images,
+                {"objective": objective, "set": {**BUDGET, **settings}},
+                group="pretrain",
+            )
+            cnn = name in CNNS
+            role = Role(
+                name, FAMILY_OF[objective], **{"method": objective, "network": "cnn" if cnn else "vit", **about},
+                size=None if cnn else self._millions(step),
+            )  # fmt: skip
+            self.given[name] = Given(role, f"step:{name}", name)
+            found.append(step)
+        encoders = {name: self._whole(one) for name, one in self.given.items()}
+        analyses = sorted({*self._analyses("pretrain"), *self._analyses("passes")})
+        return [*found, *self._over("pretrained", encoders, analyses, "pretrain")]
+
+    def _millions(self, step: Step) -> float:
+        """Parameters of what a step is going to train."""
+        recipe = COMMANDS["pretrain"].recipe(step)
+        module = build(recipe.backbone, 0, 0).module
+        return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
+
+    def _finetune(self) -> list[Step]:
+        starts = self._of(JE, REC, MASKED_JE, HYBRID)
+        known = {one.role.tuned_from for one in self.given.values()}
+        steps = {}
+        for name in (name for name in starts if name not in known):
+            options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
+            steps[name] = Step(
+                f"finetune-{name}", "finetune", {name: starts[name]}, self.images, options, group="finetune"
+            )
+            role = replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name)
+            self.given[role.name] = Given(role, f"step:{steps[name].name}", steps[name].name)
+        tuned = self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)
+        encoders = {**starts, **self._of(SUPERVISED), **tuned}
+        return [
+            *steps.values(),
+            *(self._over("tuned", encoders, self._analyses("finetune"), "finetune") if tuned else []),
+        ]
+
+    def _dynamics(self) -> list[Step]:
+        """Epochs of the fine-tunings of what was given; those of short trainings say nothing new."""
+        epochs = {
+            name: f"{one.reference}?epoch=*" for name, one in self.given.items()
+            if one.step.startswith("finetune-") and one.role.family in (JE, REC) and one.role.tuned_from
+            and not self.given[one.role.tuned_from].step
+        }  # fmt: skip
+        encoders = {**epochs, **self._of(JE, trained=False)}
+        only = {"only": ["dynamics"]}
+        return [Step("dynamics", "compare", encoders, self.images, only, group="dynamics")] if epochs else []
+
+    def _reinit(self) -> list[Step]:
+        encoders, options = self._of(JE, REC, trained=False), self._recipe("reinit")
+        return [Step("reinit", "reinit", encoders, self.images, options, group="reinit")] if encoders else []
+
+    def _detect(self) -> list[Step]:
+        encoders = self._of(JE, REC, MASKED_JE, trained=False)
+        ways: dict[str, dict[str, Any]] = {"frozen": {}, "tuned": {"frozen": False}, "blocks": {"blocks": BLOCKS}}
+        return [
+            Step(
+                f"detect-{way}", "detect", encoders, self.sets.detection,
+                {**self._recipe("detect"), **({"set": values} if values else {})}, group="detect",
+            )
+            for way, values in ways.items()
+            if encoders
+        ]  # fmt: skip
+
+    def _segment(self) -> list[Step]:
+        encoders = {**self._of(JE, REC, trained=False), **self._of(HYBRID)}
+        embedded = None if self.sets.images else EMBEDDED_SECOND.format(size=self.size)
+        second = self.sets.second or embedded
+        steps = [Step("segment", "segment", encoders, self.sets.segmentation, self._recipe("segment"), group="segment")]
+        if second:
+            probes = {"only": ["probes"], "lenient": True}
+            steps.append(Step("second", "compare", encoders, second, probes, group="segment"))
+        return steps if encoders else []
+
+    def _rcdm(self) -> list[Step]:
+        encoders = self._of(JE, REC, trained=False)
+        if "finetune" in self.groups:
+            encoders |= {
+                name: reference for name, reference in self._of(REC, tuned=True).items()
+                if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
+            }  # fmt: skip
+        return [Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")] if encoders else []

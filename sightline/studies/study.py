@@ -1,0 +1,292 @@
+"""A study: encoders with roles, steps that are run folders, and what the published findings make of their results.
+
+    study = sl.study("papers", out="runs/papers", steps=["passes"])
+    study.verdicts()                       # one for each finding
+    sl.open_study("runs/papers").evidence  # all numbers, from whichever step holds them
+
+STUDY/study.json         roles, steps with their keys, findings
+STUDY/steps/             the steps, see folders.py; or in another folder, which several studies may share
+STUDY/verdicts.csv, STUDY/verdicts.json
+STUDY/.sightline.json    the list of these files, see core/ownership.py
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sightline.core import ownership
+from sightline.core.errors import InputError, nearest
+from sightline.core.run_folder import Run, open_run, provenance
+from sightline.encoders.sources import zoo
+from sightline.studies.commands import Machine
+from sightline.studies.design import Design, Given
+from sightline.studies.elsewhere import on_cluster
+from sightline.studies.evidence import Evidence
+from sightline.studies.findings import Verdict, all_findings, decide_all
+from sightline.studies.folders import Placed, place
+from sightline.studies.keys import Contents, keys_of
+from sightline.studies.papers import STUDIES, Sets, papers
+from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role
+from sightline.studies.running import Ended, Executor, Here, Outcome, Processes, run_steps
+from sightline.studies.steps import Step
+from sightline.studies.study_file import read_study
+
+__all__ = ["FLAGS", "Study", "make_study", "open_study", "run_study", "study"]
+
+
+KIND = "study"
+FORMAT = 1  # of study.json
+FLAGS = {  # what users call the roles
+    "je": (JE, "vit"),
+    "rec": (REC, "vit"),
+    "sl": (SUPERVISED, "vit"),
+    "hybrid": (HYBRID, "vit"),
+    "masked_je": (MASKED_JE, "vit"),
+    "cnn_je": (JE, "cnn"),
+    "cnn_rec": (REC, "cnn"),
+    "cnn_sl": (SUPERVISED, "cnn"),
+}
+COLUMNS = (
+    "finding", "paper", "where", "verdict", "effect", "low", "high", "threshold", "p", "p_adjusted", "claim",
+    "paper_says", "sentence", "needs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study in its folder: run, half run, or only planned."""
+
+    path: Path
+    name: str
+    roles: tuple[Role, ...]
+    steps: tuple[Placed, ...]
+    findings: tuple[str, ...]
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The run folders of the steps that are done, by name."""
+        return {placed.step.name: open_run(placed.folder) for placed in self.steps if placed.done}
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What is known when it is first asked for."""
+        return Evidence(self.roles, tuple(self.runs.values()))
+
+    def verdicts(self) -> list[Verdict]:
+        """What the results make of each finding of the study."""
+        return decide_all(self.evidence, only=self.findings)
+
+    def save(self, verdicts: Sequence[Verdict]) -> None:
+        """Write verdicts as tables."""
+        known = all_findings()
+        rows = []
+        for verdict in verdicts:
+            about = {**asdict(known[verdict.finding], dict_factory=_plain), **asdict(verdict)}
+            rows.append({key: about[key] for key in (*COLUMNS, "measure", "figure", "parts")})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        ownership.write(self.path, self.path / "verdicts.csv", text.getvalue().encode())
+        ownership.write(self.path, self.path / "verdicts.json", json.dumps(_finite(rows), indent=1).encode())
+
+
+def _plain(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if not callable(value)}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+# Making one
+
+
+def study(
+    what: str | Path = "papers",
+    encoders: Mapping[str, str] | None = None,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    images: str | None = None,
+    detection: str | None = None,
+    segmentation: str | None = None,
+    second: str | None = None,
+    steps: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path = "runs/study",
+    steps_folder: str | Path | None = None,
+    jobs: int = 1,
+    on: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    show_progress: bool = True,
+) -> Study:
+    """Run a study and decide its findings: one that comes with Sightline, `papers`, or a file that ends in .toml.
+
+    `encoders` are references by name, by default all of the zoo; their `roles` are known for the zoo, official formats
+    and much of timm, and are given otherwise: `roles={"mine": Role("mine", "joint-embedding")}`. `steps` and `findings`
+    choose, `settings` are those of steps: `{"finetune": {"epochs": 2}}`. Called again it goes on where it stopped, and
+    steps that are there already, also in a `steps_folder` that studies share, are not done again. `jobs` steps run at a
+    time, or elsewhere: `on="slurm"`, `on="ray"`, with the settings of the `cluster`. Steps that fail are an InputError
+    at the end, when all others are done and `verdicts.csv` is written.
+    """
+    made = make_study(
+        what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
+        steps=steps, findings=findings, settings=settings, out=out, steps_folder=steps_folder,
+    )  # fmt: skip
+    outcome = run_study(
+        made, jobs=jobs, on=on, cluster=cluster, machine=Machine(device, workers, show_progress), tell=_silent
+    )
+    made.save(made.verdicts())
+    if outcome.failed:
+        raise InputError("; ".join(f"step {name} failed: {why}" for name, why in outcome.failed.items()))
+    return made
+
+
+def _silent(event: str, placed: Placed, ended: Ended | None) -> None:
+    pass
+
+
+def make_study(
+    what: str | Path = "papers",
+    encoders: Mapping[str, str] | None = None,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    images: str | None = None,
+    detection: str | None = None,
+    segmentation: str | None = None,
+    second: str | None = None,
+    steps: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path = "runs/study",
+    steps_folder: str | Path | None = None,
+    contents: Contents | None = None,
+) -> Study:
+    """The study as it will be run; whatever cannot be is found here, and nothing is written."""
+    contents = Contents() if contents is None else contents
+    if Path(what).suffix == ".toml":
+        if encoders or roles or detection or segmentation or second or settings:
+            raise InputError(
+                f"{str(what)!r} says itself which encoders, images and settings its steps have; change it there"
+            )
+        design = read_study(Path(what), images=images, steps=steps, findings=findings)
+    elif str(what) in STUDIES:
+        given = _given(encoders, roles or {})
+        sets = Sets(images, detection, segmentation, second)
+        design = papers(str(what), given, sets, contents, steps=steps, findings=findings, settings=settings)
+    else:
+        raise InputError(f"There is no study {str(what)!r}{nearest(str(what), STUDIES)}, and a file ends in .toml")
+    out = Path(out)
+    ownership.holds(out, KIND)
+    where = out / "steps" if steps_folder is None else Path(steps_folder)
+    return _placed(design, out, where, contents)
+
+
+def _placed(design: Design, out: Path, where: Path, contents: Contents) -> Study:
+    keys = keys_of(design.steps, contents)
+    placed = [place(step, keys[step.name], where) for step in design.steps]
+    return Study(out, design.name, design.roles, tuple(placed), design.findings)
+
+
+def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role]) -> dict[str, Given]:
+    """The encoders of a study with the roles that are known or given."""
+    references = dict(encoders) if encoders else {name: f"zoo:{name}" for name in zoo.names()}
+    for name in roles:
+        if name not in references:
+            raise InputError(f"There is no encoder {name!r} to have a role{nearest(name, references)}")
+    found = {}
+    for name, reference in references.items():
+        role = roles.get(name) or known_role(name, reference, references)
+        if role is None:
+            flags = ", ".join(f"--{flag.replace('_', '-')}" for flag in FLAGS)
+            raise InputError(
+                f"It is not known what {name}={reference} was trained by; say so: {flags} {name}={reference}, or "
+                f"roles= in Python ({', '.join(FAMILIES)})"
+            )
+        if role.tuned_from is not None and role.tuned_from not in references and role.tuned_from in roles:
+            raise InputError(f"{name} was fine-tuned from {role.tuned_from!r}, which is not among the encoders")
+        found[name] = Given(replace(role, name=name), reference)
+    return found
+
+
+# Running one
+
+
+def run_study(
+    study: Study,
+    *,
+    jobs: int = 1,
+    on: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    tell: Callable[[str, Placed, Ended | None], None] = _silent,
+) -> Outcome:
+    """Write down what the study is and run its steps; how they ended."""
+    if jobs < 1:
+        raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
+    executor = _executor(study, jobs, on, cluster or {}, machine or Machine())
+    _begin(study)
+    return run_steps(study.steps, executor, tell)
+
+
+def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
+    if on is not None:
+        places = jobs if jobs > 1 else len(study.steps)  # the cluster knows how many it can run
+        quiet = replace(machine, show_progress=False)
+        return on_cluster(on, quiet, places, study.path / "jobs", cluster)
+    if cluster:
+        raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
+    return Here(machine) if jobs == 1 else Processes(machine, jobs)
+
+
+def _begin(study: Study) -> None:
+    ownership.begin(study.path, KIND)
+    where = study.steps[0].folder.parent if study.steps else study.path / "steps"
+    inside = where.absolute().is_relative_to(study.path.absolute())
+    about = {
+        "format": FORMAT,
+        "study": study.name,
+        "steps_folder": os.path.relpath(where, study.path) if inside else str(where.absolute()),
+        "roles": [asdict(role) for role in study.roles],
+        "steps": [{**asdict(placed.step), "key": placed.key, "folder": placed.folder.name} for placed in study.steps],
+        "findings": list(study.findings),
+        **provenance(),
+    }
+    ownership.write(study.path, study.path / "study.json", json.dumps(about, indent=1).encode())
+
+
+def open_study(path: str | Path) -> Study:
+    """A study that was run, or is being run: `open_study("runs/papers").verdicts()`."""
+    path = Path(path)
+    try:
+        about = json.loads((path / "study.json").read_text("utf-8"))
+        if about["format"] != FORMAT:
+            raise ValueError(f"its format is {about['format']}, but {FORMAT} is expected")
+        where = path / about["steps_folder"]
+        steps = []
+        for one in about["steps"]:
+            key, folder = one.pop("key"), one.pop("folder")
+            steps.append(Placed(Step(**one), key, where / folder))
+        roles = tuple(Role(**role) for role in about["roles"])
+        return Study(path, about["study"], roles, tuple(steps), tuple(about["findings"]))
+    except FileNotFoundError as error:
+        raise InputError(f"{str(path)!r} is not a study: it has no study.json; give the folder passed to -o") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Cannot read {str(path / 'study.json')!r}: {error}") from error

@@ -1,0 +1,83 @@
+"""Which run holds a number, which encoders have a role, and what is said where nothing is there."""
+
+from __future__ import annotations
+
+import pytest
+from support.evidence import made_run
+
+from sightline.studies.evidence import Evidence, Missing, evidence_of
+from sightline.studies.roles import JE, REC, Role
+
+SEEDS = (
+    Role("mae-0", REC, "mae", seed=0), Role("mae-1", REC, "mae", seed=1), Role("dino", JE, "dino"),
+    Role("mae-0-tuned", REC, "mae", tuned_from="mae-0", seed=0),
+    Role("mae-1-tuned", REC, "mae", tuned_from="mae-1", seed=1),
+)  # fmt: skip
+
+
+def test_numbers_come_from_the_run_that_holds_them() -> None:
+    knn = made_run(["a", "b"], {"knn.accuracy": 0.5})
+    frozen, tuned = (
+        made_run(["a"], {"detection.AP": ap}, attrs={"encoders": how})
+        for ap, how in ((0.3, "frozen"), (0.4, "trained along"))
+    )
+    evidence = Evidence((), (knn, frozen, tuned))
+    assert evidence.estimate("knn.accuracy", encoder="b", site="norm", feature="cls").value == 0.5
+    for how, ap in (("frozen", 0.3), ("trained along", 0.4)):
+        found = evidence.estimate(
+            "detection.AP", encoder="a", kind="box", area="all",
+            among=lambda run, how=how: run["detection"].attrs["encoders"] == how,
+        )  # fmt: skip
+        assert found.value == ap
+    assert evidence.holds("detection", "a")
+    assert not evidence.holds("detection", "b")
+    with pytest.raises(Missing, match="detection of b: add `--steps detect`"):
+        evidence.estimate("detection.AP", encoder="b", kind="box", area="all")
+    with pytest.raises(Missing, match=r"there\D*(feature|gap_without_cls)"):
+        evidence.estimate("knn.accuracy", encoder="a", site="norm", feature="gap_without_cls")
+
+
+def test_seeds_are_one_encoder() -> None:
+    run = made_run(
+        ["mae-0", "mae-1", "dino"], {"knn.accuracy": lambda at: {"mae-0": 0.4, "mae-1": 0.6}.get(at.encoder, 0.7)}
+    )
+    evidence = Evidence(SEEDS, (run,))
+    assert [role.name for role in evidence.encoders(REC)] == ["mae"]
+    assert evidence.seeds == {
+        "mae": ("mae-0", "mae-1"),
+        "mae-0-tuned, mae-1-tuned": ("mae-0-tuned", "mae-1-tuned"),
+    } or (evidence.tuned("mae") is not None)
+    found = evidence.estimate("knn.accuracy", encoder="mae", site="norm", feature="cls").contrast()
+    assert (found.value, found.n_seeds) == (0.5, 2)
+    assert [role.name for role in evidence.apart().encoders(REC)] == ["mae-0", "mae-1"]
+
+
+def test_what_was_fine_tuned_from_an_encoder() -> None:
+    evidence = Evidence(SEEDS, ())
+    tuned = evidence.need_tuned("mae")
+    assert tuned.tuned_from == "mae"
+    assert evidence.tuned("mae-1") == tuned
+    with pytest.raises(Missing, match="a fine-tuned dino: add `--steps finetune`"):
+        evidence.need_tuned("dino")
+
+
+def test_roles_that_are_missing_are_named_with_what_to_add() -> None:
+    evidence = Evidence(SEEDS, ())
+    with pytest.raises(Missing, match="1 more joint-embedding ViT: add `--je NAME=REFERENCE`"):
+        evidence.need(JE, count=2)
+    with pytest.raises(Missing, match="a supervised CNN: add `--sl NAME=REFERENCE`"):
+        evidence.need("supervised", "cnn")
+
+
+def test_the_same_seed_twice_are_two_encoders() -> None:
+    twice = (Role("small", JE, "dino"), Role("large", JE, "dino"))
+    assert [role.name for role in Evidence(twice, ()).encoders(JE)] == ["small", "large"]
+
+
+def test_roles_of_a_run_come_from_its_references() -> None:
+    run = made_run(["d", "x"], {"knn.accuracy": 0.5})
+    run.request["encoders"] = [
+        {"name": "d", "reference": "timm:vit_base_patch16_224.dino"},
+        {"name": "x", "reference": "timm:y@random"},
+    ]
+    assert [(role.name, role.family) for role in evidence_of(run).roles] == [("d", JE)]

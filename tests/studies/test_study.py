@@ -1,0 +1,181 @@
+"""Whole studies of tiny encoders: what they leave, that they go on, are shared, and can be moved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.references import SMALL
+
+import sightline as sl
+from sightline.studies import study as module
+from sightline.studies.commands import Machine
+from sightline.studies.roles import Role
+from sightline.studies.study import make_study, run_study
+
+IMAGES = "shapes?size=32&train=32&val=0&test=16"
+STUDY = f"""
+images = "{IMAGES}"
+[step.mae]
+command = "pretrain mae"
+set = {{ size = 32, depth = 2, width = 24, heads = 2, epochs = 1, batch = 16, decoder_depth = 1, decoder_width = 24,
+        decoder_heads = 2, watch = [] }}
+[step.tuned]
+command = "finetune step:mae"
+set = {{ epochs = 1, batch = 16, save_epochs = true }}
+[step.all]
+command = "compare step:mae step:tuned"
+only = ["cka", "fourier"]
+set = {{ "cka.bootstrap" = 10 }}
+[step.path]
+command = "dynamics step:tuned"
+[role]
+mae = {{ family = "reconstruction", method = "mae" }}
+tuned = {{ family = "reconstruction", method = "mae", tuned_from = "mae" }}
+"""
+QUIET = Machine("cpu", 0, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> sl.Study:
+    root = tmp_path_factory.mktemp("study")
+    (root / "tiny.toml").write_text(STUDY)
+    return sl.study(root / "tiny.toml", out=root / "whole", device="cpu", workers=0, show_progress=False)
+
+
+def weights(study: sl.Study) -> dict[str, str]:
+    found = {placed.step.name: placed.folder for placed in study.steps}
+    return {name: sl.load_encoder(f"run:{found[name]}").weights for name in ("mae", "tuned")}
+
+
+def test_a_study_leaves_run_folders_and_verdicts(made):
+    assert [placed.step.name for placed in made.steps] == ["mae", "tuned", "all", "path"]
+    assert all(placed.done for placed in made.steps)
+    assert set(made.runs["all"]) == {"cka", "fourier"}
+    assert made.runs["path"]["dynamics"].training.values.tolist() == ["tuned"] * 2
+    table = made.evidence.table("cka", "mae", "tuned")
+    assert {"mae", "tuned"} <= set(map(str, table.encoder_a.values))
+    rows = json.loads((made.path / "verdicts.json").read_text())
+    assert {row["finding"] for row in rows} == set(made.findings)
+    assert (made.path / "verdicts.csv").read_text().startswith("finding,paper,where,verdict,effect")
+    # Nothing in a run folder depends on where the study lies.
+    told = (made.steps[2].folder / "run.json").read_text()
+    assert str(made.path) not in told
+    assert f"run:{made.steps[1].folder.name}" in told
+
+
+def test_a_study_that_is_there_is_not_run_again(made, monkeypatch):
+    monkeypatch.setattr("sightline.studies.running.perform", lambda *a: pytest.fail("a step was run"))
+    again = make_study(made.path.parent / "tiny.toml", out=made.path)
+    assert again == made
+    outcome = run_study(again, machine=QUIET)
+    assert (sorted(outcome.done), outcome.failed) == (["all", "mae", "path", "tuned"], {})
+
+
+def test_a_copy_elsewhere_is_complete(made, tmp_path, monkeypatch):
+    copy = shutil.copytree(made.path, tmp_path / "elsewhere")
+    opened = sl.open_study(copy)
+    assert all(placed.done for placed in opened.steps)
+    assert [verdict.verdict for verdict in opened.verdicts()] == [verdict.verdict for verdict in made.verdicts()]
+    monkeypatch.setattr("sightline.studies.running.perform", lambda *a: pytest.fail("a step was run"))
+    run_study(make_study(made.path.parent / "tiny.toml", out=copy), machine=QUIET)
+
+
+def test_two_studies_share_their_steps(made, tmp_path):
+    """Another study, with other names, trains nothing that is there already."""
+    text = (
+        STUDY.replace("[step.mae]", "[step.start]").replace("step:mae", "step:start").replace("mae = {{", "start = {{")
+    )
+    text = text.replace('tuned_from = "mae"', 'tuned_from = "start"').replace("\nmae = {", "\nstart = {")
+    (tmp_path / "other.toml").write_text(text)
+    other = make_study(tmp_path / "other.toml", out=tmp_path / "other", steps_folder=made.path / "steps")
+    states = {placed.step.name: placed.done for placed in other.steps}
+    assert states["start"]
+    assert not states["all"]  # its encoders have other names in the results
+
+
+def test_one_that_was_stopped_halfway_goes_on(made, tmp_path):
+    """A copy without its last steps, and with a fine-tuning that was not finished, ends in the same weights."""
+    copy = shutil.copytree(made.path, tmp_path / "half")
+    opened = sl.open_study(copy)
+    for placed in opened.steps[2:]:
+        shutil.rmtree(placed.folder)
+    tuned = opened.steps[1]
+    about = json.loads((tuned.folder / "run.json").read_text())
+    (tuned.folder / "run.json").write_text(json.dumps({k: v for k, v in about.items() if k != "step"}))
+    again = make_study(made.path.parent / "tiny.toml", out=copy)
+    assert [placed.done for placed in again.steps] == [True, False, False, False]
+    assert run_study(again, machine=QUIET).failed == {}
+    assert weights(again) == weights(made)
+    assert again.runs["all"]["cka"].cka.equals(made.runs["all"]["cka"].cka)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, made):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(sl.InputError, match="Sightline did not write what is in it"):
+        make_study(made.path.parent / "tiny.toml", out=tmp_path)
+    with pytest.raises(sl.InputError, match=r"is not a study: it has no study\.json"):
+        sl.open_study(tmp_path)
+    with pytest.raises(sl.InputError, match="There is no study 'paper'; did you mean 'papers'"):
+        make_study("paper", out=tmp_path / "x")
+
+
+ENCODERS = {"a": SMALL, "b": f"{SMALL}&seed=1", "c": f"{SMALL}&seed=2"}
+ROLES = {"a": Role("a", "joint-embedding", "moco_v3"), "b": Role("b", "joint-embedding", "dino"),
+         "c": Role("c", "reconstruction", "mae")}  # fmt: skip
+
+
+def test_findings_of_anyones_encoders(tmp_path):
+    """From references and roles to verdicts, on 32 images; all that is not asked for is left out."""
+    made = sl.study(
+        "papers", ENCODERS, roles=ROLES, images=IMAGES, findings=["P3", "P4"], settings={"passes": {"limit": 32}},
+        out=tmp_path / "mine", device="cpu", workers=0, show_progress=False,
+    )  # fmt: skip
+    assert [(placed.step.name, placed.step.options["only"]) for placed in made.steps] == [("passes", ["attention"])]
+    verdicts = made.verdicts()
+    assert [verdict.finding for verdict in verdicts] == ["P3", "P4"]
+    assert {part.encoders for part in verdicts[0].parts} == {("a", "c"), ("b", "c")}
+    assert all(verdict.verdict in ("holds", "fails", "unclear") for verdict in verdicts)
+
+
+def test_the_papers_need_these_steps():
+    made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=["finetune", "rcdm", "detect"], out="x")
+    names = [placed.step.name for placed in made.steps]
+    assert {"finetune-a", "finetune-b", "finetune-c", "tuned", "rcdm", "detect-frozen", "detect-tuned"} <= set(names)
+    assert "passes" not in names
+    roles = {role.name: role.tuned_from for role in made.roles}
+    assert roles == {"a": None, "b": None, "c": None, "a-tuned": "a", "b-tuned": "b", "c-tuned": "c"}
+    rcdm = next(placed.step for placed in made.steps if placed.step.name == "rcdm")
+    assert rcdm.encoders["c-tuned"] == "step:finetune-c"
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"encoders": {"a": SMALL}, "roles": None}, "It is not known what a="),
+        ({"roles": {**ROLES, "d": replace(ROLES["a"], name="d")}}, "There is no encoder 'd' to have a role"),
+        ({"steps": ["finetunes"]}, "There are no steps 'finetunes'; did you mean 'finetune'"),
+        ({"findings": ["S77"]}, "There is no finding 'S77'"),
+        ({"settings": {"finetune": {"epochs": 1}}}, "No step of this study takes the setting finetune.epochs"),
+        ({"images": "folder:/nowhere"}, "/nowhere"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_anything_starts(tmp_path, change, sentence):
+    given = {"encoders": ENCODERS, "roles": ROLES, "images": IMAGES, "findings": ["P3"], "out": tmp_path / "x"}
+    with pytest.raises(sl.InputError) as error:
+        make_study("papers", **{**given, **change})
+    assert sentence in str(error.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failed_step_is_told_at_the_end(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "run_steps", lambda steps, executor, tell: type("O", (), {"failed": {"all": "no room"}})()
+    )
+    with pytest.raises(sl.InputError, match="step all failed: no room"):
+        sl.study(made.path.parent / "tiny.toml", out=tmp_path / "x")
+    assert (tmp_path / "x" / "verdicts.csv").is_file()
