@@ -119,7 +119,7 @@ class Analysis(contract.Analysis):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
         check_maps(plan.images)
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         self.shapes = patch_shapes(plan)
         if not self.shapes:
             raise InputError(
