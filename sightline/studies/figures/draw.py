@@ -52,10 +52,12 @@ def find_figure(name: str) -> PaperFigure:
         raise InputError(f"There is no measurement {name!r}{nearest(whole, known)}")
     letters = list(known[whole].parts)
     if side:
-        sides = dict(zip(SIDES.get(len(letters), ()), letters, strict=True))
+        sides = dict(zip(SIDES.get(len(letters), ()), letters, strict=False))
         letter = sides.get(side.lower(), side)
     if letter not in letters:
-        raise InputError(f"{whole} has no part {letter!r}{nearest(letter, filter(None, letters))}")
+        named = list(filter(None, letters))
+        told = f"part {letter!r}{nearest(letter, named)}" if named else "parts"
+        raise InputError(f"{whole} has no {told}")
     return known[whole].part(letter)
 
 

@@ -273,8 +273,11 @@ def _over_weight(evidence: Evidence) -> Panel:
 
 def _over_window(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
-    found = variants(evidence, JE, "window")
-    free = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None][:1]
+    found = [role for role in variants(evidence, JE, "window") if not role.lifted]
+    if not found:
+        raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
+    others = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None]
+    free = sorted(others, key=lambda role: (role.size != found[0].size, -(role.size or 0)))[:1]  # of the same size
     behind = max(role.window or 0 for role in found) + 1
     table = _both_accuracies(
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
@@ -384,7 +387,7 @@ FIGURES = (
         "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
-            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),
+            "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", contrastive_and_masked)),
         },
         columns=2, one_legend=False,
     ),
@@ -432,7 +435,8 @@ FIGURES = (
     ),
     PaperFigure(
         "003 Fig D.1", "Attention restricted to a window", ("probes", "agreement"),
-        "joint-embedding ViTs with attention windows, fine-tuned", {"": Lettered("accuracy over the window", _over_window)},
+        "joint-embedding ViTs with attention windows, fine-tuned",
+        {"": Lettered("accuracy over the window", _over_window)},
     ),
     PaperFigure(
         "003 Fig E.1", "Heads that differ from the others", ("attention",), ROLES,

@@ -274,7 +274,8 @@ FIGURES = (
         {"": Lettered("top-1 accuracy, per cent", _added_block)},
     ),
     PaperFigure(
-        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES, {"": Lettered("RCDM samples", _all_samples)},
+        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES,
+        {"": Lettered("RCDM samples", _all_samples)},
     ),
     PaperFigure(
         "001 Fig 4", "CKA of MoCo v3 and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
