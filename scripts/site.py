@@ -53,6 +53,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links from docs/ to files of the repository lead to their pages of the site."""
+    if page.file.src_uri != "tutorial.md":
+        markdown = markdown.replace("](tutorial.ipynb)", "](tutorial.md)")
     return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace("](../README.md", "](README.md")
 
 
