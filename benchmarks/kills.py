@@ -54,7 +54,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 # What a run says of when and how long it ran, and the curves for TensorBoard, of which each start has a file.
 TIMES = ("date", "timing", "command", "seconds", "images_per_second")
-PASSING = re.compile(r"tensorboard/.*|\.lock|cache/.*|.*/\.lock")
+PASSING = re.compile(r"(.*/)?(tensorboard/.*|cache/.*|\.lock)")
 MOST_KILLS = 4  # of a series
 
 

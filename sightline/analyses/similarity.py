@@ -238,7 +238,7 @@ class Analysis(Pooled):
         left_out = np.full((GROUPS, s, s), np.nan)
         if usable:
             value, null, influences = found["procrustes" if name == "shape" else name]
-            low, high = bootstrap_linear(value, influences, self.config.bootstrap, self.plan.seed)
+            low, high = bootstrap_linear(value, influences, self.config.bootstrap, self.plan.seed, self.device)
             numbers = [value, low, high, null]
             if name == "shape":  # falls with Procrustes, so that its ends change places
                 numbers = [np.arccos(np.clip(part, -1, 1)) for part in (value, high, low, null)]

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import reprlib
 import secrets
 import tomllib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ __all__ = [
     "explain",
     "is_file",
     "lock",
+    "naming_files",
     "read_json",
     "read_toml",
     "replacing",
@@ -146,6 +148,17 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"Cannot read the {what} {str(path)!r}: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def naming_files(given: str) -> Iterator[None]:
+    """What cannot be the name of a file, being too long, is a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise InputError(f"{reprlib.repr(given)} is too long to be the name of a file or folder") from error
 
 
 def is_file(path: Path) -> bool:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.core import ownership, plugins
 from sightline.core.contrast import Contrast, Estimate, contrast, estimate
 from sightline.core.errors import InputError, nearest
-from sightline.core.files import read_json
+from sightline.core.files import is_file, read_json
 from sightline.core.groups import Measured
 from sightline.core.notebook import card, fold, rows, shortened
 from sightline.core.selection import Where
@@ -190,7 +190,7 @@ def _headlines(name: str, result: xr.Dataset) -> str:
 def open_run(path: str | Path) -> Run:
     """A finished or interrupted run: `open_run("runs/x")["cka"].cka.to_series()`."""
     path = Path(path)
-    if not (path / "run.json").is_file():
+    if not is_file(path / "run.json"):
         raise InputError(f"{str(path)!r} is not a run folder: it has no run.json; give the folder passed to -o")
     mend = "restore it from a copy, or measure again into another folder"
     request = read_json(path / "run.json", dict, mend)

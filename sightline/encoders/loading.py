@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from sightline.core.files import naming_files
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.contract import source
 from sightline.encoders.encoder import Encoder, anatomy, build_encoder
@@ -42,4 +43,5 @@ def load_encoder(
 
 
 def _load(reference: Reference) -> Encoder:
-    return source(reference.source).load(reference)
+    with naming_files(str(reference)):
+        return source(reference.source).load(reference)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -13,13 +15,16 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from sightline.core.errors import first_line
 from sightline.images.sets import Item
 
-__all__ = ["ENDINGS", "decode"]
+__all__ = ["ENDINGS", "GONE", "decode"]
 
 
 ENDINGS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
 )
+
+
+GONE = os.strerror(errno.ENOENT).lower()  # the reason of a file that is not there
 
 
 def decode(file: Path | bytes, upright: bool = True) -> Item:

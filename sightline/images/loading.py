@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
+from sightline.core.files import naming_files
 from sightline.core.references import take_apart
 from sightline.images.contract import image_source
 from sightline.images.sets import FEWEST, Images
@@ -47,7 +48,8 @@ def load_images(
     if isinstance(reference, str | Images | os.PathLike):
         if unused := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{' and '.join(unused)} can only be given with arrays of pixels, not with {reference!r}")
-        images = reference if isinstance(reference, Images) else _load(os.fspath(reference))
+        with naming_files(str(reference)):
+            images = reference if isinstance(reference, Images) else _load(os.fspath(reference))
     else:
         from sightline.images.sources.arrays import from_arrays
 

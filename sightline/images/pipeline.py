@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.images.decoding import GONE
 from sightline.images.sets import FEWEST, Images, Source, TargetSource
 from sightline.images.targets import Targets, tensors
 from sightline.images.workers import parallel
@@ -87,6 +88,11 @@ def batches(
         skipped = tuple((str(images.ids[where[i]]), reason) for i, reason in read.errors)
         if skipped and images.strict:
             raise InputError(f"{images.name}: {skipped[0][0]} cannot be read: {skipped[0][1]}")
+        if len(where) > 1 and not read.kept and all(reason == GONE for _, reason in skipped):
+            raise InputError(
+                f"The images of {images.name} are gone since they were listed, such as {skipped[0][0]}; bring them "
+                "back and run the same command again"
+            )
         pixels = dict(zip(geometries, map(torch.as_tensor, read.pixels), strict=True))
         moved = dict(zip(geometries, (tuple(map(tensors, of)) for of in read.targets), strict=False))
         kept = where[read.kept]

@@ -22,6 +22,7 @@ from sightline.core.run_folder import latest
 IMAGES = "shapes?size=32&train=16&val=0&test=16"
 COMPARE = ["compare", f"a={SMALL}", "--images", IMAGES, "--only", "cka,knn", "--batch", "4", "--workers", "0"]
 TINY = {"epochs": 2, "batch": 8, "depth": 1, "width": 24, "heads": 2, "patch": 8, "size": 32, "watch": []}
+TINY |= {"optimizer": "sgd", "lr": 0.05}  # AdamW would make steps of full size out of the rounding of gradients near 0
 
 
 def test_a_comparison_on_two_nodes_is_that_of_one_process(tmp_path: Path) -> None:
@@ -61,9 +62,9 @@ def test_a_lost_process_ends_the_others_with_a_sentence_and_the_command_goes_on(
     said = ended(agents)
     assert all(agent.returncode for agent in agents), "\n".join(said)
     assert "Another process of this run has ended" in said[0]
-    assert "Traceback" not in said[0].partition("torch.distributed.elastic")[0]
+    assert "pair.cc" not in said[0]  # nothing of what gloo says; the agent has words of its own
     monkeypatch.setattr(sys, "argv", ["sightline", *words])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main()
     assert list(sl.open_run(tmp_path / "run")) == ["cka", "knn"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,40 @@ def test_images_that_earlier_features_lack_are_named_again(
     monkeypatch.setattr(module, "_step", None)
     again = measure(encoders, images, ["knn"], out=tmp_path / "y")
     assert again.request["skipped"] == [["a/04.png", "it could not be read when its features were made"]]
+
+
+def test_images_that_vanish_end_the_pass_with_a_sentence(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of those images that were still there would look like one of all."""
+    for number in range(16):
+        (tmp_path / "images" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / "images" / "ab"[number % 2] / f"{number}.png")
+    images = sl.load_images(f"folder:{tmp_path / 'images'}")
+    step = module._step
+
+    def vanishing(*arguments: object) -> None:
+        step(*arguments)
+        if (tmp_path / "images").exists():
+            (tmp_path / "images").rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(module, "_step", vanishing)
+    with pytest.raises(InputError, match=r"are gone since they were listed, such as .*png; bring them back"):
+        sl.analyze(small, images, ["cka"], batch=4, workers=0, show_progress=False, out=tmp_path / "run")
+    (tmp_path / "elsewhere").rename(tmp_path / "images")
+    monkeypatch.setattr(module, "_step", step)
+    expected = sl.analyze(small, images, ["cka"], batch=4, workers=0, show_progress=False)
+    found = sl.analyze(small, images, ["cka"], batch=4, workers=0, show_progress=False, out=tmp_path / "run")
+    xr.testing.assert_equal(found["cka"], expected["cka"])
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = measure(encoders, images, ["cka"], out=tmp_path / "before")
+    clock = iter(range(2_000_000_000, 0, -1_000_000))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    run = measure(encoders, images, ["cka"], out=tmp_path / "x")
+    xr.testing.assert_equal(run["cka"], expected["cka"])
+    assert measure(encoders, images, ["cka"], out=tmp_path / "x")["cka"].attrs == run["cka"].attrs  # still there

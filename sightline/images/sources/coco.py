@@ -300,7 +300,9 @@ class _File:
         return None
 
     def _check_mask(self, segmentation: Any, size: tuple[int, int], name: Any) -> None:
-        if segmentation and not _is_mask(segmentation):
+        if not segmentation:
+            return
+        if not _is_mask(segmentation):
             raise InputError(
                 f"{self.path.name}: the mask of annotation {name} is {reprlib.repr(segmentation)}, neither polygons "
                 "nor run lengths"

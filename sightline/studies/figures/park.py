@@ -274,7 +274,9 @@ def _over_weight(evidence: Evidence) -> Panel:
 
 def _over_window(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
-    found = variants(evidence, JE, "window")
+    found = [role for role in variants(evidence, JE, "window") if not role.lifted]
+    if not found:
+        raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
     others = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None]
     free = sorted(others, key=lambda role: (role.size != found[0].size, -(role.size or 0)))[:1]  # of the same size
     behind = max(role.window or 0 for role in found) + 1

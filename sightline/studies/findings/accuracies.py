@@ -28,7 +28,7 @@ POOLINGS = ("cls", "gap")  # the second of encoders without a CLS token
 
 def last(x: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
     """A statistic of numbers in order of depth: that of the last layer."""
-    return x.take(-1, axis)
+    return np.asarray(x.take(-1, axis))
 
 
 def probed_images(evidence: Evidence) -> list[str]:

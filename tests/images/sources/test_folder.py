@@ -159,3 +159,9 @@ def test_other_names_are_one_sentence(tmp_path, name, message):
 def test_other_ways_to_read_names_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match="only 'shape-texture' is known"):
         load_images(f"folder:{tmp_path}?names=texture-shape")
+
+
+@pytest.mark.parametrize("source", ["", "folder:", "coco:", "parquet:"])
+def test_what_is_too_long_for_a_name(source: str) -> None:
+    with pytest.raises(InputError):
+        load_images(source + "a" * 5000)
