@@ -1,17 +1,21 @@
 """The cost of every analysis over the bare forward pass, alone and all together, interleaved in one run.
 
-    python benchmarks/battery.py [--rounds 16] [--images 1024] [--threads 2]
+    python benchmarks/battery.py [--rounds 16] [--images 1024] [--threads 2] [--only cka,attention] [--ours]
 
 Two ViT-S/16 (224 px, random weights), batches of 32. Each round times the same batch bare, with each analysis alone,
 with all of them in one pass, and in the usual way: one forward pass per analysis, attention unfused, activations kept,
-plain functions on them. `step` is the median over rounds of the ratio to the bare forward. Analyses that look at a
-bounded sample of images work in some batches only, so `pass` adds up what a pass over all images takes, with its end.
+plain functions on them. `step` is the median over rounds of the ratio to the bare forward, which is timed before and
+after each of them. Analyses that look at a bounded sample of images work in some batches only, so `pass` adds up what a
+pass over all images takes, with its end.
+On a machine that others use, too, `--threads 1 --clock processor` counts what this process computes, not what it waits;
+`--ours` leaves the usual way out, which takes as long as all others, and `--together` times the one pass alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import platform
 import statistics
 import tempfile
@@ -39,6 +43,7 @@ VIT = "timm:vit_small_patch16_224@random?seed="
 CKA_SITES = ("block.*.norm1", "block.*.qkv", "block.*.fc1")  # 36 layers of each
 LABELLED = ("agreement", "knn")  # they also see the training images; here only their share of the test images counts
 CPU = torch.device("cpu")
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def batch_of(pixels: Tensor, encoders: dict[str, sl.Encoder], images: Images, number: int) -> Batch:
@@ -67,13 +72,18 @@ class Ours:
         """What the pass does with a batch."""
         _step(batch, self.metrics, self.plans, CPU)
 
-    def end(self) -> float:
-        """Seconds that `compute` takes; labelled analyses cannot be finished without the training images."""
-        began = time.perf_counter()
+    def end(self) -> None:
+        """What `compute` does; labelled analyses cannot be finished without the training images."""
         for name, metric in self.metrics.items():
             if name not in LABELLED:
                 result_of(metric)
-        return time.perf_counter() - began
+
+
+def seconds_of(work: Callable[[], None], clock: Callable[[], float]) -> float:
+    """What it takes."""
+    began = clock()
+    work()
+    return clock() - began
 
 
 def usual(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:
@@ -129,37 +139,44 @@ def main() -> None:
     words.add_argument("--images", type=int, default=1024)
     words.add_argument("--threads", type=int, default=torch.get_num_threads())
     words.add_argument("--only", help="analyses, separated by commas")
+    words.add_argument("--ours", action="store_true", help="without the usual way")
+    words.add_argument("--together", action="store_true", help="all analyses in one pass, and nothing else")
+    words.add_argument("--clock", choices=CLOCKS, default="wall")
     asked = words.parse_args()
+    clock = CLOCKS[asked.clock]
     torch.set_num_threads(asked.threads)
     encoders = {"a": sl.load_encoder(VIT + "0"), "b": sl.load_encoder(VIT + "1")}
     images = sl.load_images(f"shapes?size=224&train=64&val=0&test={asked.images}")
     pixels = torch.randint(0, 256, (32, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     names = asked.only.split(",") if asked.only else [n for n in default_analyses() if n != "agreement"]
     with tempfile.TemporaryDirectory() as cache, torch.inference_mode():
-        groups = {name: [name] for name in names} | {"all in one pass": names}
+        groups = ({} if asked.together else {name: [name] for name in names}) | {"all in one pass": names}
         ours = {label: Ours(group, encoders, images, Path(cache)) for label, group in groups.items()}
-        steps: dict[str, Callable[[Batch], None]] = {"bare forward": lambda _: bare(encoders, pixels)}
-        steps |= {label: tool.step for label, tool in ours.items()}
-        steps["the usual way"] = lambda _: usual(encoders, pixels)
-        seconds: dict[str, list[float]] = {label: [] for label in steps}
+        steps: dict[str, Callable[[Batch], None]] = {label: tool.step for label, tool in ours.items()}
+        steps |= {} if asked.ours or asked.together else {"the usual way": lambda _: usual(encoders, pixels)}
+        ratios: dict[str, list[float]] = {label: [] for label in steps}
+        bares: list[float] = []
         for number in range(asked.rounds + 1):
             batch = batch_of(pixels, encoders, images, number)
             order = list(steps)[number % len(steps) :] + list(steps)[: number % len(steps)]
+            before = seconds_of(lambda: bare(encoders, pixels), clock)
             for label in order:
-                began = time.perf_counter()
-                steps[label](batch)
+                taken = seconds_of(functools.partial(steps[label], batch), clock)
+                after = seconds_of(lambda: bare(encoders, pixels), clock)
                 if number:  # the first round warms up
-                    seconds[label].append(time.perf_counter() - began)
-        ends = {label: tool.end() for label, tool in ours.items()}
+                    ratios[label].append(2 * taken / (before + after))
+                    bares.append(after)
+                before = after
+        ends = {label: seconds_of(tool.end, clock) for label, tool in ours.items()}
     passes = -(-asked.images // 32)
-    whole = {label: passes * statistics.mean(values) + ends.get(label, 0.0) for label, values in seconds.items()}
     print(f"{platform.processor() or platform.machine()}, {asked.threads} threads, {datetime.date.today()}")
+    print(f"bare forward: {statistics.median(bares):.2f} s a batch")
     print(f"{'':24}{'step':>8}{'spread':>16}{'end':>8}{f'pass of {asked.images}':>16}")
-    for label, values in seconds.items():
-        ratios = sorted(v / b for v, b in zip(values, seconds["bare forward"], strict=True))
-        spread = f"{ratios[len(ratios) // 10]:.3f} … {ratios[-1 - len(ratios) // 10]:.3f}"
-        share = whole[label] / whole["bare forward"]
-        print(f"{label:24}{statistics.median(ratios):8.3f}{spread:>16}{ends.get(label, 0.0):7.1f}s{share:16.3f}")
+    for label, found in ratios.items():
+        found.sort()
+        spread = f"{found[len(found) // 10]:.3f} … {found[-1 - len(found) // 10]:.3f}"
+        whole = statistics.mean(found) + ends.get(label, 0.0) / (passes * statistics.median(bares))
+        print(f"{label:24}{statistics.median(found):8.3f}{spread:>16}{ends.get(label, 0.0):7.1f}s{whole:16.3f}")
 
 
 def bare(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:

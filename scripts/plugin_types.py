@@ -21,7 +21,7 @@ ROOMS = {  # kind → room, and the contract of its files
     "formats": ("encoders.formats", "Format"),
     "objectives": ("training.objectives", "ObjectiveFile"),
     "sources": ("encoders.sources", "ModelSource"),
-    "studies": ("studies", "Study"),
+    "studies": ("studies", "StudyFile"),
 }
 OPTIONAL = {  # kind → what a file may leave out, and its type
     "analyses": {
@@ -53,7 +53,7 @@ from typing import Any
 
 import xarray as xr
 
-from sightline.core.contract import Study
+from sightline.core.contract import StudyFile
 from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.images.contract import ImageSource
 from sightline.measure.contract import AnalysisFile, FurtherImages

@@ -51,6 +51,7 @@ TIERS = {
     "report": "pass",
     "report/test_browser.py": "browser",
     "studies": "train",
+    "studies/figures": "unit",
     "studies/findings": "unit",
     "studies/test_evidence.py": "unit",
     "studies/test_roles.py": "unit",

@@ -217,6 +217,7 @@ class Analysis(Pooled):
             parts["test"],
             (keys, self._keys(chooses)[held]),
             size := self.config.size,
+            self.device,
         )
         shown = found.fit(parts["test"].plain.values[self._visible()])[:, : 3 * size * size]
         pictures = _bytes(shown.reshape(-1, 3, size, size))

@@ -157,7 +157,7 @@ class Analysis(GramSums):
         for c, b in np.ndindex(hsic.shape[1:3]):
             groups = hsic[:, c, b].swapaxes(0, 1)  # (G, T, E, L, L)
             seen = groups[np.nan_to_num(groups).any((1, 2, 3, 4))]
-            low[:, c, b], high[:, c, b] = bootstrap(seen, self.config.bootstrap, self.plan.seed)
+            low[:, c, b], high[:, c, b] = bootstrap(seen, self.config.bootstrap, self.plan.seed, device=self.device)
         own = np.diagonal(hsic[:, -1, 0].sum(1), axis1=-2, axis2=-1).reshape(len(hsic), -1)
         there = [[k < len(sites) for k in range(self.of[1])] for sites in self.chosen.values()]
         reason = np.where(there, self.reasons(own).reshape(-1, *self.of), ABSENT)

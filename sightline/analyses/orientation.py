@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 import xarray as xr
 
 from sightline.core.errors import InputError, nearest
@@ -96,9 +97,12 @@ def orientation_accuracy(train: tuple[Sliceable, Sliceable], test: tuple[Sliceab
     return float(oriented_right(train, test).mean())
 
 
-def oriented_right(train: tuple[Sliceable, Sliceable], test: tuple[Sliceable, Sliceable]) -> npt.NDArray[np.bool_]:
+def oriented_right(
+    train: tuple[Sliceable, Sliceable], test: tuple[Sliceable, Sliceable], device: torch.device | str = "cpu"
+) -> npt.NDArray[np.bool_]:
     """Which test features a probe fitted to `train` tells right: (2, n), images and mirror images."""
-    probe = fit_ridge(train, tuple(np.full(part.shape[0], number) for number, part in enumerate(train)), 2)
+    labels = tuple(np.full(part.shape[0], number) for number, part in enumerate(train))
+    probe = fit_ridge(train, labels, 2, device=device)
     return np.array([probe.decisions(part) == number for number, part in enumerate(test)])
 
 
@@ -136,7 +140,7 @@ class Analysis(Pooled):
         flaws = [flaw(part, "train") for part in train] + [flaw(part, "test", constant=False) for part in test]
         if why := next(filter(None, flaws), ""):
             return NOTHING, why, np.zeros(GROUPS)
-        right = oriented_right(train, test).mean(0)  # an image and its mirror image: both, one or none
+        right = oriented_right(train, test, self.device).mean(0)  # an image and its mirror image: both, one or none
         ends = wilson(right.sum(), len(right))
         return (float(right.mean()), *ends), "", self.by_group("test", right)
 

@@ -35,6 +35,7 @@ from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
 from sightline.images.views import make_view
 from sightline.measure import contract
+from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
@@ -175,8 +176,8 @@ class Analysis(contract.Analysis):
     def compute(self) -> xr.Dataset:
         """Relative distances of all transformations and of two light crops, with interval and reasons."""
         sums = self.sums.numpy(force=True)
-        values = _distances(sums.sum(0))
-        ends = self._bootstrap(sums[sums[..., -1].any((1, 2))])
+        values = _numbers(_distances(self.sums.sum(0)))
+        ends = self._bootstrap(self.sums[self.sums[..., -1].flatten(1).any(1)])
         reason = self._reasons(sums.sum(0))
         over, known = ("encoder", "site", "feature"), reason == ""
         data = {}
@@ -211,20 +212,19 @@ class Analysis(contract.Analysis):
         kept.add("to_crops", Mean("moved", "crop", root=True))
         return kept
 
-    def _bootstrap(self, groups: npt.NDArray[np.float64]) -> tuple[Numbers, Numbers]:
+    def _bootstrap(self, groups: Tensor) -> tuple[Numbers, Numbers]:
         """Ends of the 95 % intervals: groups of images drawn anew, sums and distances taken again; NaN of one group."""
         count = len(groups)
         if count < 2:
-            nothing = {name: np.full_like(values, np.nan) for name, values in _distances(groups.sum(0)).items()}
-            return nothing, nothing
-        random = np.random.Generator(np.random.Philox(self.plan.seed))
-        draws = random.multinomial(count, np.full(count, 1 / count), self.config.bootstrap).astype(np.float64)
-        layers = [_distances(np.tensordot(draws, groups[:, s], 1)) for s in range(groups.shape[1])]  # each (R, F, …)
-        low, high = (
-            {name: np.stack([np.percentile(layer[name], end, axis=0) for layer in layers]) for name in layers[0]}
-            for end in (2.5, 97.5)
-        )
-        return low, high
+            nothing = {name: torch.full_like(part, torch.nan) for name, part in _distances(groups.sum(0)).items()}
+            return _numbers(nothing), _numbers(nothing)
+        draws = draw_groups(count, self.config.bootstrap, self.plan.seed, self.device)
+        layers = [_distances(torch.tensordot(draws, part, 1)) for part in groups.unbind(1)]  # each (R, F, …)
+        low, high = dict[str, Tensor](), dict[str, Tensor]()
+        for name in layers[0]:
+            ends = (percentile_ends(layer[name], count) for layer in layers)
+            low[name], high[name] = (torch.stack(end) for end in zip(*ends, strict=True))
+        return _numbers(low), _numbers(high)
 
     def _reasons(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
         """Why a layer has no value, (S, F)."""
@@ -245,15 +245,18 @@ def _squares(features: Sequence[Tensor]) -> Tensor:
     return torch.stack([*distances, _apart(plain), plain.square().sum(1)], 1)
 
 
-def _distances(sums: npt.NDArray[np.float64]) -> Numbers:
+def _distances(sums: Tensor) -> dict[str, Tensor]:
     """From sums (…, K) the relative distances of transformations (…, T) and of crops (…), and their ratio (…, T)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = {
-            "distance": np.sqrt(sums[..., :-3] / sums[..., -2, None]),
-            "crops": np.sqrt(sums[..., -3] / sums[..., -2]),
-            "to_crops": np.sqrt(sums[..., :-3] / sums[..., -3, None]),
-        }
-    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+    found = {
+        "distance": (sums[..., :-3] / sums[..., -2, None]).sqrt(),
+        "crops": (sums[..., -3] / sums[..., -2]).sqrt(),
+        "to_crops": (sums[..., :-3] / sums[..., -3, None]).sqrt(),
+    }
+    return {name: torch.where(values.isfinite(), values, torch.nan) for name, values in found.items()}
+
+
+def _numbers(found: Mapping[str, Tensor]) -> Numbers:
+    return {name: values.numpy(force=True) for name, values in found.items()}
 
 
 def cost(config: Config, plan: Plan) -> Cost:

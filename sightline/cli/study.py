@@ -17,7 +17,7 @@ from sightline.core.errors import InputError, counted
 
 if TYPE_CHECKING:
     from sightline.studies.findings import Verdict
-    from sightline.studies.folders import Placed
+    from sightline.studies.folders import StepFolder
     from sightline.studies.roles import Role
     from sightline.studies.running import Ended, Outcome
     from sightline.studies.study import Study
@@ -90,9 +90,7 @@ def study(
     ] = None,
     cluster: Annotated[
         list[str] | None,
-        typer.Option(
-            help="`partition=gpu`, `timeout_min=600`, `gpus_per_node=1`; of Ray `address=auto`, `num_gpus=1`."
-        ),
+        typer.Option(help="`account=mine`, `timeout_min=600`, `gpus_per_node=1`; of Ray `address=auto`, `num_gpus=1`."),
     ] = None,
     dry: Annotated[bool, typer.Option("--dry", help="Print the plan, and run nothing.")] = False,
     device: Device = "auto",
@@ -224,7 +222,7 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
             console().print(f"  {finding}  needs {needs}", style="dim", markup=False)
 
 
-def _state(placed: Placed) -> str:
+def _state(placed: StepFolder) -> str:
     if placed.done:
         return "done"
     if (holder := placed.holder) is not None:
@@ -244,7 +242,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def _tell(event: str, placed: Placed, ended: Ended | None) -> None:
+def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
     from sightline.core.progress import console
 
     name = placed.step.name
@@ -335,7 +333,8 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     findings = {}
     for verdict in verdicts:
         finding = all_findings()[verdict.finding]
-        whole = next((name for name in figures if name in (finding.figure, finding.figure[:-1])), "")
+        names = (finding.figure, finding.figure.rstrip("abcdef"))  # itself, or the figure that it is a part of
+        whole = next((name for name in names if name in figures), "")
         findings[finding.id] = replace(finding, figure=whole)
     steps = {
         placed.step.name: {

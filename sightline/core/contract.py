@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = ["TOPICS", "Headline", "Reported", "Study", "fulfil", "members"]
+__all__ = ["TOPICS", "Headline", "Reported", "StudyFile", "fulfil", "members"]
 
 
 Headline = tuple[str, str, str]  # label, number, detail
@@ -48,14 +48,14 @@ class Reported(Protocol):
         """What there is to tell beside `key_numbers`, for the page and `--verbose`."""
 
 
-class Study(Reported, Protocol):
+class StudyFile(Reported, Protocol):
     """A file of `studies/`: its results come from trainings, not from a pass, and have the same kind of page."""
 
 
 def members(contract: type) -> list[str]:
     """The names that a Protocol asks for.
 
-    >>> members(Study)
+    >>> members(StudyFile)
     ['TITLE', 'QUESTION', 'FORMULA', 'HOW_TO_READ', 'SOURCE', 'figures', 'headlines']
     """
     own = [

@@ -172,7 +172,10 @@ def compare(product: AttentionProduct, expected: Tensor, site: str) -> None:
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Sees the calls that the attention layer being executed makes."""
+    """Sees the calls that the attention layer being executed makes.
+
+    It is in force only while such a layer runs: every other call of the pass would take microseconds longer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,13 +185,23 @@ class AttentionWatch(TorchFunctionMode):
         """A hook for the beginning of a layer."""
 
         def before(_: nn.Module, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
+            if not self.layers:
+                self.__enter__()
             self.layers.append(layer)
 
         return before
 
+    def close(self) -> None:
+        """Be out of force, also where an interruption has left a layer in the middle."""
+        if self.layers:
+            self.layers.clear()
+            self.__exit__(None, None, None)
+
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         """A hook for its end."""
         layer = self.layers.pop()
+        if not self.layers:
+            self.__exit__(None, None, None)
         if output is None:  # an exception passes through
             layer.forget()
         else:

@@ -69,7 +69,8 @@ def watch(
             else:
                 stack.callback(_hook(tap, site, see).remove)
         if attention:
-            mode = stack.enter_context(AttentionWatch())
+            mode = AttentionWatch()
+            stack.callback(mode.close)
             for module, points in attention.items():
                 layer = AttentionLayer(module, points, see, attend)
                 if attend is not None or layer.inside:

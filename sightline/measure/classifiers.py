@@ -154,7 +154,7 @@ class DecisionAnalysis(Pooled):
             return Classifier(where, members=None if named is None else tuple((named.index(n),) for n in names))
         labels, classes = self.labels("train"), len(self.plan.images.classes)
         if where.kind == PROBE:
-            return Classifier(where, fit_ridge(train, labels, classes))
+            return Classifier(where, fit_ridge(train, labels, classes, device=self.device))
         parts = hold_out(labels, self.sweep.held_out, self.plan.seed)
         kept, held = (Labelled({"x": train.some(part)}, labels[part]) for part in parts)
         title = f"Probes of {encoder}"

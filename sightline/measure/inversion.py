@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.keyed_random import mix
 from sightline.core.results import ENDS
 from sightline.measure.estimators.inversion import MEASURES, Inverse, Recovered, fit_inverse
@@ -36,13 +39,16 @@ class ImagePairs(NamedTuple):
         """These of its images."""
         return ImagePairs(*(matrix.some(chosen) for matrix in self))
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Which images, features (2, m, D) of both orientations, pictures (m, 3, h, w); float64."""
+    def blocks(self, size: int, device: torch.device | str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Which images, features (2, m, D) of both orientations, pictures (m, 3, h, w); float64, on the device."""
         step = max(64, BLOCK_NUMBERS // (self.plain.shape[1] + self.pictures.shape[1]))
         for start in range(0, len(self.plain), step):
             part = slice(start, start + step)
-            features = np.stack([self.plain[part], self.mirror[part]]).astype(np.float64)
-            yield part, features, self.pictures[part].reshape(-1, 3, size, size).astype(np.float64)
+            features, pictures = (
+                as_tensor(values).to(device, torch.float64)
+                for values in (np.stack([self.plain[part], self.mirror[part]]), self.pictures[part])
+            )
+            yield part, features, pictures.view(-1, 3, size, size)
 
 
 class Inverted(NamedTuple):
@@ -54,9 +60,16 @@ class Inverted(NamedTuple):
 
 
 def invert(
-    train: ImagePairs, chooses: ImagePairs, test: ImagePairs, keys: tuple[npt.NDArray[Any], ...], size: int
+    train: ImagePairs,
+    chooses: ImagePairs,
+    test: ImagePairs,
+    keys: tuple[npt.NDArray[Any], ...],
+    size: int,
+    device: torch.device | str = "cpu",
 ) -> Inverted:
     """Fit, choose the penalty, and score; `keys` of the training images and of those that choose draw the null.
+
+    Features and pictures are read in blocks, and everything is computed on the device.
 
     >>> random = np.random.default_rng(0)
     >>> y = random.random((60, 3, 2, 2))
@@ -69,24 +82,23 @@ def invert(
     [1.0, 1.0, 1.0]
     """
 
-    def rows(part: ImagePairs, own: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    def rows(part: ImagePairs, own: npt.NDArray[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         other, turned = _others(own)
-        for where, features, pictures in part.blocks(size):
-            wrong = part.pictures.some(other[where])[:].reshape(pictures.shape).astype(np.float64)
-            wrong = np.where(turned[where, None, None, None], wrong[..., ::-1], wrong)
-            targets = np.stack([pictures, wrong], 1)
-            both = np.stack([targets, targets[..., ::-1]])
-            yield features.reshape(-1, features.shape[-1]), both.reshape(2 * len(pictures), -1)
+        for where, features, pictures in part.blocks(size, device):
+            wrong = as_tensor(part.pictures.some(other[where])[:]).to(pictures).view(pictures.shape)
+            turn = torch.from_numpy(turned[where]).to(device)[:, None, None, None]
+            targets = torch.stack([pictures, torch.where(turn, wrong.flip(-1), wrong)], 1)
+            yield features.flatten(0, 1), torch.cat([targets, targets.flip(-1)]).flatten(1)
 
     fit = fit_inverse(lambda: rows(train, keys[0]), lambda: rows(chooses, keys[1]), sets=2)
-    total = sum((pictures.sum(0) for _, _, pictures in test.blocks(size)), np.zeros((3, size, size)))
-    mean = (total + total[..., ::-1]) / (2 * len(test.plain))
+    total = torch.stack([pictures.sum(0) for _, _, pictures in test.blocks(size, device)]).sum(0)
+    mean = (total + total.flip(-1)) / (2 * len(test.plain))
     true, null, ceiling = Recovered(mean), Recovered(mean), Recovered(mean)
-    for _, features, pictures in test.blocks(size):
-        made = fit(features.reshape(-1, features.shape[-1])).reshape(2, len(pictures), 2, 3, size, size)
+    for _, features, pictures in test.blocks(size, device):
+        made = fit(features.flatten(0, 1)).view(2, len(pictures), 2, 3, size, size)
         true.add(pictures, made[:, :, 0])
         null.add(pictures, made[:, :, 1])
-        ceiling.add(pictures, np.stack([pictures, pictures[..., ::-1]]))
+        ceiling.add(pictures, torch.stack([pictures, pictures.flip(-1)]))
     best, chance, most = true.numbers(), null.numbers(), ceiling.numbers()
     numbers: dict[str, float] = {}
     for measure in MEASURES:

@@ -27,13 +27,13 @@ from sightline.measure.feature_cache import describe_encoder
 from sightline.measure.plan import make_plans
 from sightline.measure.request import with_further
 from sightline.studies.commands import Machine, Work, analyses_of, command_of
-from sightline.studies.folders import Placed
+from sightline.studies.folders import StepFolder
 from sightline.studies.keys import Contents
 from sightline.studies.steps import Step, step_of
 from sightline.training.backbones import build
 from sightline.training.monitor import read_metrics
 
-__all__ = ["Cost", "cost_of"]
+__all__ = ["StepCost", "cost_of"]
 
 
 BATCH = 32  # images of a trial
@@ -44,14 +44,16 @@ FILE = "speeds.json"
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Seconds and bytes, as far as a trial tells."""
 
     seconds: float
     disk: float
 
 
-def cost_of(placed: Placed, steps: Mapping[str, Placed], contents: Contents, machine: Machine) -> Cost | None:
+def cost_of(
+    placed: StepFolder, steps: Mapping[str, StepFolder], contents: Contents, machine: Machine
+) -> StepCost | None:
     """What a step that is not done will take, None where no trial can tell."""
     trial = _Trial(steps, contents, machine)
     with contextlib.suppress(InputError, RuntimeError, OSError):
@@ -61,7 +63,7 @@ def cost_of(placed: Placed, steps: Mapping[str, Placed], contents: Contents, mac
 
 @dataclass(frozen=True)
 class _Trial:
-    steps: Mapping[str, Placed]
+    steps: Mapping[str, StepFolder]
     contents: Contents
     machine: Machine
 
@@ -95,7 +97,7 @@ class _Trial:
 
     # A pass
 
-    def passing(self, step: Step) -> Cost:
+    def passing(self, step: Step) -> StepCost:
         """Forward passes of all views through all encoders, and features on disk."""
         members, configs = self.members(step), analyses_of(step)
         images = with_further(command_of(step).images(step), {}, configs)
@@ -118,11 +120,11 @@ class _Trial:
             seconds += passes * self._remembered(
                 ["forward", _shape(encoder)], lambda e=encoder: _forward(e, self.machine.device)
             )
-        return Cost(MORE * seconds, disk)
+        return StepCost(MORE * seconds, disk)
 
     # A training
 
-    def training(self, step: Step) -> Cost:
+    def training(self, step: Step) -> StepCost:
         """All steps of all its trainings at the speed of the first ones."""
         command = command_of(step)
         recipe = command.recipe(step)
@@ -143,7 +145,7 @@ class _Trial:
             disk += times * size * (8 + kept)  # two checkpoints of weights, their copy and Adam's two moments
             if step.command == "rcdm":  # one model for all encoders
                 break
-        return Cost(seconds, disk)
+        return StepCost(seconds, disk)
 
     def _trained(self, step: Step, encoder: Encoder | None) -> torch.nn.Module:
         if encoder is not None:

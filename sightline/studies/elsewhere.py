@@ -10,7 +10,7 @@ from typing import Any
 
 from sightline.core.errors import InputError
 from sightline.studies.commands import Machine
-from sightline.studies.folders import Placed
+from sightline.studies.folders import StepFolder
 from sightline.studies.running import Ended, Executor, Job, ticket
 from sightline.studies.worker import work_off
 
@@ -21,7 +21,7 @@ CLUSTERS = ("slurm", "ray")
 
 
 def on_cluster(name: str, machine: Machine, places: int, folder: Path, settings: Mapping[str, Any]) -> Executor:
-    """Where `--on` says; `settings` are the cluster's own: partition, timeout_min, address, num_gpus, …"""
+    """Where `--on` says; `settings` are the cluster's own: account, timeout_min, address, num_gpus, …"""
     if name == "slurm":
         return Submitit(machine, places, folder, settings)
     if name == "ray":
@@ -61,7 +61,7 @@ class Submitit:
             raise InputError(f"SLURM cannot be used here: {error}") from error
         self.machine, self.places = machine, places
 
-    def start(self, placed: Placed, folders: Mapping[str, Path]) -> Job:
+    def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Queue it."""
         return _Queued(self.executor.submit(Submitted(), ticket(placed, folders, self.machine)))
 
@@ -104,7 +104,7 @@ class Ray:
         self.task = ray.remote(max_retries=0, **resources)(work_off)  # a lost one is started again by us
         self.machine, self.places = machine, places
 
-    def start(self, placed: Placed, folders: Mapping[str, Path]) -> Job:
+    def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Hand it to Ray."""
         return _Task(self.task.remote(ticket(placed, folders, self.machine)))
 

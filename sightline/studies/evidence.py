@@ -59,7 +59,7 @@ class Evidence:
         groups: dict[Any, list[Role]] = {}
         for role in self.roles:
             groups.setdefault(self._kind(role), []).append(role)
-        found = {}
+        found: dict[str, tuple[str, ...]] = {}
         for members in groups.values():
             numbers = {role.seed for role in members}
             if self.seeds_together and len(members) > 1 and len(numbers) == len(members):
@@ -88,7 +88,7 @@ class Evidence:
 
         `exactly` are other fields of the role: `encoders(JE, method="dino", multicrop=False)`.
         """
-        found = {}
+        found: dict[str, Role] = {}
         for role in self.roles:
             fits = family in (None, role.family) and network in (None, role.network) and tuned in (None, role.tuned)
             if fits and all(getattr(role, key) == value for key, value in exactly.items()):

@@ -30,14 +30,14 @@ from sightline.encoders.loading import load_encoder
 from sightline.encoders.sources.run import every_epoch
 from sightline.studies.steps import Step, step_of
 
-__all__ = ["Placed", "do", "place"]
+__all__ = ["StepFolder", "do", "place"]
 
 
 SHORT = 8  # letters of the key in the name of a folder
 
 
 @dataclass(frozen=True)
-class Placed:
+class StepFolder:
     """A step with its key and its folder."""
 
     step: Step
@@ -74,16 +74,16 @@ class Placed:
         return self.folder.with_name(f"{self.folder.name}.{ending}")
 
 
-def place(step: Step, key: str, steps: Path) -> Placed:
+def place(step: Step, key: str, steps: Path) -> StepFolder:
     """Where a step is or will be."""
     for file in sorted(steps.glob(f"*-{key[:SHORT]}.json")):
         with contextlib.suppress(OSError, ValueError):
             if json.loads(file.read_text("utf-8")).get("key") == key:
-                return Placed(step, key, file.with_suffix(""))
-    return Placed(step, key, steps / f"{step.name}-{key[:SHORT]}")
+                return StepFolder(step, key, file.with_suffix(""))
+    return StepFolder(step, key, steps / f"{step.name}-{key[:SHORT]}")
 
 
-def do(placed: Placed, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
+def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
     """Run a step unless it is done or someone else is at it; whether it is done now.
 
     `folders` are those of the steps that it needs; `work` is what its command runs.
@@ -122,7 +122,7 @@ def members_of(step: Step, folders: Mapping[str, Path]) -> dict[str, Encoder]:
     return members
 
 
-def _note(placed: Placed) -> bool:
+def _note(placed: StepFolder) -> bool:
     """Write down what the step is; whether what is there was begun with other references and has to begin anew."""
     step, file = placed.step, placed.beside("json")
     about = json.loads(json.dumps({"key": placed.key, **asdict(step)}))
@@ -136,7 +136,7 @@ def _note(placed: Placed) -> bool:
     return changed
 
 
-def _finish(placed: Placed, seconds: float) -> None:
+def _finish(placed: StepFolder, seconds: float) -> None:
     """Say in run.json that the step is done; nothing that is read later depends on more than this folder."""
     file = placed.folder / "run.json"
     try:

@@ -43,6 +43,9 @@ RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect
            "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
 APART = ("dynamics", "minibatch")  # analyses that have steps of their own
 PASSING = {"passes", "finetune", "segment", "pretrain"}  # steps with passes of their own
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "transformations": {"transformations": ["mirror"]}
+}  # no finding asks for more
 OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
 EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
@@ -231,7 +234,13 @@ class _Plan:
         networks = {key: self.given[key].role.network for key in encoders}
         cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
         asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
-            name: (encoders, {"only": [one for one in analyses if one not in OF_CNNS]}),
+            name: (
+                encoders,
+                {
+                    "only": [one for one in analyses if one not in OF_CNNS],
+                    "set": {one: dict(values) for one, values in ASKED.items() if one in analyses},
+                },
+            ),
             f"{name}-noise": (encoders if "noise" in analyses else {},
                               {"only": ["noise"], "set": {"noise": {"kind": "sign"}}}),
             f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),

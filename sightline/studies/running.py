@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from sightline.core.errors import InputError, first_line
 from sightline.core.stopping import Stopped, signals
 from sightline.studies.commands import Machine, command_of
-from sightline.studies.folders import Placed, do
+from sightline.studies.folders import StepFolder, do
 
 __all__ = ["Ended", "Executor", "Here", "Job", "Outcome", "Processes", "perform", "run_steps"]
 
@@ -64,9 +64,12 @@ class Job(Protocol):
 class Executor(Protocol):
     """Where steps are run."""
 
-    places: int  # how many at a time
+    @property
+    def places(self) -> int:
+        """How many at a time."""
+        ...
 
-    def start(self, placed: Placed, folders: Mapping[str, Path]) -> Job:
+    def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Begin a step whose needs are done."""
         ...
 
@@ -75,7 +78,7 @@ class Executor(Protocol):
         ...
 
 
-def perform(placed: Placed, folders: Mapping[str, Path], machine: Machine) -> Ended:
+def perform(placed: StepFolder, folders: Mapping[str, Path], machine: Machine) -> Ended:
     """Do one step in this process; how it ended, never an exception but that of a second Ctrl-C."""
     try:
         command = command_of(placed.step)
@@ -90,7 +93,7 @@ def perform(placed: Placed, folders: Mapping[str, Path], machine: Machine) -> En
 
 
 def run_steps(
-    steps: Sequence[Placed], executor: Executor, tell: Callable[[str, Placed, Ended | None], None]
+    steps: Sequence[StepFolder], executor: Executor, tell: Callable[[str, StepFolder, Ended | None], None]
 ) -> Outcome:
     """Run what is not done, each step after those it needs; `tell` hears when one begins, waits for someone, ends."""
     asked: list[int] = []
@@ -106,9 +109,9 @@ class _Round:
 
     def __init__(
         self,
-        steps: Sequence[Placed],
+        steps: Sequence[StepFolder],
         executor: Executor,
-        tell: Callable[[str, Placed, Ended | None], None],
+        tell: Callable[[str, StepFolder, Ended | None], None],
         asked: list[int],
     ) -> None:
         self.steps = {placed.step.name: placed for placed in steps}
@@ -213,7 +216,7 @@ class Here:
     machine: Machine
     places: int = 1
 
-    def start(self, placed: Placed, folders: Mapping[str, Path]) -> Job:
+    def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Do it, now."""
         return _Over(perform(placed, folders, self.machine))
 
@@ -228,7 +231,7 @@ class Processes:
     machine: Machine
     places: int
 
-    def start(self, placed: Placed, folders: Mapping[str, Path]) -> Job:
+    def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Start a Python that does it."""
         threads = max(1, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) // self.places)
         job = json.dumps(ticket(placed, folders, self.machine))
@@ -272,7 +275,7 @@ class _Process:
         self.process.terminate()
 
 
-def ticket(placed: Placed, folders: Mapping[str, Path], machine: Machine) -> dict[str, Any]:
+def ticket(placed: StepFolder, folders: Mapping[str, Path], machine: Machine) -> dict[str, Any]:
     """A step as plain data, for a process elsewhere."""
     return {
         "step": asdict(placed.step),

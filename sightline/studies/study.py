@@ -32,7 +32,7 @@ from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
 from sightline.studies.evidence import Evidence
 from sightline.studies.findings import Verdict, all_findings, decide_all
-from sightline.studies.folders import Placed, place
+from sightline.studies.folders import StepFolder, place
 from sightline.studies.keys import Contents, keys_of
 from sightline.studies.papers import STUDIES, Sets, papers
 from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role
@@ -68,7 +68,7 @@ class Study:
     path: Path
     name: str
     roles: tuple[Role, ...]
-    steps: tuple[Placed, ...]
+    steps: tuple[StepFolder, ...]
     findings: tuple[str, ...]
 
     @property
@@ -159,7 +159,7 @@ def study(
     return made
 
 
-def _silent(event: str, placed: Placed, ended: Ended | None) -> None:
+def _silent(event: str, placed: StepFolder, ended: Ended | None) -> None:
     pass
 
 
@@ -234,14 +234,15 @@ def run_study(
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
-    tell: Callable[[str, Placed, Ended | None], None] = _silent,
+    tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
     """Write down what the study is and run its steps; how they ended."""
     if jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
-    executor = _executor(study, jobs, on, cluster or {}, machine or Machine())
+    if cluster and on is None:
+        raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
     _begin(study)
-    return run_steps(study.steps, executor, tell)
+    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 
 
 def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
@@ -249,8 +250,6 @@ def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any
         places = jobs if jobs > 1 else len(study.steps)  # the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
-    if cluster:
-        raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
     return Here(machine) if jobs == 1 else Processes(machine, jobs)
 
 
@@ -281,7 +280,7 @@ def open_study(path: str | Path) -> Study:
         steps = []
         for one in about["steps"]:
             key, folder = one.pop("key"), one.pop("folder")
-            steps.append(Placed(Step(**one), key, where / folder))
+            steps.append(StepFolder(Step(**one), key, where / folder))
         roles = tuple(Role(**role) for role in about["roles"])
         return Study(path, about["study"], roles, tuple(steps), tuple(about["findings"]))
     except FileNotFoundError as error:

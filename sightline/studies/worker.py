@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.studies.commands import Machine
-from sightline.studies.folders import Placed
+from sightline.studies.folders import StepFolder
 from sightline.studies.running import Ended, perform
 from sightline.studies.steps import Step
 
@@ -22,7 +22,7 @@ __all__ = ["work_off"]
 
 def work_off(ticket: Mapping[str, Any]) -> dict[str, str]:
     """Do the step of a ticket (running.ticket) in this process; how it ended, as plain data."""
-    placed = Placed(Step(**ticket["step"]), ticket["key"], Path(ticket["folder"]))
+    placed = StepFolder(Step(**ticket["step"]), ticket["key"], Path(ticket["folder"]))
     folders = {name: Path(folder) for name, folder in ticket["folders"].items()}
     return asdict(perform(placed, folders, Machine(**ticket["machine"])))
 

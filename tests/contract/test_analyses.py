@@ -158,6 +158,15 @@ def test_the_pass_gives_what_its_plain_twin_gives(
 
 
 @pytest.mark.parametrize("name", ANALYSES)
+def test_stages_of_residual_networks_are_in_results(name: str, encoders: Any, results: dict[str, xr.Dataset]) -> None:
+    """Wherever a result has layers of an encoder with stages."""
+    found = results[name]
+    named = found.encoder.values if {"encoder", "site"} <= set(found.dims) else ()
+    for encoder in (name for name in named if name in encoders and encoders[name].stages):
+        assert int(found.stage.sel(encoder=encoder).max()) == len(encoders[encoder].stages)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
 def test_merged_shards_are_one_process(
     name: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path
 ) -> None:

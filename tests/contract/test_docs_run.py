@@ -20,7 +20,7 @@ from sightline.analyses.cka import Config as Cka
 from sightline.analyses.probes import Config as Probes
 
 # Blocks that train for minutes, or look at such a training; contract/test_docs.py checks that their calls fit.
-TRAINED = ("dense", "finetuning", "pretraining", "rcdm", "studies", "transfer", "analyses/dynamics")
+TRAINED = ("dense", "figures", "finetuning", "pretraining", "rcdm", "studies", "transfer", "analyses/dynamics")
 TRAIN = {f"docs/{name}.md" for name in TRAINED}
 # What is not at hand, or larger than a test needs it.
 INSTEAD = {

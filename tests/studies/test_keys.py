@@ -48,7 +48,7 @@ def test_they_do_not_depend_on_how_a_step_is_written(contents):
 def test_a_pass_does_not_depend_on_order_and_defaults(contents):
     before = keys(contents)["cka"]
     same = {
-        "order of encoders": replace(PASS, encoders=dict(reversed(PASS.encoders.items()))),
+        "order of encoders": replace(PASS, encoders=dict(reversed([*PASS.encoders.items()]))),
         "order of analyses": replace(PASS, options={"limit": 8, "only": ["knn", "cka"]}),
         "defaults": replace(PASS, options={**PASS.options, "batch": 32, "seed": 0, "set": {"knn": {"k": 20}}}),
     }

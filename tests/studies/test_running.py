@@ -16,7 +16,7 @@ from sightline.core import ownership
 from sightline.core.stopping import Stopped
 from sightline.studies import commands, folders
 from sightline.studies.commands import COMMANDS, Machine, Work
-from sightline.studies.folders import Placed, place
+from sightline.studies.folders import StepFolder, place
 from sightline.studies.running import Ended, Here, run_steps
 from sightline.studies.steps import Step
 
@@ -46,7 +46,7 @@ def done(monkeypatch):
     return found
 
 
-def placed(root: Path, *names: str) -> list[Placed]:
+def placed(root: Path, *names: str) -> list[StepFolder]:
     """`b:a` needs a."""
     steps = []
     for name, _, needs in (text.partition(":") for text in names):
@@ -56,8 +56,8 @@ def placed(root: Path, *names: str) -> list[Placed]:
     return [place(step, f"{step.name:0<64}", root) for step in steps]
 
 
-def run(steps: list[Placed], told: list[tuple[str, str]] | None = None):
-    def tell(event: str, step: Placed, ended: Ended | None) -> None:
+def run(steps: list[StepFolder], told: list[tuple[str, str]] | None = None):
+    def tell(event: str, step: StepFolder, ended: Ended | None) -> None:
         if told is not None:
             told.append((event, step.step.name))
 

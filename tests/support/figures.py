@@ -112,7 +112,7 @@ def _attention() -> xr.Dataset:
     dims = {"encoder": VIT_NAMES, "site": sites, "head": range(HEADS)}
     layer, head = ("encoder", "site"), ("encoder", "site", "head")
     measures = ("distance", "distance_relative", "nmi")
-    variables = {m: head for m in measures} | {f"{m}_{end}": layer for m in measures for end in ("mean", "std")}
+    variables = dict.fromkeys(measures, head) | {f"{m}_{end}": layer for m in measures for end in ("mean", "std")}
     result = made(dims, variables, 2, images=64).assign_coords(layer_type=("site", ["attn_map"] * len(sites)))
     result = without(result, [name for name in VIT_NAMES if name != "mae"], "decoder.")
     rng, shown = np.random.default_rng(3), {}
@@ -218,14 +218,21 @@ def _detection(seed: int, how: str) -> xr.Dataset:
 def _rcdm() -> xr.Dataset:
     names = ["mae", "moco", "dino", "mae ft"]
     result = made(
-        {"encoder": names, "transformation": ["mirror"], "picture_sheet": names, "picture_column": ["source", "1", "2"]},
+        {
+            "encoder": names,
+            "transformation": ["mirror"],
+            "picture_sheet": names,
+            "picture_column": ["source", "1", "2"],
+        },
         {"share": ("encoder", "transformation")},
         9,
     )
     pixels = np.random.default_rng(10).integers(0, 256, (4, 2, 3, 4, 4, 3), np.uint8)
     dims = ("picture_sheet", "picture_row", "picture_column")
     notes = np.array([[[f"image {row}.png"] * 3 for row in range(2)] for _ in names])
-    return result.assign(pictures=((*dims, "picture_y", "picture_x", "picture_rgb"), pixels), picture_note=(dims, notes))
+    return result.assign(
+        pictures=((*dims, "picture_y", "picture_x", "picture_rgb"), pixels), picture_note=(dims, notes)
+    )
 
 
 def _dynamics() -> xr.Dataset:
@@ -258,8 +265,11 @@ def _passes() -> dict[str, xr.Dataset]:
                    "overall_either": ("encoder",)}, 14, n_conflict=64)  # fmt: skip
     no = {"reason": (("encoder", "class"), np.full((len(VIT_NAMES), 2), "")),
           "overall_reason": ("encoder", np.full(len(VIT_NAMES), ""))}  # fmt: skip
-    fourier = made(over | {"site": blocks("", after=("decoder.block.0",)), "frequency_index": range(2)},
-                   {"high_frequency": layer, "official": layer, "amplitude": (*layer, "frequency_index")}, 15)  # fmt: skip
+    fourier = made(
+        over | {"site": blocks("", after=("decoder.block.0",)), "frequency_index": range(2)},
+        {"high_frequency": layer, "official": layer, "amplitude": (*layer, "frequency_index")},
+        15,
+    )
     knn = made(over | {"feature": ["cls", "gap", "gap_without_cls"]}, {"accuracy": (*layer, "feature")}, 16,
                k=20, chance=0.1)  # fmt: skip
     kinds = {"kind": ["heads", "depths", "tokens"]}

@@ -30,7 +30,7 @@ from sightline.analyses import similarity as analyses_similarity
 from sightline.analyses import spectra as analyses_spectra
 from sightline.analyses import tokens as analyses_tokens
 from sightline.analyses import transformations as analyses_transformations
-from sightline.core.contract import Study
+from sightline.core.contract import StudyFile
 from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.encoders.families import autoencoder as families_autoencoder
 from sightline.encoders.families import convnext as families_convnext
@@ -241,7 +241,7 @@ SOURCES: Mapping[str, ModelSource] = {
     "torchvision": sources_torchvision,
     "zoo": sources_zoo,
 }
-STUDIES: Mapping[str, Study] = {
+STUDIES: Mapping[str, StudyFile] = {
     "detection": studies_detection,
     "rcdm": studies_rcdm,
     "reinit": studies_reinit,

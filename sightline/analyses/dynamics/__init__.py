@@ -179,7 +179,9 @@ def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers
     """All layers, those of epochs, and those that epochs are compared with: of the starts and of all other encoders."""
     epochs = [name for training in trainings for name in training.epochs.values()]
     others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]
-    every, moving, fixed = (Layers({name: plan.sites[name] for name in part}) for part in (plan.sites, epochs, others))
+    every, moving, fixed = (
+        Layers({name: plan.sites[name] for name in part}, plan.stages) for part in (plan.sites, epochs, others)
+    )
     return every, moving, fixed
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from sightline.analyses.probes.advice import headlines as headlines
@@ -207,7 +208,7 @@ class Analysis(Pooled):
             if why := next((flaws[name] for name in reversed(shape.inputs) if flaws[name]), ""):
                 found[at] = ProbeOutcome(reason=why)
             elif probe == "ridge":
-                found[at] = _ridge(site, train, selection, test, self._classes)
+                found[at] = _ridge(site, train, selection, test, self._classes, self.device)
             else:
                 todo[at] = shape
         if todo:
@@ -270,9 +271,11 @@ class Analysis(Pooled):
         }
 
 
-def _ridge(site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int) -> ProbeOutcome:
+def _ridge(
+    site: str, train: Labelled, selection: Labelled, test: Labelled, classes: int, device: torch.device
+) -> ProbeOutcome:
     """The closed form; left-out training images choose its penalty, so that the selection split is new to it."""
-    probe = fit_ridge(train.features[site], train.labels, classes)
+    probe = fit_ridge(train.features[site], train.labels, classes, device=device)
     accuracy, *_ = accuracy_of(probe.decisions(selection.features[site]), selection.labels)
     return ProbeOutcome(accuracy, probe.decisions(test.features[site]) == test.labels, errors=probe.errors)
 

@@ -103,7 +103,7 @@ def dataset_of(
     settings: Sequence[Setting],
 ) -> xr.Dataset:
     """All answers over encoder, probe, site and feature, the settings of the sweep, and the best of each encoder."""
-    layers, best = Layers(plan.sites), best_of(found, probes)
+    layers, best = Layers(plan.sites, plan.stages), best_of(found, probes)
     features = [name for name in FEATURES if any(at.feature == name for at in found)]
     axes: Axes = (layers.encoders, list(probes), layers.sites, features)
     coords = {**layers.coords(), "probe": axes[1], "feature": features}

@@ -119,7 +119,7 @@ class Analysis(contract.Analysis):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
         check_maps(plan.images)
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         self.shapes = patch_shapes(plan)
         if not self.shapes:
             raise InputError(
@@ -190,8 +190,8 @@ class Analysis(contract.Analysis):
     def sums(self, encoder: str, site: str) -> PatchSums:
         """Of a layer."""
         number = self.layers.index(encoder, site)
-        squares, values = (getattr(self, f"{name}_{number}").cpu() for name in ("squares", "values"))
-        return PatchSums(squares, values, self.weights[number].cpu())
+        squares, values = (getattr(self, f"{name}_{number}") for name in ("squares", "values"))
+        return PatchSums(squares, values, self.weights[number])
 
     def compute(self) -> xr.Dataset:
         """mIoU and IoU of every layer with LDA, of the chosen one with a softmax, and pictures."""
@@ -200,7 +200,9 @@ class Analysis(contract.Analysis):
         for (_, _, split), entry in self.files.items():
             found[split].append(entry)
         rows = finish_files(found, dict(zip(splits, self.seen.tolist(), strict=True)), self.plan.images.name)
-        scoring = Scoring(self.config, self.plan, self.shapes, self.files, self.sample, self.held_out, rows)
+        scoring = Scoring(
+            self.config, self.plan, self.shapes, self.files, self.sample, self.held_out, rows, self.device
+        )
         scores = scoring.run({layer: self.sums(*layer) for layer in self.shapes})
         result = self._dataset(scores).assign(pictures_of(self.config.pictures, scoring, scores))
         return self._kept(scores, len(rows["test"])).beside(result)

@@ -101,7 +101,7 @@ def _components(
     found = np.zeros((len(layers), len(rows), *finest, 3), np.uint8)
     for number, layer in enumerate(layers):
         height, width, depth = scoring.shapes[layer]
-        places = components(scoring.patches(layer, "test", rows), scores.fits[layer]).numpy()
+        places = components(scoring.patches(layer, "test", rows), scores.fits[layer]).numpy(force=True)
         low, high = np.percentile(places, (2, 98), axis=(0, 1))
         shades = (255 * ((places - low) / np.maximum(high - low, 1e-12)).clip(0, 1)).round().astype(np.uint8)
         shades = shades.reshape(len(rows), height, width, -1)
@@ -123,7 +123,7 @@ def _decided(
         1, scoring.shapes[layer][:2]
     )
     preprocess = scoring.preprocess(encoder)
-    whole = channels[decide(of_patches, preprocess, one.shape)].numpy()[0]
+    whole = channels[decide(of_patches, preprocess, one.shape)].numpy(force=True)[0]
     down, across = ((2 * np.arange(n) + 1) * own // (2 * n) for n, own in zip(size, whole.shape, strict=True))
     found: npt.NDArray[np.int16] = whole[down[:, None], across].astype(np.int16)
     return found

@@ -73,6 +73,7 @@ class Scoring:
     sample: npt.NDArray[np.int64]  # training rows on disk
     held_out: npt.NDArray[np.int64]  # those of them that choose
     rows: Mapping[str, npt.NDArray[np.int64]]  # split → rows of the files that could be read
+    device: torch.device
 
     def run(self, sums: Mapping[Layer, PatchSums]) -> Scores:
         """All of it."""
@@ -89,10 +90,10 @@ class Scoring:
         return scores
 
     def patches(self, layer: Layer, split: str, rows: npt.NDArray[np.int64]) -> Tensor:
-        """(n, P, D) of these rows of a file."""
+        """(n, P, D) of these rows of a file, on the device."""
         height, width, depth = self.shapes[layer]
         values = self.files[(*layer, split)].read()[0][rows]
-        return torch.from_numpy(np.array(values, np.float32)).view(len(rows), height * width, depth)
+        return torch.from_numpy(np.array(values, np.float32)).to(self.device).view(len(rows), height * width, depth)
 
     def preprocess(self, encoder: str) -> Preprocess:
         """Of an encoder."""
@@ -149,8 +150,8 @@ class Scoring:
                 of_grid[which] = shares(maps, *which, classes).reshape(-1, classes + 1).astype(np.float64)
             there = of_grid[which]
             x = self.patches(layer, split, lot).flatten(0, 1).double()
-            decided = fitted.classes[(x @ fitted.weight + fitted.bias[:, None]).argmax(-1)].numpy()  # (R, n · P)
-            found[layer] = np.stack([_soft_overlap(one, there) for one in decided])
+            decided = fitted.classes[(x @ fitted.weight + fitted.bias[:, None]).argmax(-1)]  # (R, n · P)
+            found[layer] = np.stack([_soft_overlap(one, there) for one in decided.numpy(force=True)])
         return found
 
     # The softmax
@@ -236,7 +237,7 @@ class Scoring:
         total = np.zeros((3, classes), np.int64)
         for _, where in _of_one_shape(maps):
             truth = np.stack([seen_part(maps[i], preprocess) for i in where])
-            decided = channels[decide(scores[where], preprocess, maps[where[0]].shape)].numpy()
+            decided = channels[decide(scores[where], preprocess, maps[where[0]].shape)]
             total += count_overlap(decided, truth, classes)
         return total
 
@@ -256,7 +257,7 @@ class _Chosen:
 def decide(scores: Tensor, preprocess: Preprocess, shape: Sequence[int]) -> Tensor:
     """Scores of patches (n, h, w, C) → the class of each pixel that is seen of maps of this shape, (n, Y, X)."""
     down, across = (
-        torch.from_numpy(upsampling(window, cells))
+        torch.from_numpy(upsampling(window, cells)).to(scores.device)
         for window, cells in zip(preprocess.windows(*shape), scores.shape[1:3], strict=True)
     )
     wide = scores.permute(3, 0, 1, 2).contiguous() @ across.T  # classes first: the largest of them is found fastest

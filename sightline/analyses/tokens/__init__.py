@@ -115,7 +115,7 @@ class Analysis(contract.Analysis):
 
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__()
-        self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
+        self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         self.rows, self.shown = _choose(plan, config)
         self.slots = torch.full((len(plan.images.indices(SPLITS[0])),), -1)
         self.slots[self.rows] = torch.arange(len(self.rows))
@@ -158,7 +158,8 @@ class Analysis(contract.Analysis):
         images, seen = self.plan.images, (self.seen > 0).cpu()
         labels = torch.from_numpy(images.labels_of(SPLITS[0]))[self.rows]
         ids = images.ids[images.indices(SPLITS[0])][self.rows]
-        stream = Layers({e: [s for s in sites if not s.endswith(".mid")] for e, sites in self.plan.sites.items()})
+        sites = {e: [s for s in sites if not s.endswith(".mid")] for e, sites in self.plan.sites.items()}
+        stream = Layers(sites, self.plan.stages)
         tokens = [self._state("tokens", *layer).cpu()[seen] for layer in stream]
         groups = ImageGroups(images, SPLITS[:1])
         kept = Kept({"group": groups.axis})

@@ -6,6 +6,7 @@ similarity      other similarities of two representations
 attention       distance and mutual information of attention
 neighbours      exact nearest neighbours and their votes
 rank            effective rank of a spectrum
+resampling      the bootstrap of groups of images
 intervals       accuracies, ratios and their intervals
 ridge           a linear classifier in closed form
 lda             linear discriminant analysis from sums over patches

@@ -98,32 +98,36 @@ class _Chunk(NamedTuple):
     """Maps of some heads of some images: m = b · h of them."""
 
     at: tuple[slice, slice]
-    e: Tensor  # (m, T, n): exp(score) of the keys for the queries that are patches
-    z: Tensor  # (m, n): its sum over keys that are patches, Z
-    every: Tensor  # (m, n): over all keys, Z'
-    work: Tensor  # (m, n, n) to compute in
+    e: Tensor  # (m, T, T): exp(score) of the keys for the queries
+    z: Tensor  # (m, T): its sum over keys that are patches, Z
+    every: Tensor  # (m, T): over all keys, Z'
+    work: Tensor  # (m, n, T) to compute in
 
 
 class _Sums:
-    """The exponentials of the scores of a product, chunk by chunk, with their sums, and map @ v if there is room."""
+    """The exponentials of the scores of a product, chunk by chunk, with their sums, and map @ v if there is room.
+
+    The few prefix queries are computed with the others, since map @ v needs them, and are left out in the end.
+    """
 
     def __init__(self, product: AttentionProduct, tokens: Tokens, output: Tensor | None = None) -> None:
         self.product, self.tokens, self.output = product, tokens, output
         self.n, self.first = math.prod(tokens.grid), tokens.prefix
-        self.z, self.every = product.q.new_empty(2, *product.shape[:2], self.n, dtype=torch.float32)
+        self.z, self.every = product.q.new_empty(2, *product.shape[:2], tokens.count, dtype=torch.float32)
 
     def chunks(self, shift: bool) -> Iterator[_Chunk]:
         """Each chunk may be overwritten when the next one is asked for."""
-        product, n, first, (images, heads) = self.product, self.n, self.first, self.product.shape[:2]
-        q, k, bias = product.q[..., first:, :].mT, product.k, _bias(product, first)
+        product, n, first, (images, heads, tokens) = self.product, self.n, self.first, self.product.shape[:3]
+        q, k, bias = product.q.mT, product.k, _bias(product)
         bias = None if bias is None else bias.expand(images, heads, -1, -1)
         room = CACHED * max(torch.get_num_threads(), 2) if q.device.type == "cpu" else ON_DEVICE
         maps = max(room // n**2, 1)
         several, part = max(maps // heads, 1), min(maps, heads)  # images, and heads of an image, at a time
-        whole, spare = (self.z.new_empty(min(several, images) * part, rows, n) for rows in (first + n, n))
+        most = min(several, images) * part
+        whole, spare, values = (self.z.new_empty(most, *of) for of in ((tokens,) * 2, (n, tokens), k.shape[2:]))
         for at in pairs(_slices(images, several), _slices(heads, part)):
             a, b = (_stacked(x[at]) for x in (k, q))
-            z, every = (of[at].view(-1, n) for of in (self.z, self.every))
+            z, every = (of[at].view(-1, tokens) for of in (self.z, self.every))
             e, work = whole[: len(a)], spare[: len(a)]
             if bias is None:
                 torch.baddbmm(e, a, b, beta=0, alpha=product.scale, out=e)
@@ -136,8 +140,9 @@ class _Sums:
             torch.sum(e[:, first:], 1, out=z)
             torch.sum(e[:, :first], 1, out=every).add_(z)
             if self.output is not None and product.v is not None:
-                prefix, into = product.q[at][:, :, :first], self.output[at]
-                _attend(e, every, prefix, k[at], product.v[at], product.scale, into)
+                into = self.output[at]
+                attended = torch.bmm(e.mT, _stacked(product.v[at]), out=values[: len(a)])
+                torch.mul(attended.view(into.shape), every.reciprocal().view(*into.shape[:3], 1), out=into)
             yield _Chunk(at, e, z, every, work)
 
     def exact(self) -> bool:
@@ -151,27 +156,18 @@ def _measure(sums: _Sums, shift: bool) -> tuple[Tensor, Tensor]:
     With e = exp(score), Z its sum over patches and Z' over all tokens, the map is e / Z', and the rows whose mutual
     information is wanted are t = (e / Z' + ε) / (Z / Z' + n ε) = (e + ε Z') / (Z + n ε Z').
     """
-    n, distances = sums.n, _distances(sums.tokens.grid, sums.z.device)
-    far, keys, plogp = sums.z.new_empty(3, *sums.z.shape)
+    n, first, distances = sums.n, sums.first, _distances(sums.tokens, sums.z.device)
+    far, plogp = sums.z.new_empty(2, *sums.z.shape)
+    keys = sums.z.new_empty(*sums.z.shape[:2], n)
     for at, e, z, every, work in sums.chunks(shift):
-        t = e[:, sums.first :]
-        torch.sum(torch.mul(t, distances, out=work), 1, out=far[at].view(-1, n))
+        t, (far_of, plogp_of) = e[:, first:], (of[at].view(z.shape) for of in (far, plogp))
+        torch.sum(torch.mul(t, distances, out=work), 1, out=far_of)
         share = torch.add(z, every, alpha=n * EPSILON).reciprocal_()
         torch.addcmul((every * EPSILON).mul_(share)[:, None], t, share[:, None], out=t)
-        torch.sum(t, 2, out=keys[at].view(-1, n))
-        torch.sum(torch.log(t, out=work).mul_(t), 1, out=plogp[at].view(-1, n))
-    distance = (far / sums.z).mean(-1, dtype=torch.float64)
-    return distance, nmi_of(keys.double(), plogp.sum(-1, dtype=torch.float64))
-
-
-def _attend(
-    e: Tensor, every: Tensor, prefix: Tensor, k: Tensor, v: Tensor, scale: float, into: Tensor
-) -> None:  # into: (b, h, T, d)
-    """map @ v: of patch queries from e (b · h, T, n) and its sums, of the few prefix queries (b, h, P, d) anew."""
-    values = torch.bmm(e.mT, _stacked(v)).view(*v.shape[:2], -1, v.shape[-1])
-    torch.mul(values, every.reciprocal().view(*v.shape[:2], -1, 1), out=into[:, :, prefix.shape[2] :])
-    if prefix.shape[2]:
-        into[:, :, : prefix.shape[2]] = F.scaled_dot_product_attention(prefix, k, v, scale=scale)
+        torch.sum(t[:, :, first:], 2, out=keys[at].view(-1, n))
+        torch.sum(torch.log(t, out=work).mul_(t), 1, out=plogp_of)
+    distance = (far / sums.z)[..., first:].mean(-1, dtype=torch.float64)
+    return distance, nmi_of(keys.double(), plogp[..., first:].sum(-1, dtype=torch.float64))
 
 
 def _stacked(x: Tensor) -> Tensor:
@@ -180,18 +176,17 @@ def _stacked(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _distances(grid: tuple[int, int], device: torch.device) -> Tensor:
-    return patch_distances(grid, device).float()
+def _distances(tokens: Tokens, device: torch.device) -> Tensor:
+    """Between patch keys and all queries, (n, T): 0 for a prefix token, which has no place."""
+    return F.pad(patch_distances(tokens.grid, device).float(), (tokens.prefix, 0))
 
 
-def _bias(product: AttentionProduct, prefix: int) -> Tensor | None:
-    """The bias of patch queries for all keys as (B, H, T, n); of 1 for B or H where all images or heads share it."""
+def _bias(product: AttentionProduct) -> Tensor | None:
+    """The bias of all keys and queries as (B, H, T, T); of 1 for B or H where all images or heads share it."""
     if product.bias is None:
         return None
     bias = product.bias[(None,) * (4 - product.bias.ndim)]
-    rows = prefix if bias.shape[-2] > 1 else 0  # a bias of one row is for all queries
-    tokens = product.shape[-1]
-    return bias[..., rows:, :].mT.float().contiguous().expand(-1, -1, tokens, tokens - prefix)
+    return bias.mT.float().contiguous().expand(-1, -1, product.shape[-1], product.shape[-1])
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -200,7 +195,7 @@ def _slices(length: int, step: int) -> list[slice]:
 
 def unattended(product: AttentionProduct, prefix: int) -> Tensor:
     """Which images (B,) have a query that a mask lets attend to no patch."""
-    bias = _bias(product, prefix)
+    bias = _bias(product)
     if bias is None:
         return torch.zeros(product.shape[0], dtype=torch.bool, device=product.q.device)
-    return (bias[:, :, prefix:] == -math.inf).all(2).flatten(1).any(1).expand(product.shape[0])
+    return (bias[:, :, prefix:, prefix:] == -math.inf).all(2).flatten(1).any(1).expand(product.shape[0])

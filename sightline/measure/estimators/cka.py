@@ -26,6 +26,7 @@ from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
+from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,7 +36,9 @@ __all__ = ["GROUPS", "TOKENS", "Own", "bootstrap", "centre", "cka", "gram", "own
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
-CHUNK = 16384  # columns of the activations that are multiplied at a time; 32 rows of them stay in the cache
+CHUNK = 16384  # columns whose mean is taken off at a time; 32 rows of them stay in the cache
+PIECE = 4096  # columns of one product in the precision of the features; products are summed in float64
+NUMBERS = 2**20  # of the products of pieces that are made at a time
 
 Own = tuple["npt.NDArray[np.float64]", "npt.NDArray[np.float64]"]  # HSIC of rows and of columns, each with itself
 
@@ -124,10 +127,12 @@ def gram(x: Tensor) -> Tensor:
     """
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
     # The look at the sample waits for the device, which is worth it only where products are slower than that.
-    if x.device.type == "cpu" and not _mean_dominates(_products(x[:, :CHUNK])):
-        total = _products(x)
+    if x.device.type == "cpu":
+        total = _products(x[:, :CHUNK])
         if not _mean_dominates(total):
-            return total
+            total += _products(x[:, CHUNK:])
+            if not _mean_dominates(total):
+                return total
     total = _products(x, shift=True)
     # What is left of constant features is rounding: about eps of each feature.
     rounding = len(x) * x[0].double().square().sum() * (8 * torch.finfo(x.dtype).eps) ** 2
@@ -135,16 +140,31 @@ def gram(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, shift: bool = False) -> Tensor:
-    """X Xᵀ, or that of the rows minus the mean of (at most 32 of) them; summed over chunks of columns in float64."""
-    total = x.new_zeros((len(x), len(x)), dtype=torch.float64)
+    """X Xᵀ in float64, or that of the rows minus the mean of (at most 32 of) them.
+
+    Of the symmetric product three quarters are computed: the first half of its columns, and of the others the rest.
+    """
+    half = -(-len(x) // 2)
+    first, rest = (x.new_zeros(shape, dtype=torch.float64) for shape in ((len(x), half), (len(x) - half,) * 2))
     few = x[:: -(-len(x) // 32)]  # a longer sum would round constant features to something else
     share = few.new_full((len(few),), 1 / len(few))
-    for start in range(0, x.shape[1], CHUNK):
-        part = x[:, start : start + CHUNK]
+    columns = CHUNK if shift else PIECE * max(NUMBERS // len(x) ** 2, 1)
+    for start in range(0, x.shape[1], columns):
+        part = x[:, start : start + columns]
         if shift:  # not by one of the rows, which might be an outlier; a product is faster than a mean over rows
-            part = part - few[:, start : start + CHUNK].T @ share
-        total += part @ part.T
-    return total
+            part = part - few[:, start : start + columns].T @ share
+        for pieces in _pieces(part):  # (m, n, c)
+            first += torch.bmm(pieces, pieces[:, :half].mT).sum(0, dtype=torch.float64)
+            rest += torch.bmm(pieces[:, half:], pieces[:, half:].mT).sum(0, dtype=torch.float64)
+    return torch.cat([first, torch.cat([first[half:].T, rest])], 1)
+
+
+def _pieces(x: Tensor) -> list[Tensor]:
+    """Columns in pieces of equal length, (n, p) → (m, n, c), and the few that are left over, without a copy."""
+    count = max(x.shape[1] // PIECE, 1)
+    whole = x.shape[1] // count * count
+    found = [x[:, :whole].unflatten(1, (count, -1)).transpose(0, 1)]
+    return found if whole == x.shape[1] else [*found, x[:, whole:][None]]
 
 
 def _mean_dominates(gram: Tensor) -> bool:
@@ -197,24 +217,29 @@ def ratio(hsic: npt.NDArray[np.float64], own: Own | None = None) -> npt.NDArray[
 
 
 def bootstrap(
-    hsic: npt.NDArray[np.float64], replicates: int, seed: int, own: Own | None = None
+    hsic: npt.NDArray[np.float64],
+    replicates: int,
+    seed: int,
+    own: Own | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """95 % percentile interval of CKA: resample the groups of (G, …, A, B), sum again, take the ratio again.
 
-    NaN where that is not known: of a single group, or where a replicate has no value.
+    The replicates are made on the device. NaN where that is not known: of a single group, or where a replicate has no
+    value.
     """
     low, high = (np.full(hsic.shape[1:], np.nan) for _ in range(2))
-    groups = len(hsic)
-    if groups < 2:
+    if len(hsic) < 2:
         return low, high
-    random = np.random.Generator(np.random.Philox(seed))
-    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=replicates).astype(np.float64)
-    rows, columns = (np.tensordot(draws, part, 1) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
+    draws = draw_groups(len(hsic), replicates, seed, device)
+    rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.tensordot(draws, hsic[..., row, :], 1) / np.sqrt(columns * rows[..., row, None])
-        known = np.isfinite(values).all(0)
-        if known.any():
-            ends = np.percentile(values[:, known], [2.5, 97.5], axis=0)
-            low[..., row, :][known], high[..., row, :][known] = ends
+        values = _again(draws, hsic[..., row, :]) / torch.sqrt(columns * rows[..., row, None])
+        for end, found in zip((low, high), percentile_ends(values, len(hsic)), strict=True):
+            end[..., row, :] = found.numpy(force=True)
     return low, high
+
+
+def _again(draws: Tensor, groups: npt.NDArray[np.float64]) -> Tensor:
+    """Sums over groups (G, …) as often as each was drawn, (R, …)."""
+    return torch.tensordot(draws, torch.from_numpy(np.ascontiguousarray(groups)).to(draws), 1)

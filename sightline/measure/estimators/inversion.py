@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from sightline.core.arrays import Array, as_tensor, like
 from sightline.measure.estimators.intervals import ratio_of, wilson
 from sightline.measure.estimators.ridge import PENALTIES, centred_sums
 
@@ -35,74 +38,75 @@ __all__ = ["MEASURES", "Blocks", "Inverse", "Recovered", "fit_inverse", "odd_par
 AS_GOOD = 1e-6  # penalties whose errors differ by less of them are as good; the largest one is taken
 MEASURES = ("r2", "nearer", "odd")  # what `Recovered` tells
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Blocks = Callable[[], Iterable[tuple[Array, Array]]]  # features (m, D) and targets (m, T·P), read several times
+Blocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # features (m, D), targets (m, T·P); float64, read repeatedly
 
 
 @dataclass(frozen=True, eq=False)
 class Inverse:
-    """Fitted maps from features to pictures."""
+    """Fitted maps from features to pictures, on the device where they were fitted."""
 
-    mean: npt.NDArray[np.float64]  # (D,)
-    weight: npt.NDArray[np.float64]  # (D, T·P), of centred features
-    target: npt.NDArray[np.float64]  # (T·P,)
+    mean: Tensor  # (D,)
+    weight: Tensor  # (D, T·P), of centred features
+    target: Tensor  # (T·P,)
     penalties: tuple[float, ...]  # the λ of each set of targets
 
-    def __call__(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    def __call__(self, features: Array) -> Array:
         """Pictures of features, (m, D) → (m, T·P)."""
-        pictures: npt.NDArray[np.float64] = (np.asarray(features, np.float64) - self.mean) @ self.weight + self.target
-        return pictures
+        return like(features, (as_tensor(features).to(self.mean) - self.mean) @ self.weight + self.target)
 
 
 def fit_inverse(train: Blocks, chooses: Blocks, sets: int = 1, penalties: Sequence[float] = PENALTIES) -> Inverse:
     """Fit pictures to features in blocks; other rows choose the penalty of each of the `sets` of targets.
 
-    >>> x = np.random.default_rng(0).normal(size=(40, 2))
-    >>> y = x @ np.array([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]]) + 5
+    All is computed in float64, where the blocks are.
+
+    >>> x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> y = x @ torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]]).double() + 5
     >>> fit = fit_inverse(lambda: [(x[:30], y[:30])], lambda: [(x[30:], y[30:])])
-    >>> fit.penalties, bool(np.allclose(fit(x), y, atol=1e-4))
+    >>> fit.penalties, torch.allclose(fit(x), y, atol=1e-4)
     ((1e-06,), True)
     """
     mean, gram, products, target = centred_sums(train)
     rows = sum(len(x) for x, _ in train())
     variance = gram.trace() / (rows * len(mean))
-    values, vectors = np.linalg.eigh(gram / variance)
-    basis = vectors / np.sqrt(variance)
-    shrink = 1 / (np.maximum(values, 0)[:, None] + rows * np.asarray(penalties, np.float64))  # (D, L)
+    values, vectors = torch.linalg.eigh(gram / variance)
+    basis = vectors / variance.sqrt()
+    shrink = 1 / (values.clamp(min=0)[:, None] + rows * values.new_tensor(penalties))  # (D, L)
     pulled = (basis.T @ products).reshape(len(mean), sets, -1)  # B
     errors = _errors(chooses, mean, basis, shrink, pulled, target)
     best = [int(np.flatnonzero(of <= of.min() * (1 + AS_GOOD))[-1]) for of in errors]
-    weight = basis @ (shrink[:, best, None] * pulled).reshape(len(mean), -1)
+    weight = basis @ (shrink[:, best, None] * pulled).flatten(1)
     return Inverse(mean, weight, target, tuple(float(penalties[which]) for which in best))
 
 
 def _errors(
-    rows: Blocks, mean: Array, basis: Array, shrink: Array, pulled: Array, target: Array
+    rows: Blocks, mean: Tensor, basis: Tensor, shrink: Tensor, pulled: Tensor, target: Tensor
 ) -> npt.NDArray[np.float64]:
     """Squared error on these rows of each set of targets for each penalty, (T, L)."""
-    gram, products, whole = np.zeros((len(mean), len(mean))), np.zeros(pulled.shape), np.zeros(pulled.shape[1])
+    gram, products, whole = torch.zeros_like(basis), torch.zeros_like(pulled), torch.zeros_like(pulled[0, :, 0])
     for x, y in rows():
-        u, rest = (x - mean) @ basis, (y - target).reshape(len(x), *pulled.shape[1:])
-        gram += u.T @ u
-        products += np.tensordot(u, rest, (0, 0))
-        whole += np.square(rest).sum((0, 2))
+        u, rest = (x - mean) @ basis, y - target
+        gram.addmm_(u.T, u)
+        products += (u.T @ rest).view(pulled.shape)
+        whole += rest.square().sum(0).view(pulled.shape[1:]).sum(1)
     errors = []
     for number, before in enumerate(whole):
         own = pulled[:, number]
         curved = (own @ own.T) * gram
         straight = (own * products[:, number]).sum(1)
         errors.append(before - 2 * straight @ shrink + (shrink * (curved @ shrink)).sum(0))
-    return np.array(errors)
+    found: npt.NDArray[np.float64] = torch.stack(errors).numpy(force=True)
+    return found
 
 
-def odd_part(pictures: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def odd_part(pictures: Array) -> Array:
     """What a picture (…, width) does not share with its mirror image, (x − mirror x) / 2.
 
     >>> odd_part(np.array([[1.0, 5.0, 3.0]])).tolist()
     [[-1.0, 0.0, 1.0]]
     """
-    part: npt.NDArray[Any] = (pictures - pictures[..., ::-1]) / 2
-    return part
+    x = as_tensor(pictures)
+    return like(pictures, (x - x.flip(-1)) / 2)
 
 
 class Recovered:
@@ -119,27 +123,29 @@ class Recovered:
     [1.0, 1.0, 1.0]
     """
 
-    def __init__(self, mean: npt.NDArray[np.float64]) -> None:
-        self.mean = mean  # of the pictures and their mirror images, (3, h, w)
-        self.parts: list[npt.NDArray[np.float64]] = []
+    def __init__(self, mean: Tensor | npt.NDArray[np.float64]) -> None:
+        self.mean = as_tensor(mean)  # of the pictures and their mirror images, (3, h, w)
+        self.parts: list[Tensor] = []
 
-    def add(self, pictures: npt.NDArray[Any], reconstructed: npt.NDArray[Any]) -> None:
+    def add(self, pictures: Tensor | npt.NDArray[np.float64], reconstructed: Tensor | npt.NDArray[np.float64]) -> None:
         """A block of pictures (m, 3, h, w); reconstructions of them and of their mirror images, (2, m, 3, h, w)."""
-        both = np.stack([pictures, pictures[..., ::-1]])
+        plain, made = as_tensor(pictures), as_tensor(reconstructed)
+        both = torch.stack([plain, plain.flip(-1)])
         odd, axes = odd_part(both), (2, 3, 4)
-        common = (reconstructed * odd).sum(axes)  # ⟨ŷ, odd y⟩ = ⟨odd ŷ, odd y⟩: even and odd parts are orthogonal
+        common = (made * odd).sum(axes)  # ⟨ŷ, odd y⟩ = ⟨odd ŷ, odd y⟩: even and odd parts are orthogonal
         numbers = [
-            np.square(both - reconstructed).sum(axes).sum(0),
-            np.square(both - self.mean).sum(axes).sum(0),
-            (np.sign(common) / 2 + 0.5).mean(0),
+            (both - made).square().sum(axes).sum(0),
+            (both - self.mean).square().sum(axes).sum(0),
+            (common.sign() / 2 + 0.5).mean(0),
             common.sum(0),
-            np.square(odd).sum(axes).sum(0),
+            odd.square().sum(axes).sum(0),
         ]
-        self.parts.append(np.stack(numbers))
+        self.parts.append(torch.stack(numbers))
 
     def images(self) -> npt.NDArray[np.float64]:
         """Of each image (n, 5): ‖y − ŷ‖², ‖y − mean y‖², whether it is nearer to itself, ⟨odd ŷ, odd y⟩, ‖odd y‖²."""
-        return np.concatenate(self.parts, 1).T
+        found: npt.NDArray[np.float64] = torch.cat(self.parts, 1).T.numpy(force=True)
+        return found
 
     def numbers(self) -> dict[str, tuple[float, float, float]]:
         """The three measures with their 95 % intervals over images."""

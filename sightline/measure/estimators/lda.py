@@ -71,8 +71,8 @@ def add_patches(patches: Tensor, shares: Tensor) -> PatchSums:
 
 
 def fit_lda(sums: PatchSums, shrinkages: Sequence[float]) -> Lda | str:
-    """The classifiers for each shrinkage, or why there are none."""
-    squares, values, weights = (part.double().cpu() for part in sums)
+    """The classifiers for each shrinkage, where the sums are; or why there are none."""
+    squares, values, weights = (part.double() for part in sums)
     if not (squares.isfinite().all() and values.isfinite().all()):
         return NOT_FINITE
     classes = weights.nonzero()[:, 0]

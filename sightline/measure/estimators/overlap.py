@@ -15,22 +15,30 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.measure.estimators.intervals import jackknife
 
 __all__ = ["count_overlap", "iou_of", "mean_iou", "mean_over_classes", "miou_difference", "miou_of"]
 
 
-def count_overlap(decided: NDArray[Any], truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
+def count_overlap(decided: NDArray[Any] | Tensor, truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
     """Pixels that are decided right, that are decided, and that there are, of each class: (3, C).
 
-    Pixels without a class, −1 in `truth`, are left out.
+    Pixels without a class, −1 in `truth`, are left out. Decisions in a tensor are counted where it is.
 
     >>> count_overlap(np.array([0, 1, 1, 1]), np.array([0, 0, 1, -1]), 2).tolist()
     [[1, 1], [1, 2], [2, 1]]
     """
-    cells = np.bincount(((truth + 1) * classes + decided).ravel(), minlength=(classes + 1) * classes)
+    least = (classes + 1) * classes
+    if isinstance(decided, Tensor):
+        places = (as_tensor(truth).to(decided) + 1) * classes + decided
+        cells = torch.bincount(places.flatten(), minlength=least).numpy(force=True)
+    else:
+        cells = np.bincount(((truth + 1) * classes + decided).ravel(), minlength=least)
     confusion = cells.reshape(classes + 1, classes)[1:]  # the first row has what is left out
     return np.stack([confusion.diagonal(), confusion.sum(0), confusion.sum(1)])
 

@@ -75,14 +75,16 @@ def fit_softmax(
 ) -> tuple[Tensor, Tensor]:
     """Weight (D, C) and bias (C,) of features as they are, from `start`; AdamW with a cosine.
 
-    `features[rows]` gives (k, P · D) of these images. The problem is convex: where it starts only saves time.
+    `features[rows]` gives (k, P · D) of these images. The problem is convex: where it starts only saves time. All is
+    computed where `start` is; what is drawn does not depend on that.
     """
+    device = start[0].device
     centre, scale = mean.float(), deviation.float().clamp(min=1e-6 * float(deviation.max()))
     # x W + b = z (σ W) + (b + μ W)
     weight = (start[0].double() * scale[:, None]).float().requires_grad_()
     bias = (start[1].double() + mean.double() @ start[0].double()).float().requires_grad_()
-    patches, weights, labels = (torch.from_numpy(part) for part in pixels)
-    usable = (labels >= 0).any(1).nonzero()[:, 0]
+    patches, weights, labels = (torch.from_numpy(part).to(device) for part in pixels)
+    usable = torch.from_numpy((pixels.labels >= 0).any(1).nonzero()[0])
     random = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=WEIGHT_DECAY)
     order = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -91,9 +93,10 @@ def fit_softmax(
             if len(order) < min(BATCH, len(usable)):
                 order = usable[torch.randperm(len(usable), generator=random, device="cpu")]
             chosen, order = order[:BATCH], order[BATCH:]
-            x = torch.from_numpy(np.array(features[chosen.numpy()], np.float32)).view(len(chosen), -1, len(centre))
-            scores = ((x - centre) / scale) @ weight + bias  # (k, P, C)
-            some = (chosen[:, None], torch.randperm(labels.shape[1], generator=random, device="cpu")[:AT_ONCE])
+            x = torch.from_numpy(np.array(features[chosen.numpy()], np.float32)).to(device)
+            scores = ((x.view(len(chosen), -1, len(centre)) - centre) / scale) @ weight + bias  # (k, P, C)
+            drawn = torch.randperm(labels.shape[1], generator=random, device="cpu")[:AT_ONCE]
+            some = (chosen[:, None].to(device), drawn.to(device))
             around = patches[some].flatten(1)[..., None].expand(-1, -1, scores.shape[2])
             found = scores.gather(1, around).unflatten(1, (-1, 4))
             logits = (found * weights[some][..., None]).sum(2)

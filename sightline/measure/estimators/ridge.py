@@ -27,7 +27,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,24 +57,29 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
-    """A fitted probe."""
+    """A fitted probe, on the device where it was fitted."""
 
-    weight: npt.NDArray[np.float64]  # (D, C), of features as they are
-    bias: npt.NDArray[np.float64]  # (C,)
+    weight: Tensor  # float64 (D, C), of features as they are
+    bias: Tensor  # float64 (C,)
     penalty: float  # the chosen λ
     errors: npt.NDArray[np.float64]  # (L,) mean squared leave-one-out error of an image for each penalty
     left_out_accuracy: float  # of images that the fit has not seen, at the chosen penalty
 
     def scores(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Scores of the classes, (n, D) → (n, C); the largest one decides."""
-        scores: npt.NDArray[np.float64] = np.asarray(features, np.float64) @ self.weight + self.bias
+        scores: npt.NDArray[np.float64] = self._scores(features).numpy(force=True)
         return scores
 
     def decisions(self, features: Sliceable) -> npt.NDArray[np.int64]:
         """The class with the highest score for each row (n,), read in blocks; of equal ones the first."""
         size = max(64, BLOCK_NUMBERS // features.shape[1])
         starts = range(0, features.shape[0], size)
-        return np.concatenate([self.scores(features[start : start + size]).argmax(1) for start in starts])
+        decided = [self._scores(features[start : start + size]).argmax(1) for start in starts]
+        classes: npt.NDArray[np.int64] = torch.cat(decided).numpy(force=True)
+        return classes
+
+    def _scores(self, features: npt.NDArray[Any]) -> Tensor:
+        return as_tensor(features).to(self.weight) @ self.weight + self.bias
 
 
 def fit_ridge(
@@ -79,11 +87,13 @@ def fit_ridge(
     labels: npt.NDArray[np.int64] | tuple[npt.NDArray[np.int64], ...],
     classes: int | None = None,
     penalties: Sequence[float] = PENALTIES,
+    device: torch.device | str = "cpu",
 ) -> Ridge:
     """Fit a probe to features (n, D), finite, and labels (n,) in 0 … classes − 1.
 
     Tuples are views of the same images, row for row, each with its labels; the views of an image are left out together.
-    Features are read in blocks three times, and memory does not grow with their number.
+    Features are read in blocks three times, and memory does not grow with their number; all sums are in float64, on
+    the device.
 
     >>> x = np.array([[0.0, 1.0], [0.2, 0.9], [1.0, 1.1], [1.2, 1.0]])
     >>> probe = fit_ridge(x, np.array([0, 0, 1, 1]))
@@ -91,18 +101,20 @@ def fit_ridge(
     ([0, 1], 1.0)
     """
     data = _Data(
-        features if isinstance(features, tuple) else (features,), labels if isinstance(labels, tuple) else (labels,)
+        features if isinstance(features, tuple) else (features,),
+        labels if isinstance(labels, tuple) else (labels,),
+        torch.device(device),
     )
     classes = classes or 1 + max(int(part.max()) for part in data.labels)
-    lambdas = np.array(penalties, np.float64)
-    if not lambdas.size or lambdas.min() <= 0:
+    lambdas = torch.tensor(penalties, dtype=torch.float64, device=data.device)
+    if not len(lambdas) or lambdas.min() <= 0:
         raise InputError(f"A ridge probe needs penalties above 0, not {list(penalties)}")
     mean, scale, gram, products, target = _sums(data, classes)
-    values, vectors = np.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(gram)
     path = _Path(
         mean=mean,
         basis=scale[:, None] * vectors,
-        shrink=1 / (np.maximum(values, 0)[:, None] + data.rows * lambdas),
+        shrink=1 / (values.clamp(min=0)[:, None] + data.rows * lambdas),
         products=vectors.T @ products,
         target=target,
     )
@@ -118,6 +130,7 @@ class _Data:
 
     views: tuple[Sliceable, ...]
     labels: tuple[npt.NDArray[np.int64], ...]
+    device: torch.device
 
     def __post_init__(self) -> None:
         shapes = {tuple(view.shape) for view in self.views}
@@ -140,82 +153,84 @@ class _Data:
         """Number of rows of all views."""
         return self.images * len(self.views)
 
-    def blocks(self) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
-        """Features (m, g, D) and labels (m, g)."""
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features (m, g, D) in float64 and labels (m, g)."""
         size = max(64, BLOCK_NUMBERS // (len(self.views) * self.views[0].shape[1]))
         for start in range(0, self.images, size):
             part = slice(start, start + size)
             yield (
-                np.stack([np.asarray(view[part], np.float64) for view in self.views], 1),
-                np.stack([labels[part] for labels in self.labels], 1),
+                torch.stack([as_tensor(view[part]).to(self.device, torch.float64) for view in self.views], 1),
+                torch.stack([as_tensor(labels[part]).to(self.device, torch.int64) for labels in self.labels], 1),
             )
 
 
-def _sums(data: _Data, classes: int) -> tuple[npt.NDArray[np.float64], ...]:
+def _sums(data: _Data, classes: int) -> tuple[Tensor, ...]:
     """Mean μ (D,), 1/σ (D,; 0 where a feature is constant), ZᵀZ (D, D), ZᵀY (D, C) and ȳ (C,)."""
-    width = data.views[0].shape[1]
     mean, gram, products, shares = centred_sums(
-        lambda: ((x.reshape(-1, width), _one_hot(codes.ravel(), classes)) for x, codes in data.blocks())
+        lambda: ((x.flatten(0, 1), _one_hot(codes.flatten(), classes)) for x, codes in data.blocks())
     )
-    deviation = np.sqrt(gram.diagonal() / data.rows)
-    varies = deviation > CONSTANT * np.abs(mean)
-    scale = np.divide(1, deviation, out=np.zeros(width), where=varies)
+    deviation = (gram.diagonal() / data.rows).sqrt()
+    scale = torch.where(deviation > CONSTANT * mean.abs(), 1 / deviation, 0.0)
     # The −1 of Y adds nothing to the products, since the columns of Z sum to zero.
     return mean, scale, scale[:, None] * gram * scale, scale[:, None] * (2 * products), 2 * shares - 1
 
 
-def centred_sums(
-    blocks: Callable[[], Iterable[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]],
-) -> tuple[npt.NDArray[np.float64], ...]:
+def centred_sums(blocks: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> tuple[Tensor, ...]:
     """Of rows x (m, D) with targets y (m, C), in blocks read twice: mean x, XᵀX and XᵀY of centred x, mean y.
 
-    >>> x, y = np.array([[0.0], [2.0]]), np.array([[1.0, 5.0], [3.0, 5.0]])
+    They are float64, and where they are is where the sums are.
+
+    >>> x, y = (torch.tensor(part, dtype=torch.float64) for part in ([[0.0], [2.0]], [[1.0, 5.0], [3.0, 5.0]]))
     >>> [part.tolist() for part in centred_sums(lambda: [(x[:1], y[:1]), (x[1:], y[1:])])]
     [[1.0], [[2.0]], [[2.0, 0.0]], [2.0, 5.0]]
     """
-    count, total = 0, np.zeros(1)
-    for x, _ in blocks():
-        count, total = count + len(x), total + x.sum(0)
-    mean = total / count
-    gram, products, targets = np.zeros((len(mean), len(mean))), np.zeros((len(mean), 1)), np.zeros(1)
+    totals = [(len(x), x.sum(0)) for x, _ in blocks()]
+    count = sum(rows for rows, _ in totals)
+    mean = torch.stack([total for _, total in totals]).sum(0) / count
+    sums: tuple[Tensor, ...] = ()
     for x, y in blocks():
         centred = x - mean
-        gram += centred.T @ centred
-        products = products + centred.T @ y
-        targets = targets + y.sum(0)
+        if not sums:
+            sums = tuple(x.new_zeros(shape) for shape in ((x.shape[1],) * 2, (x.shape[1], y.shape[1]), y.shape[1:]))
+        gram, products, targets = sums
+        gram.addmm_(centred.T, centred)
+        products.addmm_(centred.T, y)
+        targets += y.sum(0)
+    gram, products, targets = sums
     return mean, gram, products, targets / count
 
 
-def _one_hot(codes: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
+def _one_hot(codes: Tensor, classes: int) -> Tensor:
     """(…) → (…, C); rows of an identity matrix would take C² numbers, too many for the classes of ImageNet-21k."""
-    members: npt.NDArray[np.float64] = (codes[..., None] == np.arange(classes)).astype(np.float64)
-    return members
+    return (codes[..., None] == torch.arange(classes, device=codes.device)).double()
 
 
 @dataclass(frozen=True, eq=False)
 class _Path:
     """The fits of all penalties."""
 
-    mean: npt.NDArray[np.float64]  # (D,)
-    basis: npt.NDArray[np.float64]  # (D, D): centred features @ basis = u
-    shrink: npt.NDArray[np.float64]  # (D, L): 1 / (S + nλ)
-    products: npt.NDArray[np.float64]  # (D, C): B
-    target: npt.NDArray[np.float64]  # (C,): ȳ
+    mean: Tensor  # (D,)
+    basis: Tensor  # (D, D): centred features @ basis = u
+    shrink: Tensor  # (D, L): 1 / (S + nλ)
+    products: Tensor  # (D, C): B
+    target: Tensor  # (C,): ȳ
 
     def left_out(self, data: _Data) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Mean squared error and accuracy for images that were left out, each (L,)."""
         width, count = self.shrink.shape
-        errors, right = np.zeros(count), np.zeros(count)
+        sums = self.shrink.new_zeros(2, count)
         for x, codes in data.blocks():
             m, g = codes.shape
             u = (x - self.mean) @ self.basis  # (m, g, D)
             hat = (u[:, :, None] * u[:, None]).reshape(-1, width) @ self.shrink + 1 / data.rows
-            rest = np.linalg.inv(np.eye(g) - hat.T.reshape(count, m, g, g))  # small, and many: faster than solving
+            # Small, and many: faster than solving.
+            rest = torch.linalg.inv(torch.eye(g, dtype=u.dtype, device=u.device) - hat.T.reshape(count, m, g, g))
             y = 2 * _one_hot(codes, len(self.target)) - 1  # (m, g, C)
-            rarer = (y.sum(1, keepdims=True) - g * self.target) / (data.rows - g)  # ȳ of all − ȳ of the others
+            rarer = (y.sum(1, keepdim=True) - g * self.target) / (data.rows - g)  # ȳ of all − ȳ of the others
             for number, shrink in enumerate(self.shrink.T):
-                fitted = self.target + u.reshape(-1, width) @ (shrink[:, None] * self.products)
-                error = rest[number] @ (y - fitted.reshape(y.shape))
-                errors[number] += np.square(error).sum()
-                right[number] += ((y - error + rarer).argmax(-1) == codes).sum()
-        return errors / data.rows, right / data.rows
+                fitted = self.target + u.flatten(0, 1) @ (shrink[:, None] * self.products)
+                error = rest[number] @ (y - fitted.view(y.shape))
+                sums[0, number] += error.square().sum()
+                sums[1, number] += ((y - error + rarer).argmax(-1) == codes).sum()
+        errors, right = (sums / data.rows).numpy(force=True)
+        return errors, right

@@ -44,6 +44,7 @@ from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
 from sightline.measure.estimators.neighbours import Rows, row_of
 from sightline.measure.estimators.neighbours import nearest as nearest_rows
+from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -413,18 +414,24 @@ def influence_of_ratio(sums: npt.NDArray[np.float64], degree: int) -> npt.NDArra
 
 
 def bootstrap_linear(
-    values: npt.NDArray[np.float64], influences: npt.NDArray[np.float64], replicates: int, seed: int
+    values: npt.NDArray[np.float64],
+    influences: npt.NDArray[np.float64],
+    replicates: int,
+    seed: int,
+    device: torch.device | str = "cpu",
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """95 % percentile interval of values (…) over resampled groups, to first order, from influences (G, …).
 
-    NaN of a single group.
+    The replicates are made on the device. NaN of a single group.
     """
     groups = len(influences)
     if groups < 2:
         return np.full_like(values, np.nan), np.full_like(values, np.nan)
-    random = np.random.Generator(np.random.Philox(seed))
-    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=replicates) - 1.0
-    flat = influences.reshape(groups, -1)
-    parts = [flat[:, start : start + BLOCK] for start in range(0, flat.shape[1], BLOCK)]  # all at once might not fit
-    low, high = np.concatenate([np.percentile(draws @ part, [2.5, 97.5], axis=0) for part in parts], 1)
+    draws = draw_groups(groups, replicates, seed, device) - 1
+    flat = np.ascontiguousarray(influences.reshape(groups, -1))
+    ends = []
+    for start in range(0, flat.shape[1], BLOCK):  # all at once might not fit
+        part = torch.from_numpy(flat[:, start : start + BLOCK]).to(draws)
+        ends.append(torch.stack(percentile_ends(draws @ part, groups)).numpy(force=True))
+    low, high = np.concatenate(ends, 1)
     return values + low.reshape(values.shape), values + high.reshape(values.shape)

@@ -139,7 +139,7 @@ const Charts = (() => {
       mode: "vega-lite", actions: false, defaultStyle: false, ast: true, tooltip,
       logLevel: 1, // errors only: a panel without a null line makes Vega warn of an empty extent
       renderer: renderer ?? (marks > MANY ? "canvas" : "svg"),
-      config: dark ? report.themes.dark : report.themes.light,
+      config: { ...(dark ? report.themes.dark : report.themes.light), aria: false, mark: { aria: false } },
     });
     return result.view;
   }
@@ -155,6 +155,8 @@ const Charts = (() => {
     if (element.turn !== turn) return view.finalize();
     element.view?.finalize();
     element.view = view;
+    // The place of a chart has its name, and the table its numbers: thousands of marks without a name would only be in the way.
+    for (const mark of stage.querySelectorAll("[role^=graphics]")) mark.removeAttribute("role"), mark.removeAttribute("aria-roledescription");
     element.replaceChildren(...stage.childNodes);
     element.dataset.ready = turn;
     after?.(view);
@@ -259,7 +261,18 @@ const Charts = (() => {
   // For paper: what is chosen, with its legend.
   function paper(spec, fields) {
     const kept = (row) => fields.every((f) => row[f] === undefined || Encoders.visible(row[f]));
-    return { ...spec, datasets: Object.fromEntries(Object.entries(spec.datasets).map(([k, data]) => [k, data.filter(kept)])) };
+    const walk = (part) => {
+      if (Array.isArray(part)) return part.map(walk);
+      if (!part || typeof part !== "object") return part;
+      const made = Object.fromEntries(Object.entries(part).map(([key, value]) => [key, key === "datasets" ? value : walk(value)]));
+      for (const channel of ["color", "shape"]) {
+        const own = made[channel], names = own?.legend?.values ?? own?.scale?.domain;
+        if (fields.includes(own?.field) && Array.isArray(names) && own.legend !== null)
+          made[channel] = { ...own, legend: { ...own.legend, values: names.filter(Encoders.visible) } };
+      }
+      return made;
+    };
+    return { ...walk(spec), datasets: Object.fromEntries(Object.entries(spec.datasets).map(([k, data]) => [k, data.filter(kept)])) };
   }
 
   function redraw(all) {

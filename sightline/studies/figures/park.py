@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -273,8 +274,11 @@ def _over_weight(evidence: Evidence) -> Panel:
 
 def _over_window(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
-    found = variants(evidence, JE, "window")
-    free = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None][:1]
+    found = [role for role in variants(evidence, JE, "window") if not role.lifted]
+    if not found:
+        raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
+    others = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None]
+    free = sorted(others, key=lambda role: (role.size != found[0].size, -(role.size or 0)))[:1]  # of the same size
     behind = max(role.window or 0 for role in found) + 1
     table = _both_accuracies(
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
@@ -294,13 +298,14 @@ def _other_tasks(evidence: Evidence) -> Panel:
     columns: dict[str, Callable[[Evidence, str], Number]] = {
         "other images": probe_on_other_images, "segmentation, mIoU": mean_iou,
     }  # fmt: skip
-    rows, lacking = [], []
+    rows, lacking = list[dict[str, str]](), list[str]()
     for (column, number), name in itertools.product(columns.items(), (rec, hybrid, je)):
         paper = printed[name][list(columns).index(column)]
         try:
             ours = str(number(evidence, name))
         except Missing as error:
-            ours, lacking = "–", [*lacking, error.needs]
+            ours = "–"
+            lacking.append(error.needs)
         rows.append({"row": labels[name], "column": column, "ours": ours, "paper": paper})
     if all(row["ours"] == "–" for row in rows):
         raise Missing("; ".join(dict.fromkeys(lacking)))
@@ -322,7 +327,7 @@ def _spectra(evidence: Evidence, cloud: str) -> Panel:
 # The figures
 
 
-def _analysed(result: str, figure: str, who: Who, **select: Sequence[str]) -> Callable[[Evidence], Panel]:
+def _analysed(result: str, figure: str, who: Who, **select: Any) -> Callable[[Evidence], Panel]:
     return lambda evidence: analysed(evidence, result, figure, who(evidence), **select)
 
 
@@ -384,7 +389,7 @@ FIGURES = (
         "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
-            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", contrastive_and_masked)),
+            "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", contrastive_and_masked)),
         },
         columns=2, one_legend=False,
     ),
@@ -432,7 +437,8 @@ FIGURES = (
     ),
     PaperFigure(
         "003 Fig D.1", "Attention restricted to a window", ("probes", "agreement"),
-        "joint-embedding ViTs with attention windows, fine-tuned", {"": Lettered("accuracy over the window", _over_window)},
+        "joint-embedding ViTs with attention windows, fine-tuned",
+        {"": Lettered("accuracy over the window", _over_window)},
     ),
     PaperFigure(
         "003 Fig E.1", "Heads that differ from the others", ("attention",), ROLES,
@@ -467,7 +473,7 @@ FIGURES = (
         "003 Fig F.2", "Shape and texture after fine-tuning", ("shape_bias", "noise"), ROLES_TUNED,
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _fine_tuned)),
-            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", _fine_tuned)),
+            "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", _fine_tuned)),
         },
         columns=2, one_legend=False,
     ),

@@ -26,9 +26,9 @@ PROBES = ("linear", "ridge")  # the second where no other was trained
 POOLINGS = ("cls", "gap")  # the second of encoders without a CLS token
 
 
-def last(x: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
+def last(x: npt.NDArray[np.float64], axis: int) -> Any:
     """A statistic of numbers in order of depth: that of the last layer."""
-    return x.take(-1, axis)
+    return np.asarray(x.take(-1, axis))
 
 
 def probed_images(evidence: Evidence) -> list[str]:

@@ -53,9 +53,9 @@ class Case:
 
     encoders: tuple[str, ...]
     parts: Callable[[], Sequence[Part]]  # may raise Missing
-    notes: Callable[[], str] | None = (
-        None  # what stands beside it and does not decide, as a sentence; may raise Missing
-    )
+    # Sentences on what does not decide; they may raise Missing. Notes are told of the weakest case, warnings of all.
+    notes: Callable[[], str] | None = None
+    warns: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)

@@ -109,24 +109,22 @@ def decide(finding: Finding, evidence: Evidence) -> Verdict:
 
 def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     """The verdict of cases; those that were not measured are left to the others, and told."""
-    measured: list[tuple[Part, ...]] = []
+    measured: dict[int, tuple[Part, ...]] = {}
     missing: dict[str, str] = {}
-    notes: list[str] = []
-    for case in cases:
+    for number, case in enumerate(cases):
         try:
-            measured.append(tuple(replace(part, encoders=case.encoders) for part in case.parts()))
+            measured[number] = tuple(replace(part, encoders=case.encoders) for part in case.parts())
         except Missing as error:
             missing[", ".join(case.encoders)] = error.needs
-            continue
-        with contextlib.suppress(Missing):
-            notes += [] if case.notes is None else [case.notes()]
     if not measured:
         raise Missing(next(iter(missing.values()), "encoders of the roles that it speaks of"))
-    parts = tuple(part for of_case in measured for part in of_case)
-    verdict = _verdict(measured)
+    parts = tuple(part for of_case in measured.values() for part in of_case)
+    verdict = _verdict(list(measured.values()))
     weakest = min(parts, key=_strength)
-    beside = filter(None, dict.fromkeys(notes))  # what stands beside several cases is told once
-    sentence = " ".join([_sentence(verdict, measured, weakest), *_left_out(missing), *beside])
+    sentences = [_sentence(verdict, list(measured.values()), weakest), *_left_out(missing)]
+    sentences += _told(cases[number].notes for number in measured if weakest in measured[number])
+    sentences += _told(cases[number].warns for number in measured)
+    sentence = " ".join(sentences)
     return Verdict(
         finding, verdict, weakest.value, weakest.low, weakest.high, _p(verdict, parts), weakest.threshold, sentence,
         parts, weakest.within, weakest.below, weakest.percent,
@@ -233,6 +231,15 @@ def _others(parts: Sequence[Part]) -> str:
     return f", and so {'is' if len(rest) == 1 else 'are'} {some(rest)}" if rest else ""
 
 
+def _told(notes: Iterable[Callable[[], str] | None]) -> list[str]:
+    """Each sentence once; what was not measured is not told."""
+    found = []
+    for note in notes:
+        with contextlib.suppress(Missing):
+            found.append("" if note is None else note())
+    return list(dict.fromkeys(filter(None, found)))
+
+
 def _left_out(missing: Mapping[str, str]) -> list[str]:
     return [f"Not measured of {some(list(missing))}: {next(iter(missing.values()))}."] if missing else []
 
@@ -302,11 +309,11 @@ def by_chance(verdicts: Iterable[Verdict]) -> Chance:
     """
     measured = [verdict for verdict in verdicts if verdict.verdict != NOT_MEASURED]
     holding, failing = ([one for one in measured if one.verdict == verdict] for verdict in (HOLDS, FAILS))
-    kept = [sum(one.p_adjusted < LEVEL for one in some) for some in (holding, failing)]
+    sure, refuted = (sum(one.p_adjusted < LEVEL for one in of) for of in (holding, failing))
     expected = LEVEL / 2 * len(measured), sum(min(1.0, LEVEL / 2 * len(one.parts)) for one in measured)
     sentence = (
         f"{counted(len(measured), 'finding')} measured: {len(holding)} hold, of which chance alone would give at most "
-        f"{expected[0]:.1f}, and {kept[0]} at a level adjusted for their number (Holm); {len(failing)} fail "
-        f"({kept[1]} at that level)."
+        f"{expected[0]:.1f}, and {sure} at a level adjusted for their number (Holm); {len(failing)} fail "
+        f"({refuted} at that level)."
     )
-    return Chance(len(measured), len(holding), len(failing), *expected, *kept, sentence)
+    return Chance(len(measured), len(holding), len(failing), *expected, sure, refuted, sentence)

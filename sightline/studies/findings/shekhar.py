@@ -7,6 +7,7 @@ encoders of these roles. Each function gives the cases of one finding, one for e
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ import numpy as np
 
 from sightline.core.contrast import Estimate
 from sightline.studies.evidence import Evidence, Missing
+from sightline.studies.findings.accuracies import last
 from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import DRAWS, above, below, within, written
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import xarray as xr
 
     from sightline.core.run_folder import Run
 
@@ -62,9 +65,13 @@ def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
     return [role.name for role in _main(evidence, family, count)]
 
 
-def _last(values: npt.NDArray[Any], axis: int) -> Any:
-    """The statistic that takes the last block."""
-    return np.take(values, -1, axis=axis)
+def _table(evidence: Evidence, number: str, *encoders: str) -> xr.Dataset:
+    """The result with this number; those of earlier versions may lack it."""
+    result, _, variable = number.partition(".")
+    table = evidence.table(result, *encoders)
+    if variable not in table:
+        raise Missing(f"{number} of {' and '.join(encoders)}, which an earlier version did not measure: run it again")
+    return table
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -117,33 +124,45 @@ def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; \"the first quarter of MAE layers are similar to the first half\"",
 )  # fmt: skip
 def _early_match(evidence: Evidence) -> Sequence[Case]:
-    where = {"layer_type": "block", "tokens": "all"}
+    def matches(a: str, r: str, half: str, number: Callable[..., Any], **more: Any) -> Estimate:
+        """A number of the depths in `r` that blocks of `a` match best; the decoder behind an encoder takes no part."""
+        statistic = partial(_of_matches, blocks=_blocks(evidence, a, r), number=number)
+        return evidence.estimate(
+            "cka.cka", encoder=a, other=r, tokens="all", depth_a=half, site_a="block.*", site_b="block.*",
+            statistic=statistic, **more,
+        )  # fmt: skip
 
     def parts(a: str, r: str) -> list[Part]:
-        found = evidence.estimate("cka.row_depth", encoder=a, other=r, depth="first half", draws=DRAWS, **where)
-        label = f"depth in {r} that the first half of {a} matches"
-        return [below(label, found, 0.25, method="bootstrap")]
+        found = matches(a, r, "first half", np.mean, draws=DRAWS)
+        return [below(f"depth in {r} that the first half of {a} matches", found, 0.25, method="bootstrap")]
 
     def notes(a: str, r: str) -> str:
-        shares = [
-            evidence.estimate("cka.row_depth", encoder=a, other=r, depth=depth, statistic=share, **where).value
-            for depth, share in (("first half", _in_first_quarter), ("last half", _behind_first_quarter))
-        ]
+        early, late = (matches(a, r, half, _in_first_quarter).value for half in ("first half", "last half"))
         return (
-            f"{shares[0]:.0%} of the first half of {a} match the first quarter of {r}, {shares[1]:.0%} of the last "
-            "half what follows it."
+            f"{early:.0%} of the first half of {a} match the first quarter of {r}, {1 - late:.0%} of the last half "
+            "what follows it."
         )
 
     pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair), partial(notes, *pair)) for pair in pairs]
 
 
+def _blocks(evidence: Evidence, a: str, b: str) -> int:
+    """How many blocks of an encoder have a CKA with those of another."""
+    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
+    table = _table(evidence, "cka.cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all", site_a="block.0")
+    known = np.isfinite(table.cka.values)
+    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in table.site_b.values[known])
+
+
+def _of_matches(values: npt.NDArray[np.float64], axis: int, blocks: int, number: Callable[..., Any]) -> Any:
+    """A number of the relative depths of the largest CKA in each row; values (…, rows · blocks), rows one by one."""
+    rows = np.moveaxis(values, axis, -1)
+    return number(rows.reshape(*rows.shape[:-1], -1, blocks).argmax(-1) / blocks, axis=-1)
+
+
 def _in_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
     return (depths < 0.25).mean(axis)
-
-
-def _behind_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
-    return (depths >= 0.25).mean(axis)
 
 
 @_states(
@@ -207,7 +226,7 @@ def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: fl
 def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
     one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
-    table = evidence.table("cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
+    table = _table(evidence, "cka.distance_cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
     known = np.isfinite(table.distance_cka.values)
     distances = table.distance.values[known]
     if "relative_distance" in table.coords:
@@ -244,9 +263,9 @@ def _class_separability(evidence: Evidence) -> Sequence[Case]:
             label = f"growth of 20-NN accuracy {a} − {r} after the first quarter, {feature}"
             found.append(above(label, late - early, percent=True))
         probe = evidence.estimate(
-            "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=_last
+            "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=last
         )
-        missing = probe - accuracy(a, "cls", statistic=_last)
+        missing = probe - accuracy(a, "cls", statistic=last)
         return [*found, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
 
     pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
@@ -315,7 +334,7 @@ def _je_je_rec(evidence: Evidence, parts: Callable[[str, str, str], Sequence[Par
 )  # fmt: skip
 def _deeper_probe(evidence: Evidence) -> Sequence[Case]:
     def gain(encoder: str) -> Estimate:
-        where = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
+        where: dict[str, Any] = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
         deep, plain = (evidence.estimate("probes.accuracy", probe=probe, **where) for probe in ("depth 3", "linear"))
         return deep - plain
 
@@ -345,7 +364,7 @@ def _helps_rec_not_je(evidence: Evidence, gain: Callable[[str], Estimate], label
 
 def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
     """What one more block gives to the linear probe of the last layer; the block is chosen on the selection split."""
-    table = evidence.table("probes", encoder)
+    table = _table(evidence, "probes.selection", encoder)
     members = list(evidence.seeds.get(encoder, (encoder,)))
     chosen = table.selection.sel(encoder=members, probe="multilayer", feature="cls").mean("encoder")
     chosen = chosen.where(np.isfinite(chosen) & (table.layer_type == "block"), drop=True)
@@ -354,10 +373,9 @@ def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
     # The last block beside the final norm is no intermediate layer.
     chosen = chosen.isel(site=slice(0, -1)) if chosen.sizes["site"] > 1 else chosen
     site = str(chosen.site.values[int(np.argmax(chosen.values))])
-    last = {"probe": "linear", "site": _last_site(evidence, encoder)}
     both, alone = (
-        evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", **where)
-        for where in ({"probe": "multilayer", "site": site}, last)
+        evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", probe=probe, site=at)
+        for probe, at in (("multilayer", site), ("linear", _last_site(evidence, encoder)))
     )
     return both - alone
 
@@ -371,14 +389,16 @@ def _last_site(evidence: Evidence, encoder: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------
 # Invariances
 
-BESIDE = {  # what stands beside the likelihood gap, each larger where orientation is kept
+BESIDE: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # what stands beside the likelihood gap, each larger where orientation is kept
     "samples that face as their source": ("rcdm.orientation", {"judge": "pixels"}),
     "distance of mirror images": (
         "transformations.distance",
-        {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": _last},
+        {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": last},
     ),
     "inversion": ("rcdm.nearer", {}),
-    "probe of orientation": ("orientation.accuracy", {"feature": "cls", "layer_type": "block", "statistic": _last}),
+    "probe of orientation": ("orientation.accuracy", {"feature": "cls", "layer_type": "block", "statistic": last}),
 }
 
 
@@ -388,10 +408,11 @@ def _keeps_orientation(evidence: Evidence, keeps: str, forgets: str) -> list[Par
     return [above(label, share[0] - share[1], percent=True)]
 
 
-def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
-    """What the other measures say, and which of them disagree."""
+def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> tuple[list[Part], list[Part]]:
+    """What the other measures say: those that do not contradict, and those that do."""
     decided = _keeps_orientation(evidence, keeps, forgets)[0]
-    said, against = [], []
+    said: list[Part] = []
+    against: list[Part] = []
     for name, (number, where) in BESIDE.items():
         try:
             one, other = (evidence.estimate(number, encoder=encoder, **where) for encoder in (keeps, forgets))
@@ -399,12 +420,22 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
             continue
         part = above(name, one - other)
         differs = part.agrees is not None and decided.agrees is not None and part.agrees is not decided.agrees
-        (against if differs else said).append(written(part))
-    sentences = [
-        f"Beside it, {keeps} − {forgets}: {'; '.join(said)}." if said else "",
-        f"The measures disagree: {'; '.join(against)}, {keeps} − {forgets}." if against else "",
-    ]
-    return " ".join(filter(None, sentences))
+        (against if differs else said).append(part)
+    return said, against
+
+
+def _by_gap(evidence: Evidence, keeps: str, forgets: str) -> Case:
+    """The likelihood gap decides; the other measures stand beside it, and where they disagree it is said."""
+
+    def notes() -> str:
+        said, _ = _other_measures(evidence, keeps, forgets)
+        return f"Beside it, {keeps} − {forgets}: {'; '.join(map(written, said))}." if said else ""
+
+    def warns() -> str:
+        _, against = _other_measures(evidence, keeps, forgets)
+        return f"Of {keeps} − {forgets} other measures disagree: {'; '.join(map(written, against))}." if against else ""
+
+    return Case((keeps, forgets), partial(_keeps_orientation, evidence, keeps, forgets), notes, warns)
 
 
 @_states(
@@ -414,11 +445,7 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> str:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation(evidence: Evidence) -> Sequence[Case]:
-    pairs = itertools.product(_named(evidence, REC), _named(evidence, JE))
-    return [
-        Case((r, a), partial(_keeps_orientation, evidence, r, a), partial(_other_measures, evidence, r, a))
-        for r, a in pairs
-    ]
+    return [_by_gap(evidence, *pair) for pair in itertools.product(_named(evidence, REC), _named(evidence, JE))]
 
 
 @_states(
@@ -430,11 +457,7 @@ def _orientation(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation_after(evidence: Evidence) -> Sequence[Case]:
-    pairs = _before_and_after(evidence, REC)
-    return [
-        Case(pair, partial(_keeps_orientation, evidence, *pair), partial(_other_measures, evidence, *pair))
-        for pair in pairs
-    ]
+    return [_by_gap(evidence, *pair) for pair in _before_and_after(evidence, REC)]
 
 
 def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
@@ -650,11 +673,11 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
             for one in (m, *([] if tuned is None else [tuned.name]))
         ]
 
-    def notes(m: str) -> str:
+    def warns(m: str) -> str:
         return "" if evidence.tuned(m) else f"After fine-tuning of {m}: not measured."
 
     every = itertools.product(_named(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
-    return [Case(names, partial(parts, *names), partial(notes, names[0])) for names in every]
+    return [Case(names, partial(parts, *names), warns=partial(warns, names[0])) for names in every]
 
 
 # ---------------------------------------------------------------------------------------------------------------

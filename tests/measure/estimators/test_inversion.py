@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 
@@ -16,7 +17,8 @@ Y = X @ RANDOM.normal(size=(5, 12)) + RANDOM.normal(size=(90, 12))
 
 
 def halves(x: np.ndarray, y: np.ndarray, cut: int):
-    return lambda: [(x[:cut], y[:cut]), (x[cut:], y[cut:])]
+    rows = [tuple(torch.from_numpy(part[side]) for part in (x, y)) for side in (slice(cut), slice(cut, None))]
+    return lambda: rows
 
 
 def test_each_set_of_targets_is_the_ridge_of_scikit_learn_with_the_best_penalty() -> None:

@@ -11,7 +11,7 @@ from support.figures import BLOCKS, drawn_numbers, frames
 
 from sightline.studies.evidence import Evidence
 from sightline.studies.figures import draw
-from sightline.studies.figures.contract import Drawn
+from sightline.studies.figures.contract import PaperDrawing
 
 EVERY = range(BLOCKS)
 MAPS = {  # figure → (upwards, to the right, layer type) of its maps, in the paper's order
@@ -89,7 +89,9 @@ def test_agreement_of_ranks(evidence: Evidence, name: str) -> None:
         for k, (a, b) in itertools.product((5, 10), pairs):
             row = part[(part.group == f"top {k}") & (part.series == f"{a} and {b}")].iloc[0]
             at = {"images": images, "k": k, "encoder_a": a, "encoder_b": b}
-            assert [row.value, row.low, row.high] == [float(result[f"tau{end}"].sel(at)) for end in ("", "_low", "_high")]
+            assert [row.value, row.low, row.high] == [
+                float(result[f"tau{end}"].sel(at)) for end in ("", "_low", "_high")
+            ]
     assert figure.paper is not None
     assert figure.paper["in the paper"].tolist() == ["0.9341 (DINO and MoCo v3)", "0.88 (MAE and MoCo v3)"]
     f1 = [float(result.f1.sel(encoder_a="moco", encoder_b=other)) for other in ("dino", "mae")]
@@ -148,7 +150,10 @@ def test_the_gain_of_another_block(evidence: Evidence, name: str, who: tuple[str
 
 def test_distance_in_depth_across_architectures(evidence: Evidence) -> None:
     cka = evidence.table("cka", "mae").distance_cka.sel(tokens="all")
-    for letter, pairs in {"a": [("simclr 0", "moco"), ("moco", "mae")], "b": [("convnext", "mae"), ("moco", "mae")]}.items():
+    for letter, pairs in {
+        "a": [("simclr 0", "moco"), ("moco", "mae")],
+        "b": [("convnext", "mae"), ("moco", "mae")],
+    }.items():
         figure = draw(f"001 Fig 11{letter}", evidence)
         for a, b in pairs:
             own = figure.table[figure.table.series == f"{a} and {b}"]
@@ -224,10 +229,12 @@ def test_roles_decide_who_is_drawn_not_names(evidence: Evidence) -> None:
 
     turned = {"mae": "moco", "moco": "mae", "mae ft": "moco ft", "moco ft": "mae ft"}
     roles = tuple(
-        replace(role, name=turned.get(role.name, role.name), tuned_from=turned.get(role.tuned_from or "", role.tuned_from))
+        replace(
+            role, name=turned.get(role.name, role.name), tuned_from=turned.get(role.tuned_from or "", role.tuned_from)
+        )
         for role in evidence.roles
     )
-    figure: Drawn = draw("000 Fig 2", Evidence(roles, evidence.runs))
+    figure: PaperDrawing = draw("000 Fig 2", Evidence(roles, evidence.runs))
     assert set(figure.table.encoder_a) == {"moco"}
     assert set(figure.table.encoder_b) == {"mae"}
 
@@ -237,5 +244,8 @@ def test_other_methods_are_all_drawn(evidence: Evidence) -> None:
     from sightline.studies.roles import JE, REC, Role
 
     roles = (Role("dino", JE, "x"), Role("moco", JE, ""), Role("mae", REC), Role("simmim", REC))
-    pairs = [(table.encoder_a.iloc[0], table.encoder_b.iloc[0]) for table in frames(draw("001 Fig 1a", Evidence(roles, evidence.runs)).chart)]
+    pairs = [
+        (table.encoder_a.iloc[0], table.encoder_b.iloc[0])
+        for table in frames(draw("001 Fig 1a", Evidence(roles, evidence.runs)).chart)
+    ]
     assert pairs == [("moco", "dino"), ("mae", "dino"), ("mae", "moco"), ("simmim", "dino"), ("simmim", "moco")]

@@ -123,6 +123,13 @@ def test_what_is_missing_is_left_to_the_others_and_told() -> None:
     assert (nothing.verdict, nothing.needs) == (NOT_MEASURED, "a fine-tuned mae: add `--steps finetune`")
 
 
+def test_notes_are_those_of_the_weakest_case_and_warnings_those_of_all() -> None:
+    def case(part: Part) -> Case:
+        return Case((part.label,), lambda: [part], lambda: f"Note {part.label}.", lambda: "Mind this.")
+
+    assert judge("S1", [case(GOOD), case(OPEN)]).sentence.endswith("(1 of 2 agree). Note open. Mind this.")
+
+
 # Many at once
 
 

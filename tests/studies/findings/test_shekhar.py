@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.evidence import made_run
+from support.evidence import block_sites, made_run
 
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence
@@ -62,7 +62,13 @@ def weaker_at_the_end(s: int) -> list[Run]:
 
 
 def early_match(s: int) -> list[Run]:
-    return cka(lambda at: 0.25 - (1 if at.encoder_a in JES else -1) * 0.15 * s, variable="row_depth")
+    def number(at: Any) -> float:
+        """Where the largest CKA of each block is: in block 0, in block 2, or in one of them each."""
+        late = at.block_a % 2 if s == 0 else (s == -1) == (at.encoder_a in JES)
+        return 0.5 + 0.2 * (at.block_b == 2 * late) + 0.4 * at.site_b.startswith("decoder")
+
+    sites = [*block_sites(parts=(), more=()), "decoder.block.0"]
+    return [made_run(VITS, {"cka.cka": number}, labels={"tokens": ("all",)}, sites=sites)]
 
 
 def layer_types(s: int) -> list[Run]:
@@ -283,7 +289,7 @@ def test_what_a_study_varies_is_not_asked() -> None:
 def test_measures_that_disagree_with_the_gap_are_told() -> None:
     found = all_findings()["S11"].decide(evidence_for("S11", 1))
     assert found.verdict == HOLDS
-    assert "The measures disagree: samples that face as their source = -0.3" in found.sentence
+    assert "Of mae − moco other measures disagree: samples that face as their source = -0.3" in found.sentence
 
 
 def test_multi_crop_is_left_out_of_frozen_detection() -> None:

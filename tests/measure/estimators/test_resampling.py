@@ -1,0 +1,80 @@
+"""The bootstrap of groups against NumPy's quantiles, and whether its intervals cover with few groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sightline.measure.estimators.cka import bootstrap, centre, products, ratio
+from sightline.measure.estimators.full_batch import FullBatch
+from sightline.measure.estimators.resampling import draw_groups, percentile_ends, tail_of
+from sightline.measure.gram_sums import GramSums
+
+IMAGES, WIDTH, STRENGTH = 16, 4, 1.0  # of a batch; y = STRENGTH · x + noise
+TRUTH = STRENGTH**2 / (STRENGTH**2 + 1)  # CKA of Gaussian x and y
+
+
+@pytest.mark.parametrize(("replicates", "groups"), [(1, 8), (2, 5), (7, 3), (400, 8), (999, 32)])
+def test_ends_are_quantiles(replicates: int, groups: int) -> None:
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(replicates, 3, 2)))
+    tail = stats.norm.cdf(math.sqrt(groups / (groups - 1)) * stats.t.ppf(0.025, groups - 1))
+    assert tail_of(groups) == pytest.approx(tail)
+    for found, share in zip(percentile_ends(values, groups), (tail, 1 - tail), strict=True):
+        np.testing.assert_allclose(found, np.quantile(values.numpy(), share, axis=0), rtol=0, atol=1e-12)
+
+
+def test_a_replicate_without_a_value_leaves_no_interval() -> None:
+    values = torch.zeros(20, 3, dtype=torch.float64)
+    values[4, 1], values[5, 2] = torch.nan, torch.inf
+    for end in percentile_ends(values, 8):
+        assert end.isnan().tolist() == [False, True, True]
+
+
+def test_draws_are_of_as_many_groups_as_there_are() -> None:
+    draws = draw_groups(12, 5000, 3)
+    assert (draws.sum(1) == 12).all()
+    np.testing.assert_allclose(draws.mean(0), 1, atol=0.06)
+    np.testing.assert_array_equal(draws, draw_groups(12, 5000, 3))
+
+
+def made(random: np.random.Generator, groups: int) -> tuple[Any, Any]:
+    """Features of two layers (G, n, 2, D), and HSIC of all pairs by batches (G, 2, 2)."""
+    x = random.normal(size=(groups, IMAGES, WIDTH))
+    both = torch.from_numpy(np.stack([x, STRENGTH * x + random.normal(size=x.shape)], 1))
+    return both, products(centre(both @ both.mT)).numpy()
+
+
+def share_that_covers(ends: Any) -> float:
+    return float(np.mean([low[0, 1] <= TRUTH <= high[0, 1] for low, high in ends]))
+
+
+def test_intervals_of_cka_cover_with_few_batches() -> None:
+    """Plain percentiles of 8 batches cover 88 % of the time."""
+    random = np.random.default_rng(0)
+    found = share_that_covers(bootstrap(made(random, 8)[1], 300, 0) for _ in range(400))
+    low, high = stats.binom.interval(0.995, 400, 0.94)
+    assert low / 400 <= found <= high / 400
+
+
+def test_intervals_of_full_batches_cover() -> None:
+    """Those of the minibatches on the same images, moved to the value of the full batch."""
+    random = np.random.default_rng(1)
+
+    def ends() -> Any:
+        both, hsic = made(random, 16)
+        low, high = bootstrap(hsic, 300, 0)
+        whole = FullBatch([WIDTH, WIDTH])
+        for batch in both:
+            whole.add(list(batch))
+        batched = {"cka": ratio(hsic.sum(0)), "cka_low": low, "cka_high": high}
+        moved = GramSums.with_interval("cka", {"": whole.cka(), "_null": whole.cka()}, batched)
+        return moved["cka_low"], moved["cka_high"]
+
+    found = share_that_covers(ends() for _ in range(300))
+    low, high = stats.binom.interval(0.995, 300, 0.95)
+    assert low / 300 <= found <= high / 300
