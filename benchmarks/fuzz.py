@@ -328,8 +328,6 @@ def _try(kind: str, number: int, home: Path, writer: int, seen: bool) -> None:
             word = "files elsewhere"
     except InputError as error:
         word, rest = "sentence", str(error)
-        if not rest.replace("\n", "").isprintable() and not seen:
-            word = "sentence that commands the terminal"
     except MemoryError:
         word, rest = "memory", traceback.format_exc()
     except BaseException:
