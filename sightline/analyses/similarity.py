@@ -141,7 +141,7 @@ class Config:
             )
 
 
-class Drawn(NamedTuple):
+class DrawnImages(NamedTuple):
     """Images in random order: their groups for the interval, and for each image another one for the null."""
 
     groups: list[Tensor]
@@ -270,7 +270,7 @@ class Analysis(Pooled):
 
         return read
 
-    def _by_moments(self, clouds: Sequence[Cloud], drawn: Drawn) -> dict[str, Found]:
+    def _by_moments(self, clouds: Sequence[Cloud], drawn: DrawnImages) -> dict[str, Found]:
         """Procrustes, SVCCA and PWCCA, as far as they are asked for; processes share the pairs."""
         asked = dict.fromkeys("procrustes" if name == "shape" else name for name in self.config.measures)
         names = [name for name in asked if name in BY_MOMENTS]
@@ -350,11 +350,11 @@ def _permutation(images: int, seed: int) -> Tensor:
     return torch.from_numpy(np.random.Generator(np.random.Philox(seed)).permutation(images))
 
 
-def _draw(images: int, seed: int) -> Drawn:
+def _draw(images: int, seed: int) -> DrawnImages:
     order = _permutation(images, seed)
     others = torch.empty_like(order)
     others[order] = order.roll(1)
-    return Drawn(list(order.tensor_split(min(GROUPS, images))), others)
+    return DrawnImages(list(order.tensor_split(min(GROUPS, images))), others)
 
 
 def _grouped(values: Tensor | None, groups: Sequence[Tensor]) -> npt.NDArray[np.float64]:

@@ -56,6 +56,7 @@ def finish(run: Run, verbose: bool = False) -> None:
         return
     from sightline.core import progress
     from sightline.report.standing import conclusions, stand
+    from sightline.studies.findings import all_findings
 
     progress.console().print("Drawing the report", style="dim")
     path, verdicts = report_of(run)
@@ -64,7 +65,7 @@ def finish(run: Run, verbose: bool = False) -> None:
     if standing.columns:
         terminal.print(number_table(standing, terminal.width))
         terminal.print("* best of its column; dimmed: 95 % intervals (± half of their width)", style="dim")
-    for sentence in conclusions(standing, verdicts):
+    for sentence in conclusions(standing, verdicts, all_findings() if verdicts else {}):
         terminal.print(f"• {sentence}", markup=False)
     if verbose:
         _say_headlines(run)

@@ -13,7 +13,7 @@ from sightline.core.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.studies.evidence import Evidence
-    from sightline.studies.figures import Drawn
+    from sightline.studies.figures import PaperDrawing
 
 
 SUFFIXES = (".svg", ".pdf", ".csv")
@@ -72,7 +72,7 @@ def _evidence(folder: Path) -> Evidence:
     return evidence_of(open_run(folder))
 
 
-def _content(drawn: Drawn, suffix: str) -> bytes:
+def _content(drawn: PaperDrawing, suffix: str) -> bytes:
     if suffix == ".csv":
         from sightline.report.tables import csv
 

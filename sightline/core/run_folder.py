@@ -228,7 +228,8 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
         return Run(path, request, replaces=True)
     old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
     earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}
-    old.request["left_out"] = earlier | request.get("left_out", {})
+    if "left_out" in old.request or "left_out" in request:  # a study has none
+        old.request["left_out"] = earlier | request.get("left_out", {})
     return old
 
 

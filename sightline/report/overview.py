@@ -149,7 +149,7 @@ def map_figure(likeness: Likeness | None, shown: Sequence[Shown]) -> Figure | No
     table = table.assign(y=points[:, 1], side=_sides(points, names))
     caption = (
         f"Near each other: alike, by the {likeness.about}. Classical scaling of the angles arccos {likeness.name}; the "
-        f"plane keeps {share:.0%} of them."
+        f"plane keeps {share:.0%} of their squares."
     )
     return Figure("map", "Who is alike", caption, _map_chart(table, [e.name for e in shown]), table)
 

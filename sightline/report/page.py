@@ -154,7 +154,8 @@ def write_report(
         page, data[name] = _analysis(run, name, shown)
         analyses.append(page)
     judged = findings_page(verdicts, findings or {}) if verdicts else None
-    first, data["overview"] = _overview(run, analyses, shown, judged, verdicts)
+    told = (verdicts, findings or {})
+    first, data["overview"] = _overview(run, analyses, shown, judged, told)
     pages = [first, *([] if judged is None else [judged]), *analyses, _provenance(run)]
     text = assemble(run.path.name, pages, data, shown)
     path = run.path / "report.html"
@@ -170,7 +171,7 @@ def _overview(
     analyses: Sequence[AnalysisPage],
     shown: Sequence[Shown],
     judged: FindingsPage | None,
-    verdicts: Sequence[Verdict],
+    told: tuple[Sequence[Verdict], Mapping[str, Finding]],
 ) -> tuple[Overview, dict[str, Any]]:
     assert run.path is not None
     encoders, names = run.request.get("encoders", []), [encoder.name for encoder in shown]
@@ -187,7 +188,7 @@ def _overview(
         if 0 < len(names) <= 3 and sum(map(len, names)) < 80
         else counted(len(names), "encoder"),
         about=ABOUT.get(run.request.get("kind", ""), ABOUT[""]),
-        sentences=conclusions(standing, verdicts),
+        sentences=conclusions(standing, *told),
         findings=judged,
         map=_map(run.path, standing, shown, data["figures"]),
         table=table,

@@ -7,7 +7,7 @@ by its name. Verdicts on findings, if someone gives any, say more than the stron
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,14 @@ import numpy as np
 from sightline.core import plugins
 from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
-from sightline.report.verdicts import DECIDED, counts
+from sightline.report.verdicts import DECIDED, counts, with_interval
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.core.run_folder import Run
     from sightline.report.figures import KeyNumber, Likeness
-    from sightline.studies.findings.contract import Verdict
+    from sightline.studies.findings.contract import Finding, Verdict
 
 __all__ = [
     "COLUMNS",
@@ -99,12 +99,15 @@ def topic_place(name: str) -> tuple[int, str]:
 # Conclusions
 
 
-def conclusions(standing: Standing, verdicts: Sequence[Verdict] = ()) -> list[str]:
+def conclusions(
+    standing: Standing, verdicts: Sequence[Verdict] = (), findings: Mapping[str, Finding] | None = None
+) -> list[str]:
     """At most five sentences: what holds, where findings are decided; else who is alike and where encoders differ."""
     alike, decided = _alike(standing.likeness), [verdict for verdict in verdicts if verdict.verdict in DECIDED]
     if decided:
-        clear = sorted((v for v in decided if v.verdict != "unclear"), key=lambda v: (v.p, v.finding))
-        said = [f"{verdict.finding} {verdict.verdict}: {_ended(verdict.sentence)}" for verdict in clear]
+        clear = [verdict for verdict in decided if verdict.verdict != "unclear"]
+        clear.sort(key=lambda verdict: (DECIDED.index(verdict.verdict), verdict.p, verdict.finding))
+        said = [_said(verdict, (findings or {}).get(verdict.finding)) for verdict in clear]
         return [_counted(decided), *said][: SENTENCES - len(alike)] + alike
     contrasts = [(bool(column.number.best), *_contrast(column.number)) for column in standing.columns]
     ordered = sorted(contrasts, key=lambda told: told[:2], reverse=True)  # what can be good or bad goes first
@@ -125,8 +128,12 @@ def tally(verdicts: Sequence[Verdict]) -> str:
     return " and ".join(filter(None, [", ".join(told[:-1]), *told[-1:]]))
 
 
-def _ended(sentence: str) -> str:
-    return sentence if sentence.endswith(".") else f"{sentence}."
+def _said(verdict: Verdict, finding: Finding | None) -> str:
+    """A verdict in one sentence: the claim, and the effect that decides."""
+    if finding is None:
+        return f"{verdict.finding} {verdict.verdict}: {verdict.sentence}"
+    effect = with_interval(verdict.effect, verdict.low, verdict.high, verdict.percent)
+    return f"{verdict.finding} {verdict.verdict}: {finding.claim.rstrip('.')}: {effect}."
 
 
 def _contrast(number: KeyNumber) -> tuple[float, str]:

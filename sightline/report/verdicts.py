@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # what decides is above, and hands over
     from sightline.studies.findings.contract import Finding, Part, Verdict
 
-__all__ = ["DECIDED", "VERDICTS", "Beside", "FindingsPage", "counts", "findings_page"]
+__all__ = ["DECIDED", "VERDICTS", "Beside", "FindingsPage", "counts", "findings_page", "with_interval"]
 
 
 VERDICTS = ("holds", "fails", "unclear", "not measured")
@@ -136,7 +136,7 @@ def _row(
         needs=verdict.needs,
         verdict=verdict.verdict,
         sentence=verdict.sentence,
-        effect=_with_interval(verdict.effect, verdict.low, verdict.high, verdict.percent) if known else "",
+        effect=with_interval(verdict.effect, verdict.low, verdict.high, verdict.percent) if known else "",
         size=beyond if math.isfinite(beyond) else None,
         p=_p(verdict),
         roles=list(dict.fromkeys(roles[n] for part in verdict.parts for n in part.encoders if n in roles)),
@@ -145,9 +145,10 @@ def _row(
     )
 
 
-def _with_interval(value: float, low: float, high: float, percent: bool) -> str:
-    """
-    >>> _with_interval(0.123, 0.1, 0.15, True), _with_interval(0.123, math.nan, math.nan, False)
+def with_interval(value: float, low: float, high: float, percent: bool) -> str:
+    """An effect in words.
+
+    >>> with_interval(0.123, 0.1, 0.15, True), with_interval(0.123, math.nan, math.nan, False)
     ('+12.3 points (95 % +10.0 to +15.0)', '+0.123')
     """
     style = "+.1f" if percent else "+.3g"
@@ -179,7 +180,7 @@ def _stretches(parts: Sequence[Part]) -> list[Stretch]:
     return [
         Stretch(
             part.label,
-            _with_interval(part.value, part.low, part.high, part.percent),
+            with_interval(part.value, part.low, part.high, part.percent),
             place(part.low if math.isfinite(part.low) else part.value),
             place(part.value),
             place(part.high if math.isfinite(part.high) else part.value),

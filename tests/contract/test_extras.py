@@ -62,7 +62,7 @@ def test_what_needs_an_extra_says_so(base: dict[str, str], tmp_path: Path) -> No
         "    except sl.InputError as error:\n        print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=base, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", script], env=base, capture_output=True, text=True, timeout=300, check=True
     )
     assert [line.partition(";")[0] for line in done.stdout.splitlines()] == [
         "This needs lightning, which is not installed",

@@ -24,7 +24,7 @@ ALLOWED = {
     "training": "core images encoders measure.estimators",
     "transfer": BELOW_TRANSFER,
     "generation": f"{BELOW_TRANSFER} measure.feature_cache measure.pooled",
-    "studies": f"{BELOW_ANALYSES} training transfer generation",
+    "studies": f"{BELOW_ANALYSES} analyses training transfer generation",
     "report": "core",
 }
 

@@ -13,6 +13,7 @@ from support.damage import damaged, places
 import sightline as sl
 from sightline.core import ownership
 from sightline.core.errors import InputError
+from sightline.core.run_folder import plan_run
 
 WHOLE: dict[str, Any] = {
     "encoders": [
@@ -60,3 +61,13 @@ def test_what_is_no_table_at_all(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match="Cannot read"):
         sl.open_run(tmp_path)
+
+
+@pytest.mark.parametrize("without", ["left_out", ""])
+def test_going_on_changes_nothing(without: str, tmp_path: Path) -> None:
+    request = {key: value for key, value in WHOLE.items() if key != without}
+    first = plan_run(tmp_path / "run", request)
+    first.begin()
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    plan_run(tmp_path / "run", request).begin()
+    assert (tmp_path / "run" / "run.json").read_bytes() == before

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support.results import cka_result, knn_result, vit_sites
-from support.verdicts import verdict
+from support.verdicts import finding, verdict
 
 from sightline.cli.ending import number_table
 from sightline.core import plugins
@@ -194,11 +194,11 @@ def test_verdicts_come_before_contrasts() -> None:
         verdict("S3", "unclear", p=0.2),
         verdict("S4", "not measured", p=np.nan),
     ]
-    found = conclusions(standing(), judged)
+    found = conclusions(standing(), judged, {"S1": finding("S1")})
     assert found[:3] == [
         "Of 3 findings that these encoders can decide, 1 holds, 1 fails and 1 is unclear.",
-        "S2 fails: Accuracy of MAE peaks at the end.",
-        "S1 holds: MoCo is more like DINO than like MAE.",
+        "S1 holds: Claim of S1: +0.3 (95 % +0.2 to +0.4).",
+        "S2 fails: Accuracy of MAE peaks at the end.",  # whose claim nobody gave
     ]
     assert found[3].startswith("Most alike")
 

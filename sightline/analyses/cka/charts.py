@@ -120,7 +120,8 @@ def likeness(result: xr.Dataset, of: Measure = CKA) -> Likeness | None:
     if of.distance:
         return None
     mean = _diagonal(result, of).mean("site_a").transpose("encoder_a", "encoder_b").values
-    both = np.nanmean(np.stack([mean, mean.T]), 0) if np.isfinite(mean).any() else mean  # depths may differ
+    # Depths may differ, and then the two directions do; an encoder without blocks has neither.
+    both = np.where(np.isnan(mean), mean.T, np.where(np.isnan(mean.T), mean, (mean + mean.T) / 2))
     np.fill_diagonal(both, 1.0)
     names = tuple(map(str, result.encoder_a.values))
     return Likeness(of.title, f"mean {of.title} of blocks at the same depth", names, both, FIRST)

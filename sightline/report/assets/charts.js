@@ -139,7 +139,7 @@ const Charts = (() => {
       mode: "vega-lite", actions: false, defaultStyle: false, ast: true, tooltip,
       logLevel: 1, // errors only: a panel without a null line makes Vega warn of an empty extent
       renderer: renderer ?? (marks > MANY ? "canvas" : "svg"),
-      config: { ...(dark ? report.themes.dark : report.themes.light), aria: false }, // the place of a chart has its name
+      config: { ...(dark ? report.themes.dark : report.themes.light), aria: false, mark: { aria: false } },
     });
     return result.view;
   }
@@ -155,6 +155,8 @@ const Charts = (() => {
     if (element.turn !== turn) return view.finalize();
     element.view?.finalize();
     element.view = view;
+    // The place of a chart has its name, and the table its numbers: thousands of marks without a name would only be in the way.
+    for (const mark of stage.querySelectorAll("[role^=graphics]")) mark.removeAttribute("role"), mark.removeAttribute("aria-roledescription");
     element.replaceChildren(...stage.childNodes);
     element.dataset.ready = turn;
     after?.(view);

@@ -186,7 +186,7 @@ class _Heat:
             known.mark_rect().encode(x=self.x, y=self.y, color=colour, tooltip=tip),
         ]  # fmt: skip
 
-    def dots(self) -> alt.Chart:
+    def dots(self) -> Any:
         """Where a cell is the `best` of its row."""
         best = self.base.mark_point(style="best", size=22, filled=True).transform_filter("datum.best")
         return best.encode(x=self.x, y=self.y)

@@ -13,7 +13,7 @@ grigg             Grigg et al. 2021 (004)
 
 from __future__ import annotations
 
-from sightline.studies.figures.contract import Drawn, PaperFigure
+from sightline.studies.figures.contract import PaperDrawing, PaperFigure
 from sightline.studies.figures.draw import all_figures, draw, find_figure
 
-__all__ = ["Drawn", "PaperFigure", "all_figures", "draw", "find_figure"]
+__all__ = ["PaperDrawing", "PaperFigure", "all_figures", "draw", "find_figure"]

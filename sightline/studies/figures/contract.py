@@ -13,7 +13,7 @@ import pandas as pd
 from sightline.report.figures import Figure, pdf_of, specification, svg_of
 from sightline.studies.evidence import Evidence
 
-__all__ = ["Drawn", "Lettered", "Panel", "PaperFigure", "Printed"]
+__all__ = ["Lettered", "Panel", "PaperDrawing", "PaperFigure", "Printed"]
 
 
 LINE = 110  # characters of a line above a static figure
@@ -66,7 +66,7 @@ class PaperFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(Figure):
+class PaperDrawing(Figure):
     """A figure of a paper drawn from results; as those of analyses, and the paper's numbers beside ours."""
 
     id: str

@@ -13,7 +13,7 @@ import pandas as pd
 from sightline.core.errors import InputError, nearest
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures import grigg, park, shekhar, shekhar_workshop
-from sightline.studies.figures.contract import Drawn, Lettered, Panel, PaperFigure
+from sightline.studies.figures.contract import Lettered, Panel, PaperDrawing, PaperFigure
 
 __all__ = ["all_figures", "draw", "find_figure"]
 
@@ -61,7 +61,7 @@ def find_figure(name: str) -> PaperFigure:
     return known[whole].part(letter)
 
 
-def draw(name: str, evidence: Evidence) -> Drawn:
+def draw(name: str, evidence: Evidence) -> PaperDrawing:
     """Draw a figure or a part of it from results; Missing says what would be needed if nothing of it can be drawn."""
     figure, panels, missing = find_figure(name), dict[str, Panel](), dict[str, str]()
     for letter, part in figure.parts.items():
@@ -72,7 +72,7 @@ def draw(name: str, evidence: Evidence) -> Drawn:
     if not panels:
         raise Missing("; ".join(dict.fromkeys(missing.values())))
     printed = [row for panel in panels.values() for row in panel.printed]
-    return Drawn(
+    return PaperDrawing(
         name=re.sub(r"\W+", "-", figure.id.lower()),
         title=figure.title,
         caption=_caption(figure, panels, missing),

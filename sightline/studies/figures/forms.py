@@ -122,7 +122,7 @@ def _numbers(result: xr.Dataset, layer: str) -> npt.NDArray[np.int64]:
     return found
 
 
-def _layer_map(cells: pd.DataFrame, one: LayerMap) -> alt.LayerChart:
+def _layer_map(cells: pd.DataFrame, one: LayerMap) -> Any:
     longest = max(cells.row.nunique(), cells.column.nunique())
     chart = heatmap(
         cells, row_title=f"{one.row}, layers", column_title=f"{one.column}, layers", value_title="CKA",

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -297,13 +298,14 @@ def _other_tasks(evidence: Evidence) -> Panel:
     columns: dict[str, Callable[[Evidence, str], Number]] = {
         "other images": probe_on_other_images, "segmentation, mIoU": mean_iou,
     }  # fmt: skip
-    rows, lacking = [], []
+    rows, lacking = list[dict[str, str]](), list[str]()
     for (column, number), name in itertools.product(columns.items(), (rec, hybrid, je)):
         paper = printed[name][list(columns).index(column)]
         try:
             ours = str(number(evidence, name))
         except Missing as error:
-            ours, lacking = "–", [*lacking, error.needs]
+            ours = "–"
+            lacking.append(error.needs)
         rows.append({"row": labels[name], "column": column, "ours": ours, "paper": paper})
     if all(row["ours"] == "–" for row in rows):
         raise Missing("; ".join(dict.fromkeys(lacking)))
@@ -325,7 +327,7 @@ def _spectra(evidence: Evidence, cloud: str) -> Panel:
 # The figures
 
 
-def _analysed(result: str, figure: str, who: Who, **select: Sequence[str]) -> Callable[[Evidence], Panel]:
+def _analysed(result: str, figure: str, who: Who, **select: Any) -> Callable[[Evidence], Panel]:
     return lambda evidence: analysed(evidence, result, figure, who(evidence), **select)
 
 
@@ -471,7 +473,7 @@ FIGURES = (
         "003 Fig F.2", "Shape and texture after fine-tuning", ("shape_bias", "noise"), ROLES_TUNED,
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _fine_tuned)),
-            "b": Lettered("accuracy lost to noise, by its frequency", _analysed("noise", "drop", _fine_tuned)),
+            "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", _fine_tuned)),
         },
         columns=2, one_legend=False,
     ),

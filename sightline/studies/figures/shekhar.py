@@ -66,8 +66,8 @@ def _probe_depth(evidence: Evidence) -> Panel:
     table = pd.DataFrame(rows)
     note = "Top-1 accuracy of probes on the last CLS token: mean of the five best settings of the sweep ± their std."
     panel = lines(table, x_title="depth of the probe", y_title="top-1 accuracy", percent=True, note=note)
-    gains = table.pivot_table(index="series", columns="depth", values="value", sort=False)
-    gains = 100 * (gains[3] - gains[1])
+    means = table.pivot_table(index="series", columns="depth", values="value", sort=False)
+    gains = 100 * (means[3] - means[1])
     paper = {rec[0]: "+1.03 (MAE)"} | dict.fromkeys(je, "no improvement")
     printed = tuple(
         Printed(f"gain of depth 3, {name}, points", text, f"{gains[name]:+.2f}") for name, text in paper.items()

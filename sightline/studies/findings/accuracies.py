@@ -26,7 +26,7 @@ PROBES = ("linear", "ridge")  # the second where no other was trained
 POOLINGS = ("cls", "gap")  # the second of encoders without a CLS token
 
 
-def last(x: npt.NDArray[np.float64], axis: int) -> npt.NDArray[np.float64]:
+def last(x: npt.NDArray[np.float64], axis: int) -> Any:
     """A statistic of numbers in order of depth: that of the last layer."""
     return np.asarray(x.take(-1, axis))
 

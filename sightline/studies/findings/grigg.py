@@ -70,7 +70,7 @@ def _flat(groups: Sequence[Sequence[str]]) -> list[str]:
     return [site for group in groups for site in group]
 
 
-def _first(x: Numbers, axis: int) -> Numbers:
+def _first(x: Numbers, axis: int) -> Any:
     """A statistic of numbers in order of depth: that of the first layer."""
     return x.take(0, axis)
 
@@ -125,7 +125,7 @@ def _seeds(evidence: Evidence, encoder: str) -> list[Part]:
 
 
 def _residuals(evidence: Evidence, je: str, sl: str) -> list[Part]:
-    where = {"encoder": je, "other": sl, "layer_type": ODD, "tokens": "all"}
+    where: dict[str, Any] = {"encoder": je, "other": sl, "layer_type": ODD, "tokens": "all"}
     early, late = (evidence.estimate("cka.diagonal", depth=depth, **where) for depth in ("first quarter", (0.25, 1)))
     return [above(f"CKA of odd layers, first quarter − the rest: {je}, {sl}", early - late)]
 

@@ -189,7 +189,7 @@ def _sweeps(evidence: Evidence) -> list[_Sweep]:
             own = [role for role in every if role.weight == weight and role.size == size]
             others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
-        found.append(_Sweep(hybrids, list(itertools.product(*ends))))
+        found.append(_Sweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
     return found
 
 
@@ -466,7 +466,10 @@ def _halves_cases(evidence: Evidence) -> list[Case]:
     return cases_of(evidence, _halves, _nearest(evidence), otherwise=("As a fall from early to late blocks", _falls))
 
 
-MIXED = {"NMI": ("attention.nmi_mean", {}), "Δ log amplitude": ("fourier.high_frequency", {"site": "block.*"})}
+MIXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "NMI": ("attention.nmi_mean", {}),
+    "Δ log amplitude": ("fourier.high_frequency", {"site": "block.*"}),
+}
 
 
 def _halves(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:

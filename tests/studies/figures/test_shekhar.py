@@ -11,7 +11,7 @@ from support.figures import BLOCKS, drawn_numbers, frames
 
 from sightline.studies.evidence import Evidence
 from sightline.studies.figures import draw
-from sightline.studies.figures.contract import Drawn
+from sightline.studies.figures.contract import PaperDrawing
 
 EVERY = range(BLOCKS)
 MAPS = {  # figure → (upwards, to the right, layer type) of its maps, in the paper's order
@@ -234,7 +234,7 @@ def test_roles_decide_who_is_drawn_not_names(evidence: Evidence) -> None:
         )
         for role in evidence.roles
     )
-    figure: Drawn = draw("000 Fig 2", Evidence(roles, evidence.runs))
+    figure: PaperDrawing = draw("000 Fig 2", Evidence(roles, evidence.runs))
     assert set(figure.table.encoder_a) == {"moco"}
     assert set(figure.table.encoder_b) == {"mae"}
 
