@@ -180,28 +180,28 @@ class AttentionWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionLayer] = []
+        self.force = contextlib.ExitStack()
 
     def enter(self, layer: AttentionLayer) -> Callable[..., None]:
         """A hook for the beginning of a layer."""
 
         def before(_: nn.Module, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
             if not self.layers:
-                self.__enter__()
+                self.force.enter_context(self)
             self.layers.append(layer)
 
         return before
 
     def close(self) -> None:
         """Be out of force, also where an interruption has left a layer in the middle."""
-        if self.layers:
-            self.layers.clear()
-            self.__exit__(None, None, None)
+        self.layers.clear()
+        self.force.close()
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         """A hook for its end."""
         layer = self.layers.pop()
         if not self.layers:
-            self.__exit__(None, None, None)
+            self.force.close()
         if output is None:  # an exception passes through
             layer.forget()
         else:

@@ -84,7 +84,7 @@ def fit_softmax(
     weight = (start[0].double() * scale[:, None]).float().requires_grad_()
     bias = (start[1].double() + mean.double() @ start[0].double()).float().requires_grad_()
     patches, weights, labels = (torch.from_numpy(part).to(device) for part in pixels)
-    usable = torch.from_numpy((pixels.labels >= 0).any(1).nonzero()[0])
+    usable = torch.from_numpy(np.flatnonzero((pixels.labels >= 0).any(1)))
     random = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=WEIGHT_DECAY)
     order = torch.empty(0, dtype=torch.int64, device="cpu")

@@ -123,9 +123,10 @@ def test_bootstrap_is_the_plain_one() -> None:
         total = sum(times * h for times, h in zip(draw, hsic, strict=True))
         values.append(total[0, 1] / np.sqrt(total[0, 0] * total[1, 1]))
     at = {"encoder_a": "a", "encoder_b": "b", "tokens": "all", "site_a": "block.1", "site_b": "block.1"}
+    # The pass computes attention by other steps than the kernel, which differ in the last digits of float32.
     tail = stats.norm.cdf(np.sqrt(8 / 7) * stats.t.ppf(0.025, 7))  # of 8 batches
-    assert float(result.cka_low.sel(at)) == pytest.approx(np.quantile(values, tail), abs=1e-9)
-    assert float(result.cka_high.sel(at)) == pytest.approx(np.quantile(values, 1 - tail), abs=1e-9)
+    assert float(result.cka_low.sel(at)) == pytest.approx(np.quantile(values, tail), abs=1e-7)
+    assert float(result.cka_high.sel(at)) == pytest.approx(np.quantile(values, 1 - tail), abs=1e-7)
 
 
 @pytest.mark.bf16
