@@ -237,7 +237,7 @@ class Watch:
             other.module.to(home)
 
     def _begin(self, others: Mapping[str, Grams], reference: Encoder | None) -> None:
-        about = {
+        about: dict[str, object] = {
             "kind": KIND,
             "encoder": self.encoder.describe(),
             "reference": None if reference is None else reference.describe(),
@@ -278,9 +278,10 @@ def _of_features(look: Look, analyses: Sequence[str]) -> dict[str, float]:
     train, held_out = (WatchedFeatures({name: f.values[name] for name in sound}, f.labels) for f in (train, held_out))
     lost = [name for name in look.features["train"].values if name not in sound]
     found: dict[str, float] = {}
-    for measure, numbers in (("knn", lambda: knn_accuracies(train, held_out)), ("rank", lambda: ranks(train))):
-        if measure in analyses:
-            found |= numbers() | {f"{measure}_{name}": math.nan for name in lost}
+    if "knn" in analyses:
+        found |= knn_accuracies(train, held_out) | {f"knn_{name}": math.nan for name in lost}
+    if "rank" in analyses:
+        found |= ranks(train) | {f"rank_{name}": math.nan for name in lost}
     return found
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["HuggingFaceWatch"]
 
 
-class HuggingFaceWatch(TrainerCallback):  # type: ignore[misc]
+class HuggingFaceWatch(TrainerCallback):
     """Looks before the first step, whenever a look is due by `state.global_step`, and after the last step."""
 
     def __init__(self, watch: Watch) -> None:
