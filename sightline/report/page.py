@@ -31,7 +31,7 @@ from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
 from sightline.report.packing import columns, shared_columns
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
-from sightline.report.shell import Shown, assemble, shown_encoders
+from sightline.report.shell import Page, Shown, assemble, shown_encoders
 from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
 from sightline.report.tables import csv
 from sightline.report.verdicts import FindingsPage, findings_page
@@ -156,7 +156,7 @@ def write_report(
     judged = findings_page(verdicts, findings or {}) if verdicts else None
     told = (verdicts, findings or {})
     first, data["overview"] = _overview(run, analyses, shown, judged, told)
-    pages = [first, *([] if judged is None else [judged]), *analyses, _provenance(run)]
+    pages: list[Page] = [first, *([] if judged is None else [judged]), *analyses, _provenance(run)]
     text = assemble(run.path.name, pages, data, shown)
     path = run.path / "report.html"
     ownership.write(run.path, path, text.encode("utf-8"))

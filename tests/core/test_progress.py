@@ -37,7 +37,7 @@ def test_bars_of_steps_are_hidden_unless_asked_for(monkeypatch: pytest.MonkeyPat
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a test may set."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("sightline.core.progress.time.monotonic", lambda: now[0])
     return now
 
 

@@ -143,7 +143,7 @@ def test_columns_are_chosen_by_their_place_and_shown_by_topic(monkeypatch: pytes
     }
     monkeypatch.setattr(plugins, "module_of", lambda name: modules[name])
     run = type("Results", (dict,), {"names": lambda self: list(self), "request": {}})({"late": 0, "early": 0})
-    found = stand(run)  # type: ignore[arg-type]
+    found = stand(run)
     assert [column.analysis for column in found.columns] == ["early"] * 7 + ["late"]
     assert [(column.analysis, column.number.place) for column in found.others] == [("early", 2), ("late", 1)]
 
@@ -181,7 +181,7 @@ def test_conclusions_are_the_strongest_contrasts_whose_intervals_do_not_meet() -
 def test_conclusions_are_five_at_most_and_pairs_only_the_extremes() -> None:
     found = conclusions(standing())
     assert len(found) == 5
-    most, least = extremes(likeness())  # type: ignore[misc]
+    most, least = extremes(likeness())
     assert most[2] == likeness().values[~np.eye(9, dtype=bool)].max()
     assert least[2] == likeness().values.min()
     assert found[-1].startswith(f"Most alike are {most[0]} and {most[1]} (CKA {most[2]:.2f}), least alike {least[0]}")

@@ -131,7 +131,8 @@ def _diagonal(result: xr.Dataset, of: Measure) -> xr.DataArray:
     """Each block of an encoder with the block of another at the same depth, of the first token view."""
     short = result if "diagonal" in result else summaries(result, of.variable, of.distance)
     blocks = (result.layer_type.values.astype(str) == "block") & outside_decoder(result.site.values)
-    return short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
+    found: xr.DataArray = short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
+    return found
 
 
 def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:

@@ -137,8 +137,8 @@ def _pick(
     if at == "highest":
         if not np.isfinite(values).any():
             return None
-        place, column = np.unravel_index(np.nanargmax(values), values.shape)
-        chosen = [int(place)]
+        place, column = (int(one) for one in np.unravel_index(np.nanargmax(values), values.shape))
+        chosen = [place]
     else:
         known = np.isfinite(values[path])
         if not known.any():

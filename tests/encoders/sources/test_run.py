@@ -179,8 +179,8 @@ def test_the_accuracy_on_the_way_is_that_of_the_windowed_encoder(windowed: Path)
     for reference, same in ((f"run:{windowed}", True), (f"run:{windowed}?window=none", False)):
         encoder = sl.load_encoder(reference)
         knn = FeatureWatch(images, encoder.preprocess, torch.device("cpu"))
-        features = knn._features(encoder.module, knn.pixels["train"])["cls"]
-        own = sl.load_encoder(f"run:{windowed}")(knn.preprocess.normalize(torch.cat(knn.pixels["train"])))
+        features = knn._features(encoder.module, knn.images["train"].pixels)["cls"]
+        own = sl.load_encoder(f"run:{windowed}")(knn.preprocess.normalize(torch.cat(knn.images["train"].pixels)))
         assert torch.allclose(features, own, atol=1e-5) is same
         assert not same or knn(encoder.module)["knn_cls"] == told
 
