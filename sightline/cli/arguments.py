@@ -88,7 +88,7 @@ def spread_sites(words: list[str]) -> list[str]:
     option, ends = ("--images", ()) if words[:1] == ["imagine"] else ("--sites", (":",))
     result: list[str] = []
     inside = False
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
+    for word, following in zip(words, [*words[1:], "-"], strict=False):
         if word == option:
             inside = True
             if following.startswith("-") or any(end in following for end in ends):

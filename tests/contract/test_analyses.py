@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import functools
 import inspect
 import itertools
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from sightline.images.sets import Images, join
 from sightline.images.views import make_view
 from sightline.measure import analyze as the_pass
 from sightline.measure.contract import Analysis, analysis
+from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Cost, Key, Plan, make_plans
 from sightline.measure.streaming import measured_of, result_of
 from sightline.report.figures import Figure
@@ -78,7 +80,8 @@ def feed(metric: Any, plan: Plan, numbers: Any = None, change: Any = None, order
                     into[whose] = metric.reduce(whose, x if change is None else change(whose, x))
 
                 pixels = make_view(view, batch.pixels[encoder.preprocess], batch.ids, plan.seed)
-                with encoder.evaluating(), watch(encoder.sites, plan.sites[key], see):
+                product = functools.partial(attend, tokens=encoder.tokens)
+                with encoder.evaluating(), watch(encoder.sites, plan.sites[key], see, product):
                     encoder(encoder.preprocess.normalize(pixels))
             metric.update(batch, reductions)
 

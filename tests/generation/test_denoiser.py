@@ -113,7 +113,7 @@ def test_without_diffusers_a_sentence_says_how_to_get_it(monkeypatch: pytest.Mon
 
     def missing(name: str, *rest: Any, **more: Any) -> Any:
         if name == "diffusers":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name=name)
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)

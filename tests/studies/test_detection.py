@@ -173,7 +173,7 @@ def test_the_page_has_tables_the_curve_and_the_gallery(run: sl.Run) -> None:
 def test_the_command(tmp_path: Path) -> None:
     words = ["detect", f"a={VIT}", "--images", IMAGES, "-o", str(tmp_path / "x"), "--workers", "0"]
     sets = [word for key, value in (TINY | {"epochs": 0.4}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    done = CliRunner().invoke(app, [*words, *sets])
+    done = CliRunner().invoke(app, [*words, *sets, "--verbose"])
     assert done.exit_code == 0, done.output
     assert "box AP, frozen" in done.output
     assert (tmp_path / "x" / "report.html").is_file()

@@ -190,7 +190,7 @@ def test_another_study_is_refused_unless_it_may_replace_the_old_one(run: Run, tr
 
 
 def test_the_command_writes_report_and_tables(tmp_path: Path) -> None:
-    out, words = tmp_path / "x", ["--set", "epochs=1", "--set", "batch=16", "--workers", "0"]
+    out, words = tmp_path / "x", ["--set", "epochs=1", "--set", "batch=16", "--workers", "0", "--verbose"]
     command = ["reinit", f"mine={TINY}", "--images", SHAPES, "--counts", "2", "--ends", "last", *words, "-o", str(out)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

@@ -67,7 +67,7 @@ def test_the_page_has_tables_figures_and_a_gallery(run: sl.Run) -> None:
 
 def test_the_command_finds_what_is_trained(run: sl.Run) -> None:
     words = ["segment", f"a={VIT}", f"b={VIT}&seed=1", "--images", IMAGES, "-o", str(run.path), "--workers", "0"]
-    told = CliRunner().invoke(app, [*words, *(f"--set={key}={value}" for key, value in TINY.items())])
+    told = CliRunner().invoke(app, [*words, "--verbose", *(f"--set={key}={value}" for key, value in TINY.items())])
     assert told.exit_code == 0, told.output
     assert "mIoU, linear head, frozen" in " ".join(told.output.split())
 

@@ -88,8 +88,8 @@ const Overview = (() => {
       });
     for (const link of page.querySelectorAll("[data-multiple]")) {
       const own = data.multiples?.[link.dataset.multiple];
-      if (own) follow(multiple(link.querySelector(".picture"), own));
-      else link.querySelector(".picture").classList.add("none");
+      if (own) follow(multiple(link.querySelector(".miniature"), own));
+      else link.querySelector(".miniature").classList.add("none");
     }
   }
 

@@ -211,7 +211,7 @@ def test_settings_and_images_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_command_and_every_epoch(folder: Path, tmp_path: Path) -> None:
-    words = ["--with", f"other={SMALL}", "--images", "shapes?size=32", "--limit", "16", "--batch", "8"]
+    words = ["--with", f"other={SMALL}", "--images", "shapes?size=32", "--limit", "16", "--batch", "8", "--verbose"]
     done = CliRunner().invoke(app, ["dynamics", f"mine={folder / 'mae'}", *words, "-o", str(tmp_path / "x")])
     assert done.exit_code == 0, done.output
     assert "mine: " in done.output

@@ -185,6 +185,7 @@ def streamed(
         shapes={"e": {site: tuple(x.shape[1:]) for site, x in activations.items()}},
         images=images_of(labels),
         splits=("test",),
+        stages={},
         seed=0,
     )
     metric = Analysis(config, plan)

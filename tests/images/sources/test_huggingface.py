@@ -75,7 +75,7 @@ def test_without_the_library_there_is_a_hint(saved, monkeypatch):
 
     def no_datasets(name, *rest):
         if name == "datasets":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name=name)
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", no_datasets)
