@@ -1,5 +1,5 @@
 # make demo   install if needed, compare the reference encoders on the embedded images, leave a report
-# make test   install if needed, run the whole gate (format, lint, types, tests); make fast: the unit tier alone
+# make test   install if needed, run the gate (format, lint, types, tests); make fast: the unit tier alone; make test-all: all of it
 # make docs   the site, from docs/ and the docstrings: site/index.html
 # make wheel  the package as files, dist/; scripts/try_wheel.py installs it into a new environment and tries it
 # make zoo    train the reference encoders again (hours); what is interrupted goes on
@@ -7,13 +7,16 @@ PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/ready
 
-.PHONY: demo test fast docs wheel zoo install bench clean
+.PHONY: demo test test-all fast docs wheel zoo install bench clean
 
 demo: $(READY)
 	$(VENV)/bin/sightline demo -o runs/demo
 
 test: $(READY)
 	scripts/check
+
+test-all: $(READY)
+	scripts/check --all
 
 fast: $(READY)
 	scripts/check --fast

@@ -29,7 +29,7 @@ if BF16:
 TIERS = {
     "analyses": "pass",
     "cli": "pass",
-    "cli/test_nodes.py": "processes",
+    "cli/test_nodes.py": "machines",
     "contract": "pass",
     "contract/test_docs.py": "unit",
     "contract/test_objectives.py": "train",
@@ -62,7 +62,7 @@ TIERS = {
     "transfer/detection/test_detect_processes.py": "processes",
     "transfer/test_finetune_processes.py": "processes",
 }
-NAMES = {"unit", "pass", "train", "processes", "browser"}
+NAMES = {"unit", "pass", "train", "processes", "browser", "machines"}
 
 
 @pytest.fixture

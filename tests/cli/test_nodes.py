@@ -75,6 +75,7 @@ def _worker_of(agent: int) -> int:
     return int(next(child for of_thread in children for child in of_thread))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text", ["[/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:9", "other"]
 )

@@ -24,7 +24,7 @@ def script() -> Any:
     return module
 
 
-@pytest.mark.processes
+@pytest.mark.machines
 def test_the_wheel_runs_in_a_new_environment(script: Any, tmp_path: Path) -> None:
     pytest.importorskip("build", reason="no build: pip install 'sightline[dev]' to test the package")
     told = script.trial(tmp_path)

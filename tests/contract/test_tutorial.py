@@ -24,7 +24,7 @@ def test_it_is_kept_without_outputs(notebook: Any) -> None:
     assert not [cell for cell in code if cell.outputs or cell.execution_count]
 
 
-@pytest.mark.processes
+@pytest.mark.machines
 def test_it_runs(notebook: Any, tmp_path: Path) -> None:
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()

@@ -17,7 +17,7 @@ from sightline.studies.commands import Machine
 from sightline.studies.running import Processes, run_steps
 from sightline.studies.study import make_study, run_study
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.machines
 
 STUDY = """
 images = "shapes?size=32&train=64&val=0&test=16"
