@@ -18,6 +18,7 @@ __all__ = ["DECIDED", "VERDICTS", "Beside", "FindingsPage", "counts", "findings_
 
 
 VERDICTS = ("holds", "fails", "unclear", "not measured")
+PAPERS = ("S", "P", "G")  # the letters of findings, in the order in which they are told
 DECIDED = VERDICTS[:3]
 
 
@@ -59,7 +60,7 @@ class FindingRow:
     """A finding, its verdict and all that stands behind it, as text."""
 
     id: str
-    place: tuple[str, int]  # for sorting: S2 comes before S10
+    place: tuple[int, str, int]  # for sorting: S2 comes before S10, and papers as the findings have them
     paper: str
     where: str
     claim: str
@@ -127,7 +128,7 @@ def _row(
     number = verdict.finding[len(letters) :]
     return FindingRow(
         id=verdict.finding,
-        place=(letters, int(number or 0)),
+        place=(next(i for i, one in enumerate([*PAPERS, letters]) if one == letters), letters, int(number or 0)),
         paper="" if finding is None else finding.paper,
         where="" if finding is None else finding.where,
         claim="" if finding is None else finding.claim,

@@ -395,7 +395,7 @@ def test_search_finds_figures_and_opens_them(visitor: Reader) -> None:
 def test_findings_are_filtered_and_opened(visitor: Reader) -> None:
     visitor.open("findings")
     shown = "[...document.querySelectorAll('.finding:not([hidden]) .finding-id')].map(e => e.textContent).join()"
-    assert visitor.tab.evaluate(shown) == "P1,S1,S2"
+    assert visitor.tab.evaluate(shown) == "S1,S2,P1"
     visitor.tab.select_option("select[name=verdict]", "fails")
     assert visitor.tab.evaluate(shown) == "S2"
     visitor.tab.select_option("select[name=verdict]", "")
