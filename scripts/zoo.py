@@ -1,14 +1,17 @@
 #!/usr/bin/env python
-"""Train the reference encoders of sightline/zoo again, one after the other, and put them there.
+"""Train the encoders that studies stand on, one after the other, and put the reference encoders into sightline/zoo.
 
-Each sees the same number of images through the same backbone. Its learning rate is found in three short trials of the
-same length for every objective: the rate with the lowest loss of a reconstructive objective, with the highest k-NN
-accuracy on val of any other. The trials are stored with the encoder (trials.csv).
+Each ViT of a group sees the same number of images through the same backbone. The learning rate of an objective is found
+in three short trials of the same length: the rate with the lowest loss of a reconstructive objective, with the highest
+k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv).
 
-scripts/zoo.py                 train all of which runs/zoo has no finished training, and store them
-scripts/zoo.py moco_v3 mae     only these
-scripts/zoo.py --pack          train nothing, store what is finished
-scripts/zoo.py --pixels        train nothing, print the k-NN accuracy of raw pixels
+scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
+scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
+scripts/zoo.py cnns seeds sizes windows weights      what only studies need: it stays in runs/zoo
+scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10, likewise
+scripts/zoo.py --list                names, and what is finished
+scripts/zoo.py --pack                train nothing, store what is finished
+scripts/zoo.py --pixels              train nothing, print the k-NN accuracy of raw pixels
 
 An interrupted training goes on where it stopped.
 """
@@ -18,9 +21,10 @@ from __future__ import annotations
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -35,30 +39,148 @@ from sightline.images.preprocess import Preprocess
 from sightline.training.watchers import FeatureWatch
 
 RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")
-ROLES = ("moco_v3", "dino", "mae", "simmim", "simclr", "msn", "beit", "supervised", "hybrid", "dino_single")
 RATES = (5e-4, 1e-3, 2e-3)
 TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth of the training
 BY_LOSS = ("beit", "mae", "simmim")  # after so few epochs their k-NN accuracy is hardly above that of random weights
+SEEN = 327_680  # images that a reference encoder sees
 
 
-def tried(name: str) -> pd.DataFrame:
-    """The trials of a recipe, one row per learning rate; those that are missing are made."""
+@dataclass(frozen=True)
+class Training:
+    """One encoder: what it is called, the small recipe that it follows, and what is other than there."""
+
+    name: str
+    recipe: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tried: Mapping[str, Any] | None = None  # settings of the trials that choose its rate; None: those of its recipe
+
+    @property
+    def run(self) -> Path:
+        """Where it is trained."""
+        return RUNS / self.name
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it starts from a reference encoder."""
+        return self.recipe == "finetune"
+
+
+def objectives() -> list[Training]:
+    """The reference encoders."""
+    roles = ("moco_v3", "dino", "mae", "simmim", "simclr", "msn", "beit", "supervised", "hybrid", "dino_single")
+    return [Training(name, name) for name in roles]
+
+
+def tuned() -> list[Training]:
+    """Reference encoders, fine-tuned; the weights after each epoch stay in runs/zoo."""
+    starts = ("moco_v3", "dino", "mae", "msn", "simmim", "hybrid")
+    return [Training(f"{name}_tuned", "finetune", {"encoder": f"zoo:{name}", "save_epochs": True}) for name in starts]
+
+
+def cnns() -> list[Training]:
+    """Joint-embedding, supervised and reconstructing CNNs, of which two have a second seed."""
+    resnet = {"backbone": "resnet18", "stem": "small", "width": 16}
+    convnext = {"backbone": "convnextv2_atto", "patch": 2, "width": 16}
+    return [
+        Training("simclr_cnn", "simclr", resnet, resnet),
+        Training("simclr_cnn_1", "simclr", {**resnet, "seed": 1}, resnet),
+        Training("supervised_cnn", "supervised", resnet, resnet),
+        Training("supervised_cnn_1", "supervised", {**resnet, "seed": 1}, resnet),
+        Training("moco_v3_cnn", "moco_v3", resnet, resnet),
+        Training("mae_cnn", "mae", convnext, convnext),
+    ]
+
+
+def seeds() -> list[Training]:
+    """Second and third seeds."""
+    names = ("moco_v3", "dino", "mae", "simmim")
+    return [Training(f"{name}_{seed}", name, {"seed": seed}) for seed in (1, 2) for name in names]
+
+
+THIRD = {"epochs": 20 / 3}  # of the budget, for what a study varies
+
+
+def sizes() -> list[Training]:
+    """Three widths, with heads of one width."""
+    return [
+        Training(f"{name}_width{width}", name, {**THIRD, "width": width, "heads": width // 16})
+        for name in ("moco_v3", "simmim")
+        for width in (48, 96, 192)
+    ]
+
+
+def windows() -> list[Training]:
+    """Attention to 1 × 1 and 3 × 3 patches; without a window it is `moco_v3_width96`."""
+    return [Training(f"moco_v3_window{k}", "moco_v3", {**THIRD, "attention_window": k}) for k in (1, 3)]
+
+
+def weights() -> list[Training]:
+    """λ of the hybrid, from SimMIM alone to MoCo-v3 alone."""
+    return [Training(f"hybrid_{share}", "hybrid", {**THIRD, "weight": share}) for share in (0.0, 0.2, 0.5, 0.8, 1.0)]
+
+
+def cifar10(images: str) -> list[Training]:
+    """Half of the budget on natural images of 32 pixels, in the 8 × 8 patches of 4 pixels that go with them."""
+    natural = {"images": images, "size": 32, "patch": 4, "epochs": SEEN / 2 / 50_000}
+    return [Training(f"{name}_cifar10", name, natural) for name in ("moco_v3", "dino", "mae", "simmim")]
+
+
+GROUPS = {
+    "objectives": objectives, "tuned": tuned, "cnns": cnns, "seeds": seeds, "sizes": sizes, "windows": windows,
+    "weights": weights,
+}  # fmt: skip
+STORED = ("objectives", "tuned")
+
+
+def chosen(words: Sequence[str]) -> list[Training]:
+    """The trainings that words name; without words those of the zoo."""
+    every = {one.name: one for group in GROUPS.values() for one in group()}
+    found: list[Training] = []
+    for word in words or STORED:
+        group, _, images = word.partition("=")
+        if group == "cifar10" and images:
+            found += cifar10(images)
+        elif word in GROUPS:
+            found += GROUPS[word]()
+        elif word in every:
+            found.append(every[word])
+        else:
+            sys.exit(f"There is no {word!r}; name {', '.join((*GROUPS, 'cifar10=IMAGES', *every))}")
+    return found
+
+
+def trials(one: Training) -> pd.DataFrame:
+    """The trials that choose its learning rate, one row per rate; those that are not stored are made."""
+    stored = ZOO / one.recipe / "trials.csv"
+    if one.tried is None and stored.is_file():
+        return pd.read_csv(stored)
     rows = []
+    name = one.recipe if one.tried is None else f"{one.recipe}-{one.tried['backbone']}"
     for lr in RATES:
         run = RUNS / "trials" / f"{name}-{lr:g}"
         if not finished(run):
-            sl.pretrain(out=run, recipe=name, settings=TRIAL | {"lr": lr}, resume=True)
+            settings = {**(one.tried or {}), **TRIAL, "lr": lr}
+            sl.pretrain(out=run, recipe=one.recipe, settings=settings, resume=True)
         table = pd.read_csv(run / "metrics.csv")
         loss, accuracies = table.loss.iloc[-5:].mean(), table.filter(like="knn").iloc[-1]
         rows.append({"lr": lr, "loss": loss, **accuracies, "seconds": table.seconds.iloc[-1]})
     return pd.DataFrame(rows)
 
 
-def best(name: str, trials: pd.DataFrame) -> float:
+def best(one: Training) -> float:
     """The learning rate that the trials choose."""
-    if name in BY_LOSS:
-        return float(trials.lr.iloc[int(trials.loss.argmin())])
-    return float(trials.lr.iloc[int(trials.filter(like="knn").max(axis=1).argmax())])
+    table = trials(one)
+    if one.recipe in BY_LOSS:
+        return float(table.lr.iloc[int(table.loss.argmin())])
+    return float(table.lr.iloc[int(table.filter(like="knn").max(axis=1).argmax())])
+
+
+def train(one: Training) -> None:
+    """Train one encoder to its end."""
+    if one.tuned:
+        sl.finetune(out=one.run, recipe=one.recipe, settings=one.settings, resume=True)
+    else:
+        sl.pretrain(out=one.run, recipe=one.recipe, settings={**one.settings, "lr": best(one)}, resume=True)
 
 
 def pack(run: Path, target: Path) -> None:
@@ -76,11 +198,11 @@ def pack(run: Path, target: Path) -> None:
     shutil.copy(run / "recipe.toml", target / "recipe.toml")
     table = pd.read_csv(run / "metrics.csv")
     every = -(-len(table) // 200)
-    kept = table[(table.index % every == every - 1) | table.filter(like="knn").notna().any(axis=1)]
+    measured = table.filter(regex="knn|accuracy")
+    kept = table[(table.index % every == every - 1) | measured.notna().any(axis=1)]
     kept.to_csv(target / "metrics.csv", index=False)
     size = sum(file.stat().st_size for file in target.glob("*.safetensors"))
-    accuracies = table.filter(like="knn").iloc[-1].items()
-    print(f"{target}: {size / 1e6:.2f} MB,", *(f"{name} {value:.1%}" for name, value in accuracies))
+    print(f"{target}: {size / 1e6:.2f} MB,", *(f"{name} {value:.1%}" for name, value in measured.iloc[-1].items()))
 
 
 def finished(run: Path) -> bool:
@@ -123,18 +245,22 @@ def main(words: list[str]) -> None:
     if "--pixels" in words:
         pixels()
         return
-    for name in [word for word in words if not word.startswith("-")] or ROLES:
+    stored = {one.name for group in STORED for one in GROUPS[group]()}
+    for one in chosen([word for word in words if not word.startswith("-")]):
+        if "--list" in words:
+            print(f"{one.name:20} {'finished' if finished(one.run) else 'not finished'}")
+            continue
         try:
-            if "--pack" not in words and not finished(RUNS / name):
-                trials = tried(name)
-                sl.pretrain(out=RUNS / name, recipe=name, settings={"lr": best(name, trials)}, resume=True)
+            if "--pack" not in words and not finished(one.run):
+                train(one)
         except Stopped as stop:
             sys.exit(str(stop))
-        if finished(RUNS / name):
-            pack(RUNS / name, ZOO / name)
-            tried(name).to_csv(ZOO / name / "trials.csv", index=False)
-        else:
-            print(f"{RUNS / name} is not finished")
+        if not finished(one.run):
+            print(f"{one.run} is not finished")
+        elif one.name in stored:
+            pack(one.run, ZOO / one.name)
+            if not one.tuned:
+                trials(one).to_csv(ZOO / one.name / "trials.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -153,8 +153,8 @@ class Evidence:
             raise Missing(f"{number} of {' and '.join(named)}, which is not there: {why[:1].lower()}{why[1:]}")
         seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
         if len(seeded) == 1:  # each seed may have a run of its own
-            members = self.seeds[chosen[seeded[0]]]
-            found = {name: self.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
+            members, apart = self.seeds[chosen[seeded[0]]], self.apart()  # a member may be called like all of them
+            found = {name: apart.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
             return over_seeds(chosen[seeded[0]], found)
         raise self._nobody(result, named)
 
@@ -249,8 +249,12 @@ def _common(names: Sequence[str], taken: Collection[str] = ()) -> str:
 
     >>> _common(["mae-0", "mae-1"]), _common(["mae-0-tuned", "mae-1-tuned"]), _common(["a", "b"])
     ('mae', 'mae-tuned', 'a, b')
+    >>> _common(["moco_v3", "moco_v3_1", "moco_v3_2"])  # its 3 is no seed
+    'moco_v3'
     """
     first, start, end = names[0], 0, 0
+    if all(name.startswith(first) for name in names) and first not in taken:
+        return first
     while start < len(first) and len({name[: start + 1] for name in names}) == 1:
         start += 1
     while end < len(first) - start and len({name[len(name) - end - 1 :] for name in names}) == 1:

@@ -35,11 +35,12 @@ def freeze_head(backbone: nn.Module) -> None:
 
 # The names `vit` and `beit` are timm's ViT and Beit with measures of one's own.
 NAMES = {"vit": "vit_tiny_patch16_224", "beit": "beit_base_patch16_224"}
-CNNS = ("resnet", "convnext")
 VIT_OPTIONS = {
     "width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size", "layer_scale": "init_values",
 }  # fmt: skip
-VIT_ONLY = ("width", "depth", "heads", "layer_scale")  # where `patch` may also be that of a ConvNeXt
+VIT_ONLY = ("depth", "heads", "layer_scale")  # where `width` may also be that of a CNN, `patch` that of a ConvNeXt
+CHANNELS = {"resnet": "channels", "convnext": "dims"}  # what timm calls the channels of the four stages
+CNNS = tuple(CHANNELS)
 TABLES = ("shared", "blocks")
 
 
@@ -53,7 +54,7 @@ class Backbone:
 
     backbone: str = "vit"
     size: int = 224  # pixels of the images
-    width: int = 0
+    width: int = 0  # of a CNN: channels of its first stage; each further stage has twice as many
     depth: int = 0
     heads: int = 0
     patch: int = 0  # of a ConvNeXt: timm's patch_size; 1 for small images, which makes the stride 8 instead of 32
@@ -105,8 +106,11 @@ class Backbone:
             raise InputError(
                 f"{' and '.join(misplaced)} can be set for a ViT only, not for {name}; choose another name"
             )
-        elif self.patch:
-            options["patch_size"] = self.patch
+        else:
+            options |= {"patch_size": self.patch} if self.patch else {}
+            if self.width:
+                word = next(word for start, word in CHANNELS.items() if name.startswith(start))
+                options[word] = "({},{},{},{})".format(*(self.width << stage for stage in range(4)))
         if name.startswith("beit"):
             own = self.relative_positions == "blocks"
             # As in the pre-training of BEiT and SimMIM: all tokens pass the final norm.

@@ -43,13 +43,19 @@ def test_seeds_are_one_encoder() -> None:
     )
     evidence = Evidence(SEEDS, (run,))
     assert [role.name for role in evidence.encoders(REC)] == ["mae"]
-    assert evidence.seeds == {
-        "mae": ("mae-0", "mae-1"),
-        "mae-0-tuned, mae-1-tuned": ("mae-0-tuned", "mae-1-tuned"),
-    } or (evidence.tuned("mae") is not None)
+    assert evidence.seeds == {"mae": ("mae-0", "mae-1"), "mae-tuned": ("mae-0-tuned", "mae-1-tuned")}
     found = evidence.estimate("knn.accuracy", encoder="mae", site="norm", feature="cls").contrast()
     assert (found.value, found.n_seeds) == (0.5, 2)
     assert [role.name for role in evidence.apart().encoders(REC)] == ["mae-0", "mae-1"]
+
+
+def test_seeds_may_have_runs_of_their_own_and_the_first_the_name_of_all() -> None:
+    roles = (Role("moco_v3", JE, "moco_v3"), Role("moco_v3_1", JE, "moco_v3", seed=1))
+    runs = tuple(made_run([name], {"knn.accuracy": value}) for name, value in (("moco_v3", 0.4), ("moco_v3_1", 0.6)))
+    evidence = Evidence(roles, runs)
+    assert evidence.seeds == {"moco_v3": ("moco_v3", "moco_v3_1")}
+    found = evidence.estimate("knn.accuracy", encoder="moco_v3", site="norm", feature="cls").contrast()
+    assert (found.value, found.n_seeds) == (0.5, 2)
 
 
 def test_what_was_fine_tuned_from_an_encoder() -> None:

@@ -37,7 +37,7 @@ def images(size: tuple[int, int] = (16, 16), n: int = 3) -> Tensor:
 @pytest.mark.parametrize(
     "backbone",
     [
-        Backbone("resnet18", size=32, stem="small"),
+        Backbone("resnet18", size=32, stem="small", width=8),
         Backbone("resnet18", size=64),
         Backbone("convnextv2_atto", size=32, patch=1),
         Backbone("convnextv2_atto", size=64),
@@ -111,13 +111,30 @@ def test_xavier() -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("backbone", "channels"),
+    [
+        (Backbone("resnet18", size=32, stem="small", width=8), [8, 16, 32, 64]),
+        (Backbone("resnet26", size=32, stem="small", width=8), [32, 64, 128, 256]),  # bottlenecks: four times as many
+        (Backbone("convnextv2_atto", size=32, patch=2, width=8), [8, 16, 32, 64]),
+    ],
+)
+def test_the_width_of_a_cnn_is_that_of_its_first_stage(backbone: Backbone, channels: list[int]) -> None:
+    encoder = build(backbone)
+    assert encoder.architecture is not None
+    again = sl.load_encoder(encoder.architecture)
+    with again.evaluating(), sl.capture(again, ["block.*"]) as seen:
+        again(torch.randn(2, 3, 32, 32))
+    assert list(dict.fromkeys(map_.shape[1] for map_ in seen.values())) == channels
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"attention_window": 4}, "attention_window is 4; it must be odd"),
         ({"size": 50, "patch": 8}, "size 50 cannot be cut into patches of 8"),
         ({"width": 50, "heads": 4}, "width of 50 cannot be split into 4 heads"),
-        ({"backbone": "resnet18", "width": 64}, "width can be set for a ViT only, not for resnet18"),
         ({"backbone": "resnet18", "depth": 3, "heads": 2}, "depth and heads can be set for a ViT only"),
         ({"backbone": "resnet18", "attention_window": 3}, "needs self-attention, which resnet18 does not have"),
         ({"backbone": "resnet19"}, "timm has no model 'resnet19'"),
@@ -132,7 +149,7 @@ def test_backbones_that_cannot_be(settings: dict[str, Any], sentence: str) -> No
     "backbone",
     [
         TINY,
-        Backbone("resnet18", size=32, stem="small"),
+        Backbone("resnet18", size=32, stem="small", width=8),
         Backbone("vit", size=16, width=16, depth=1, heads=2, patch=4, drop_path=0.2),
     ],
 )
