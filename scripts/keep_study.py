@@ -1,0 +1,123 @@
+#!/usr/bin/env python
+"""Keep what a study has found in docs/studies/NAME: verdicts, figures, what was run, and a page that shows all of it.
+
+    scripts/keep_study.py runs/papers embedded "The reference encoders on the embedded images"
+
+docs/findings.md gets the verdicts as a table between its marks `<!-- measured: NAME -->` and `<!-- end of NAME -->`.
+Neither weights nor images are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sightline as sl
+from sightline.cli.study import duration, in_words
+from sightline.core.files import write_atomically
+from sightline.studies.figures import all_figures
+from sightline.studies.findings import Verdict, all_findings, by_chance
+from sightline.studies.findings.contract import VERDICTS
+from sightline.studies.study import Study
+
+DOCS = Path("docs")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |" for line in lines)
+
+
+def effect(verdict: Verdict) -> str:
+    """The weakest part with its interval, against its threshold."""
+    if math.isnan(verdict.effect):
+        return "–"
+    scale, unit = (100, " points") if verdict.percent else (1, "")
+    value, low, high = (f"{scale * one:+.3g}" for one in (verdict.effect, verdict.low, verdict.high))
+    sign = "within ±" if verdict.within else "<" if verdict.below else ">"
+    interval = "no interval" if math.isnan(verdict.low) else f"{low} … {high}"
+    return f"{value}{unit} ({interval}); claimed {sign} {scale * verdict.threshold:g}"
+
+
+def probability(p: float) -> str:
+    """As tables have it."""
+    return "–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def decided(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts, one row each."""
+    claims = all_findings()
+    return table(
+        ("", "claim", "verdict", "weakest effect (95 %)", "p", "adjusted"),
+        (
+            (one.finding, claims[one.finding].claim, f"**{one.verdict}**", effect(one), probability(one.p),
+             probability(one.p_adjusted))
+            for one in verdicts
+        ),
+    )  # fmt: skip
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """How many of each, and what chance would give."""
+    numbers = Counter(one.verdict for one in verdicts)
+    return f"{', '.join(f'{numbers[one]} {one}' for one in VERDICTS)}. {by_chance(verdicts).sentence}"
+
+
+def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequence[str]) -> str:
+    """The page of the study."""
+    titles = {path: figure for figure in all_figures().values() for path in figures if path == file_of(figure.id)}
+    steps = [
+        (placed.step.name, f"`{placed.step.command}`", duration(float(placed.about.get("seconds", math.nan))))
+        for placed in study.steps
+        if placed.done
+    ]
+    return "\n".join(
+        (
+            f"# {title}", "",
+            f"What `sightline study {study.name}` measured. {counted(verdicts)} How each is decided, and what it "
+            "cannot show: [findings](../../findings.md), [the encoders](../../zoo.md).", "",
+            "Numbers: [verdicts.csv](verdicts.csv), with every part [verdicts.json](verdicts.json).", "",
+            "## Encoders", "", table(("name", "role"), ((role.name, in_words(role)) for role in study.roles)), "",
+            "## Steps", "", table(("step", "command", "time"), steps), "",
+            "## Verdicts", "",
+            *(f"- **{one.finding} {one.verdict}.** {one.sentence}" for one in verdicts), "",
+            "## Figures", "",
+            *(f"### {one.id}: {one.title}\n\n![{one.id}](figures/{path})\n" for path, one in titles.items()),
+        )
+    )  # fmt: skip
+
+
+def file_of(figure: str) -> str:
+    """The name under which a study draws it."""
+    return re.sub(r"\W+", "-", figure.lower()) + ".svg"
+
+
+def main(run: str, name: str, title: str) -> None:
+    """Copy, and write the page and the table."""
+    study, folder = sl.open_study(run), DOCS / "studies" / name
+    verdicts = study.verdicts()
+    study.save(verdicts)
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "figures").mkdir(parents=True)
+    for file in ("verdicts.csv", "verdicts.json"):
+        shutil.copy(study.path / file, folder / file)
+    figures = [file_of(figure) for figure in all_figures() if (study.path / "figures" / file_of(figure)).is_file()]
+    for file in figures:
+        shutil.copy(study.path / "figures" / file, folder / "figures" / file)
+    write_atomically(folder / "README.md", page(study, title, verdicts, figures).encode())
+    text = (DOCS / "findings.md").read_text("utf-8")
+    begin, end = f"<!-- measured: {name} -->", f"<!-- end of {name} -->"
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    link = f"[Sentences, figures and steps](studies/{name}/README.md)."
+    words = f"### {title}\n\n{counted(verdicts)} {link}\n\n{decided(verdicts)}"
+    write_atomically(DOCS / "findings.md", f"{before}{begin}\n{words}\n{end}{after}".encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
