@@ -244,13 +244,13 @@ def test_results_survive_saving(name: str, results: dict[str, xr.Dataset], tmp_p
 
 @pytest.mark.parametrize("name", ANALYSES)
 def test_what_is_kept_gives_the_numbers_again(name: str, results: Results) -> None:
-    """Every number that has a recipe follows from the sums over groups, and changes when some of them are left out."""
+    """Every number that has a rule follows from the sums over groups, and changes when some of them are left out."""
     assert name in results or len(results[name])
     found = results.whole[name]
     assert found.variables
     changed = False
     for variable in found.variables:
-        if found.recipe(variable) is None:
+        if found.rule(variable) is None:
             assert found.why_without(variable)
             continue
         values = found.table[variable]
@@ -264,7 +264,7 @@ def test_what_is_kept_gives_the_numbers_again(name: str, results: Results) -> No
         again = found.values(variable, cells, weights)
         np.testing.assert_allclose(again[0], values.values[known], rtol=1e-6, atol=1e-7, err_msg=variable)
         changed |= bool((again[1:] != again[0]).any())
-    assert changed or all(found.recipe(variable) is None for variable in found.variables)
+    assert changed or all(found.rule(variable) is None for variable in found.variables)
 
 
 @pytest.mark.parametrize("name", ANALYSES)
