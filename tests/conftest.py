@@ -14,6 +14,7 @@ from sightline.core.bfloat16_trial import product
 
 # One test process per core: threads of their own would only get in each other's way.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
