@@ -63,7 +63,7 @@ TIERS = {
     "transfer/detection/test_detect_processes.py": "processes",
     "transfer/test_finetune_processes.py": "processes",
 }
-NAMES = {"unit", "pass", "train", "processes", "browser", "machines"}
+NAMES = ("machines", "processes", "browser", "train", "pass", "unit")  # in the order in which they run
 
 
 @pytest.fixture
@@ -73,10 +73,14 @@ def small() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test exactly one tier."""
+    """Give every test exactly one tier, and begin with the files whose tests take long: short ones fill the cores."""
+    first: dict[Path, int] = {}
     for item in items:
-        if not NAMES & {marker.name for marker in item.iter_markers()}:
-            item.add_marker(_tier(item.path))
+        own = next((marker.name for marker in item.iter_markers() if marker.name in NAMES), None)
+        if own is None:
+            item.add_marker(own := _tier(item.path))
+        first[item.path] = min(first.get(item.path, len(NAMES)), NAMES.index(own))
+    items.sort(key=lambda item: first[item.path])
 
 
 def _tier(path: Path) -> str:
