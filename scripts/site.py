@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import html
+import inspect
 import json
 import os
 import re
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from mkdocs.structure.files import File
 
 import sightline as sl
 from sightline.core import plugins
+from sightline.measure.contract import AnalysisPlugin, analysis
 
 ROOT = Path(__file__).parents[1]
 DRAFT = bool(os.environ.get("SIGHTLINE_SITE_DRAFT"))
@@ -27,9 +30,8 @@ CONTRACTS = ("measure.contract", "measure.plan", "training.objective", "encoders
 
 def on_config(config: Any) -> Any:
     """The pages of all analyses."""
-    pages = sorted(path.name for path in (ROOT / "docs" / "analyses").glob("*.md"))
     section = next(part for part in config.nav if "Analyses" in part)
-    section["Analyses"] = [{name.removesuffix(".md"): f"analyses/{name}"} for name in pages]
+    section["Analyses"] = [{name: f"analyses/{name}.md"} for name in sorted(plugins.built_in("analyses"))]
     return config
 
 
@@ -46,7 +48,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/contracts.md": modules("Contracts", "What a plugin must have.", CONTRACTS),
         "gallery/report.html": "A report stands here when the site is built." if DRAFT else report(),
     }
-    for uri, content in pages.items():
+    for uri, content in (pages | pages_of_analyses()).items():
         files.append(File.generated(config, uri, content=content))
     return files
 
@@ -56,6 +58,40 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri != "tutorial.md":
         markdown = markdown.replace("](tutorial.ipynb)", "](tutorial.md)")
     return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace("](../README.md", "](README.md")
+
+
+# Analyses
+
+
+def pages_of_analyses() -> dict[str, str]:
+    """Pages of the analyses that have none in docs/analyses."""
+    uris = {name: f"analyses/{name}.md" for name in plugins.built_in("analyses")}
+    return {uri: page_of(analysis(name)) for name, uri in uris.items() if not (ROOT / "docs" / uri).is_file()}
+
+
+def page_of(plugin: AnalysisPlugin) -> str:
+    """What the file of an analysis says of itself, as a page."""
+    return f"""\
+# {plugin.TITLE}
+
+**{plugin.QUESTION}**
+
+## Formula
+
+{textwrap.indent(plugin.FORMULA, "    ")}
+
+## How to read it
+
+{plugin.HOW_TO_READ}
+
+## Protocol
+
+<pre>{html.escape(inspect.getdoc(plugin) or "")}</pre>
+
+## Sources
+
+{plugin.SOURCE}
+"""
 
 
 # The reference

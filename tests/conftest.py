@@ -14,6 +14,7 @@ from sightline.core.bfloat16_trial import product
 
 # One test process per core: threads of their own would only get in each other's way.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
@@ -62,7 +63,7 @@ TIERS = {
     "transfer/detection/test_detect_processes.py": "processes",
     "transfer/test_finetune_processes.py": "processes",
 }
-NAMES = {"unit", "pass", "train", "processes", "browser", "machines"}
+NAMES = ("machines", "processes", "browser", "train", "pass", "unit")  # in the order in which they run
 
 
 @pytest.fixture
@@ -72,10 +73,14 @@ def small() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test exactly one tier."""
+    """Give every test exactly one tier, and begin with the files whose tests take long: short ones fill the cores."""
+    first: dict[Path, int] = {}
     for item in items:
-        if not NAMES & {marker.name for marker in item.iter_markers()}:
-            item.add_marker(_tier(item.path))
+        own = next((marker.name for marker in item.iter_markers() if marker.name in NAMES), None)
+        if own is None:
+            item.add_marker(own := _tier(item.path))
+        first[item.path] = min(first.get(item.path, len(NAMES)), NAMES.index(own))
+    items.sort(key=lambda item: first[item.path])
 
 
 def _tier(path: Path) -> str:

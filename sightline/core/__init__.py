@@ -7,7 +7,7 @@ ownership      which files of a folder are Sightline's own
 run_folder     the folder of a run: request, results, provenance
 results        words that results share
 selection      which numbers of a result are meant
-groups         sums over groups of images, kept beside a result
+groups/        sums over groups of images, kept beside a result
 contrast       differences of measured numbers, with their interval
 contract       what has a page in the report, and how a plugin is held to a contract
 plugins        plugins by their name

@@ -2,7 +2,7 @@
 
     run.contrast("cka.diagonal", {"other": "dino"}, {"other": "mae"}, encoder="moco", tokens="all", layer_type="block")
 
-A number is computed again without each group of images, from the sums that are kept beside the result (`groups.py`).
+A number is computed again without each group of images, from the sums that are kept beside the result (`groups/`).
 How much that changes the *difference* of two numbers tells its standard error (delete-a-group jackknife), and with
 several seeds of an encoder each of them is left out as well:
 
@@ -282,7 +282,7 @@ def _resampled(
     array = measured.table[variable]
     whole = np.asarray(array.values[tuple(cells[str(dim)] for dim in array.dims)], np.float64)
     value = float(statistic(whole, axis=-1))
-    if measured.recipe(variable) is None:
+    if measured.rule(variable) is None:
         none: Numbers = np.zeros(0)
         return _Resampled(value, None, none, none.astype(bool), np.full(draws, value), measured.why_without(variable))
     key, words = measured.axis(variable)[1]

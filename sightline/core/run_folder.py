@@ -2,7 +2,7 @@
 
 RUN/run.json              what was asked and of what, versions, timings
 RUN/results/cka.nc        one NetCDF file per analysis
-RUN/groups/cka.nc         sums over groups of images, for intervals of differences, see groups.py
+RUN/groups/cka.nc         sums over groups of images, for intervals of differences, see groups/
 RUN/figures/              every figure as SVG, PDF and CSV
 RUN/report.html
 RUN/cache/                features and the state of an interrupted pass; may be deleted

@@ -100,7 +100,7 @@ def finetune(
     Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
     """
     launch, out = Launch(**arguments), Path(out)
-    wanted = _resolve(out, recipe, overrides(settings, images, what), launch)
+    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
     parts = _prepare(wanted, begins_with, data, fabric, launch)
@@ -113,16 +113,6 @@ def finetune(
     results = json.loads((out / "run.json").read_text()).get("results", {})
     told = [f"{key.replace('_', ' ').capitalize()}: {value:.1%}" for key, value in results.items()]
     return replace(tuned, notes=[*tuned.notes, *told])
-
-
-def _resolve(
-    out: Path, recipe: str | Path | None, layers: list[dict[str, Any]], launch: Launch
-) -> TransferRecipe[Config]:
-    """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
-    wanted = resolve(make_recipe, NAME, out, recipe, layers, launch)
-    if not wanted.config.encoder:
-        raise InputError("Name an encoder to fine-tune, such as `sightline finetune zoo:moco_v3`")
-    return wanted
 
 
 class _Parts(NamedTuple):

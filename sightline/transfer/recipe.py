@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sightline.core.errors import InputError
 from sightline.core.settings import flatten
@@ -19,7 +19,15 @@ from sightline.training.recipe import COMMANDS, Training, make_parts, read_recip
 __all__ = ["TransferRecipe", "assemble", "overrides", "resolve"]
 
 
-Config = TypeVar("Config")
+class OfEncoder(Protocol):
+    """Settings that say which encoder a training begins with."""
+
+    @property
+    def encoder(self) -> str:
+        """A reference to it."""
+
+
+Config = TypeVar("Config", bound=OfEncoder)
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,12 @@ def resolve(
     """The recipe that is asked for; of a folder that holds a training already only the same one can go on."""
     kept = kept_recipe(out, launch)
     if kept is None:
-        return make(read_recipe(name if recipe is None else recipe), *layers)
-    wanted = make(kept)
-    given = [] if recipe is None else [read_recipe(recipe)]
-    check_unchanged(out, wanted, make(wanted.values(), *given, *layers))
+        wanted = make(read_recipe(name if recipe is None else recipe), *layers)
+    else:
+        wanted = make(kept)
+        given = [] if recipe is None else [read_recipe(recipe)]
+        check_unchanged(out, wanted, make(wanted.values(), *given, *layers))
+    if not wanted.config.encoder:
+        what, command = COMMANDS[name]
+        raise InputError(f"Name an encoder for {what}, such as `sightline {command} zoo:moco_v3`")
     return wanted

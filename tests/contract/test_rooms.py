@@ -72,8 +72,8 @@ def test_loading_an_encoder_loads_no_training_code() -> None:
 
 
 LISTED = (
-    "core images images/augment encoders encoders/files encoders/layouts encoders/modules measure measure/estimators "
-    "training transfer studies report cli"
+    "core core/groups images images/augment encoders encoders/files encoders/layouts encoders/modules measure "
+    "measure/estimators training transfer studies report cli"
 )  # the other folders hold one file or folder per plugin
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import unicodedata
@@ -14,6 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 from support.documents import PAGES, ROOT
+
+from sightline.core import plugins
+from sightline.measure.contract import analysis
 
 NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", NOTEBOOK]
@@ -50,6 +54,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert ROOT in there.parents, f"{page.name} links to {target}, outside of the repository"
         if name and there.suffix == ".md":
             assert name in anchors(there), f"{page.name} links to {target}, which has no such heading"
+
+
+@pytest.mark.unit
+def test_an_analysis_without_a_page_has_one_of_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="no MkDocs: pip install 'sightline[docs]' to test the site")
+    own = runpy.run_path(str(ROOT / "scripts" / "site.py"))["pages_of_analyses"]
+    every = {f"analyses/{name}.md" for name in plugins.built_in("analyses")}
+    written = {f"analyses/{path.name}" for path in ROOT.glob("docs/analyses/*.md")}
+    assert written <= every
+    assert set(own()) == every - written
+    monkeypatch.setitem(own.__globals__, "ROOT", tmp_path)
+    pages = own()
+    assert set(pages) == every
+    fourier, page = analysis("fourier"), pages["analyses/fourier.md"]
+    assert page.startswith(f"# Fourier\n\n**{fourier.QUESTION}**\n\n## Formula\n\n    F_k = Σ_rc")
+    for part in (fourier.HOW_TO_READ, fourier.SOURCE, "<pre>Fourier: "):
+        assert part in page
 
 
 @pytest.fixture(scope="module")

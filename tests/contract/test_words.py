@@ -57,7 +57,6 @@ def test_words_that_are_not_used_appear_nowhere() -> None:
 
 
 CONTRACTS = {"Analysis", "Config", "Objective"}  # plugins have them by these names
-SHARED = {"Recipe"}  # still shared by rooms that do not meet
 
 
 def classes() -> dict[str, list[str]]:
@@ -71,4 +70,4 @@ def classes() -> dict[str, list[str]]:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    assert {name: where for name, where in classes().items() if len(where) > 1 and name not in CONTRACTS | SHARED} == {}
+    assert {name: where for name, where in classes().items() if len(where) > 1 and name not in CONTRACTS} == {}

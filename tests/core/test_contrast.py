@@ -162,7 +162,7 @@ def test_seeds_and_images_both_count() -> None:
     assert drawn.high - drawn.low > fixed.high - fixed.low
 
 
-# Recipes
+# Rules
 
 
 def test_first_choices_give_f1_and_kappa_of_the_images_that_are_left() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.processes import SERVER
 
 from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens
@@ -141,8 +141,7 @@ def _half(cache: Path, first: int) -> None:
 
 
 def test_two_processes_fill_one_entry(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
-    writers = [context.Process(target=_half, args=(tmp_path, first)) for first in (0, 1)]  # type: ignore[attr-defined]
+    writers = [SERVER.Process(target=_half, args=(tmp_path, first)) for first in (0, 1)]
     for writer in writers:
         writer.start()
     for writer in writers:

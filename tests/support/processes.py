@@ -1,14 +1,90 @@
-"""Two processes at once, as torchrun starts them, for tests of what they do together."""
+"""Processes of their own, alone and two at once as torchrun starts them, for tests of what they do.
+
+They are forked from a process that has imported Sightline, once for all tests: importing it takes longer than most of
+what they do.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    [
+        "timm",
+        "sightline.cli",
+        "sightline.measure.analyze",
+        "sightline.studies.detection",
+        "sightline.studies.segmenters",
+        "sightline.training.objectives.hybrid",
+        "sightline.training.objectives.moco_v3",
+        "sightline.training.objectives.simclr",
+        "sightline.training.pretrain",
+        "sightline.transfer.finetune",
+    ]
+)
+
+
+class Started:
+    """`python WORDS` as a process of its own; it writes what it says to two files."""
+
+    def __init__(self, *words: str, environment: Mapping[str, str] = os.environ) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.files = [self.folder / "out", self.folder / "err"]
+        self.said = ["", ""]  # when it has ended
+        self.process = SERVER.Process(target=_become, args=(words, dict(environment), self.files))
+        self.process.start()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait_until(self, there: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait for something that it does; it must not end before."""
+        deadline = time.monotonic() + seconds
+        while not there():
+            assert self.process.is_alive(), [self.ended(0), self.said]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def ended(self, seconds: float) -> int | None:
+        """Its exit status; after so many seconds it is killed."""
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.signal(signal.SIGKILL)
+            self.process.join()
+        self.said = [file.read_text("utf-8") if file.exists() else "" for file in self.files]
+        shutil.rmtree(self.folder)
+        return self.process.exitcode
+
+
+def _become(words: tuple[str, ...], environment: dict[str, str], files: list[Path]) -> None:
+    """Do in this process what `python WORDS` does."""
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    warnings.simplefilter("ignore")
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def in_two(*words: str) -> None:
@@ -20,31 +96,15 @@ def python_in_two(*words: str) -> None:
     """Run `python WORDS` in two processes, which find Sightline and what tests share; both must end well."""
     shared = {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
         "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
     }
-    started = [
-        subprocess.Popen(
-            [sys.executable, *words],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=240)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    two = [Started(*words, environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    status = [started.ended(240) for started in two]
+    assert status == [0, 0], "\n".join("".join(started.said) for started in two)
 
 
 def _free_port() -> int:

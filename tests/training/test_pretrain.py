@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.processes import Started
 
 import sightline as sl
 from sightline.core import ownership
@@ -268,34 +266,22 @@ def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # As a process
 
 
-def command(run: Path, *words: str, **settings: Any) -> list[str]:
+def started(run: Path, *words: str, **settings: Any) -> Started:
     values = TINY | SIMCLR | {"evaluate_every": 0} | settings
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    return [sys.executable, "-m", "sightline", "pretrain", "simclr", "-o", str(run), *sets, *words]
-
-
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-
-
-def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    return Started("-m", "sightline", "pretrain", "simclr", "-o", str(run), *sets, *words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_save_and_stop(tmp_path: Path, number: int) -> None:
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        command(run, epochs=100000), env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    wait_for(run / "metrics.csv", process)
+    process = started(run, epochs=100000)
+    process.wait_until((run / "metrics.csv").exists)
     time.sleep(0.3)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
+    process.signal(number)
+    status = process.ended(60)
+    out, err = process.said
+    assert status == 128 + number, err
     assert "Stopped and saved after step" in out
     assert "Traceback" not in err
     assert latest(run) is not None
@@ -306,23 +292,14 @@ def test_kill_leaves_a_usable_run_at_any_moment(tmp_path: Path) -> None:
     """Saves after every step, so that a kill hits all places of a save; each time the run loads and goes on."""
     run = tmp_path / "run"
     chance = random.Random(0)
-    steps = []
+    steps: list[int] = []
     for _ in range(6):
-        process = subprocess.Popen(
-            command(run, "--resume", epochs=100000, save_minutes=0.0, log_every=7),
-            env=QUIET,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = started(run, "--resume", epochs=100000, save_minutes=0.0, log_every=7)
         seen = steps[-1] if steps else -1
-        deadline = time.monotonic() + 120
-        while _step(run) <= seen:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        process.wait_until(lambda seen=seen: _step(run) > seen)  # type: ignore[misc]
         time.sleep(chance.random() * 0.5)
-        process.kill()
-        process.wait()
+        process.signal(signal.SIGKILL)
+        assert process.ended(60) == -signal.SIGKILL
         sl.load_encoder(f"run:{run}")
         steps.append(_step(run))
         assert steps[-1] > seen

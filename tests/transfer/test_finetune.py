@@ -293,7 +293,7 @@ def test_mistakes_are_sentences_and_nothing_is_written(tmp_path: Path, settings:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Name an encoder to fine-tune"):
+    with pytest.raises(InputError, match="Name an encoder for fine-tuning, such as `sightline finetune zoo:moco_v3`"):
         finetune(images=IMAGES, out=tmp_path / "run", settings=TINY)
     unlabelled = sl.load_images(np.zeros((40, 16, 16, 3), np.uint8))
     with pytest.raises(InputError, match="needs labels of at least two classes"):

@@ -112,8 +112,6 @@ def train_detector(
     """
     launch, out = launch or Launch(), Path(out)
     wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
-    if not wanted.config.encoder:
-        raise InputError("Name an encoder to detect with, such as `sightline detect zoo:mae`")
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
     parts = _prepare(wanted, begins_with, data, launch)

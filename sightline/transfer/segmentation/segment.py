@@ -115,8 +115,6 @@ def train_segmenter(
     """
     launch, out = launch or Launch(), Path(out)
     wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
-    if not wanted.config.encoder:
-        raise InputError("Name an encoder to segment with, such as `sightline segment zoo:mae`")
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
     parts = _prepare(wanted, begins_with, data)

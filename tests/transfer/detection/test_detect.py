@@ -203,7 +203,7 @@ def test_recipes_know_their_commands() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"what": None}, "Name an encoder to detect with"),
+        ({"what": None}, "Name an encoder for detection, such as `sightline detect "),
         ({"images": "shapes?size=32&train=0&test=8"}, "has no split 'train'"),
         ({"blocks": "last-7"}, "'last-7' is not a block"),
         ({"batch": 64}, "has 12 images to train on, fewer than one batch of 64"),

@@ -1,201 +1,45 @@
-"""What is kept beside a result so that its numbers can be had again from other images: sums over groups of images.
+"""How a variable follows from the sums that are kept, one class for each rule.
 
-A recipe says how a variable follows from these sums. With a weight for each group, its number without a group of
-images (one weight 0) and its number on images drawn anew (weights of a bootstrap) are computed as the number itself
-was. Groups are the same for all encoders and layers, so that differences are on the same images.
-
-    kept = Kept({"test": Axis("d1e0…", "groups of test images")})
-    kept.add("accuracy", Mean("right", "images"), right=(("test", "encoder", "site"), sums), images=(("test",), counts))
-    return kept.beside(result)            # what `compute` of an analysis gives; `split` takes it apart again
-
-Shapes: W weightings, G groups, n cells (positions within a variable), S layers.
+Shapes: W weightings, G groups, n cells (positions within a variable).
 """
 
 from __future__ import annotations
 
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sightline.core.errors import InputError, nearest
 from sightline.core.results import relative_depths
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import xarray as xr
+
+    from sightline.core.groups.measured import Measured
 
     Cells = Mapping[str, npt.NDArray[np.int64]]  # dimension → positions (n,)
     Numbers = npt.NDArray[np.float64]
 
 __all__ = [
+    "RULES",
     "Alignment",
-    "Axis",
     "Best",
     "Binned",
-    "Kept",
     "LeftOut",
     "Mean",
-    "Measured",
     "Pairs",
     "Picked",
-    "Recipe",
+    "Rule",
     "Same",
     "Spread",
     "TopChoices",
     "pair_number",
-    "split",
 ]
 
 
-PREFIX = "kept_"
-
-
-class Axis(NamedTuple):
-    """Groups of images: equal keys are the same groups of the same images, whichever analysis or run kept them."""
-
-    key: str
-    words: str  # "groups of test images"
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Writing
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Collects recipes and their parts while a result is made."""
-
-    axes: Mapping[str, Axis]  # dimension → which groups it counts
-    recipes: dict[str, Recipe] = field(default_factory=dict)
-    parts: dict[str, tuple[tuple[str, ...], npt.NDArray[Any]]] = field(default_factory=dict)
-    without: dict[str, str] = field(default_factory=dict)
-
-    def add(self, variable: str, recipe: Recipe, /, **parts: tuple[tuple[str, ...], npt.NDArray[Any]]) -> None:
-        """How a variable follows from these parts, and from those that were added before."""
-        self.recipes[variable] = recipe
-        self.parts.update(parts)
-
-    def nothing(self, why: str, *variables: str) -> None:
-        """Variables that images do not change, or that cannot be had again from sums, and why."""
-        self.without.update(dict.fromkeys(variables, why))
-
-    def beside(self, result: xr.Dataset) -> xr.Dataset:
-        """The result with what is kept, under names that `split` knows."""
-        recipes = {name: [type(recipe).__name__, dict(vars(recipe))] for name, recipe in self.recipes.items()}
-        sizes = {dim: values.shape[dims.index(dim)] for dims, values in self.parts.values() for dim in dims}
-        used = {dim: axis for dim, axis in self.axes.items() if dim in sizes}
-        return result.assign({PREFIX + name: part for name, part in self.parts.items()}).assign_attrs(
-            kept=json.dumps({"axes": used, "recipes": recipes, "without": self.without, "parts": list(self.parts)})
-        )
-
-
-def split(result: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """The result as it is shown, and what is kept beside it."""
-    if "kept" not in result.attrs:
-        return result, None
-    names = [PREFIX + name for name in json.loads(result.attrs["kept"])["parts"]]
-    kept = result[names].rename({name: name.removeprefix(PREFIX) for name in names})
-    kept = kept.drop_vars([name for name in kept.coords if not set(kept[name].dims) & set(kept.dims)])
-    table = result.drop_vars(names)
-    table.attrs = {name: value for name, value in result.attrs.items() if name != "kept"}
-    return table, kept.assign_attrs({"kept": result.attrs["kept"]})
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Reading
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A result together with what is kept beside it."""
-
-    name: str  # of the analysis
-    table: xr.Dataset
-    kept: xr.Dataset | None
-
-    @cached_property
-    def _about(self) -> dict[str, Any]:
-        if self.kept is None:
-            raise InputError(
-                f"The result {self.name} keeps nothing that an interval of a difference could be computed from: it was "
-                "measured by an earlier version; run the same command again to measure it again"
-            )
-        about: dict[str, Any] = json.loads(self.kept.attrs["kept"])
-        return about
-
-    @property
-    def variables(self) -> list[str]:
-        """Variables that can be contrasted."""
-        about = self._about
-        return [*about["recipes"], *about["without"]]
-
-    def chosen(self, variable: str | None) -> str:
-        """The variable that is meant: the only one, or one that is named."""
-        known = self.variables
-        if variable is None and len(known) == 1:
-            return known[0]
-        if variable is None:
-            raise InputError(f"{self.name} has several numbers; name one, such as {self.name}.{known[0]}: {known}")
-        if variable not in known:
-            raise InputError(f"No contrasts of {self.name}.{variable} can be computed{nearest(variable, known)}")
-        return variable
-
-    def recipe(self, variable: str) -> Recipe | None:
-        """How a variable follows from what is kept; None if images do not change it."""
-        about = self._about
-        if variable in about["without"]:
-            return None
-        kind, fields = about["recipes"][variable]
-        recipe: Recipe = KINDS[kind](**fields)
-        return recipe
-
-    def why_without(self, variable: str) -> str:
-        """Why images do not change a variable."""
-        why: str = self._about["without"].get(variable, "")
-        return why
-
-    def axis(self, variable: str) -> tuple[str, Axis]:
-        """The dimension of the groups of a variable, and which groups they are."""
-        recipe, about = self.recipe(variable), self._about
-        assert recipe is not None
-        assert self.kept is not None
-        part = recipe.first(self)
-        dim = next(str(dim) for dim in self.kept[part].dims if dim in about["axes"])
-        return dim, Axis(*about["axes"][dim])
-
-    def groups(self, variable: str) -> int:
-        """How many groups there are."""
-        assert self.kept is not None
-        return int(self.kept.sizes[self.axis(variable)[0]])
-
-    def part(self, name: str, dim: str, cells: Cells) -> Numbers:
-        """A part at these cells, (G, n), or (G, 1) where it is the same for all of them; further axes come last."""
-        assert self.kept is not None
-        array = self.kept[name]
-        over = [str(d) for d in array.dims if d in cells]
-        values = array.transpose(dim, *over, ...).values
-        at: tuple[Any, ...] = (slice(None), *(cells[d] for d in over))
-        return np.asarray(values[at] if over else values[:, None], np.float64)
-
-    def values(self, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """The numbers of these cells when groups have these weights: (W, n)."""
-        recipe = self.recipe(variable)
-        assert recipe is not None
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return recipe.values(self, variable, cells, weights)
-
-    def used(self, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """Which groups (G,) have images that these cells depend on."""
-        recipe = self.recipe(variable)
-        assert recipe is not None
-        return recipe.used(self, variable, cells)
-
-
-class Recipe(Protocol):
+class Rule(Protocol):
     """How a variable follows from the parts that are kept."""
 
     def first(self, of: Measured, /) -> str:
@@ -378,72 +222,69 @@ def _whole(of: Measured, variable: str, cells: Cells) -> Numbers:
     return np.asarray(array.values[tuple(cells[str(d)] for d in array.dims)], np.float64)
 
 
-# What follows from another variable
-
-
 @dataclass(frozen=True)
-class Picked:
-    """Another variable at that position of `dim` whose name stands in the variable `at`."""
+class _Derived:
+    """What follows from another variable."""
 
     of: str
-    dim: str
-    at: str
 
     def first(self, of: Measured) -> str:
         """A part that has the axis of groups."""
-        return _recipe(of, self.of).first(of)
+        rule = of.rule(self.of)
+        assert rule is not None
+        return rule.first(of)
 
-    def _cells(self, of: Measured, cells: Cells) -> Cells:
+
+class _Elsewhere(_Derived, ABC):
+    """The number of another variable at another place."""
+
+    @abstractmethod
+    def cells(self, of: Measured, cells: Cells) -> Cells:
+        """Where the number is there."""
+
+    def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
+        """(W, n)."""
+        return of.values(self.of, self.cells(of, cells), weights)
+
+    def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
+        """(G,)."""
+        return of.used(self.of, self.cells(of, cells))
+
+
+@dataclass(frozen=True)
+class Picked(_Elsewhere):
+    """Another variable at that position of `dim` whose name stands in the variable `at`."""
+
+    dim: str
+    at: str
+
+    def cells(self, of: Measured, cells: Cells) -> Cells:
+        """The same with the position of that name."""
         labels = of.table[self.at]
         names = labels.values[tuple(cells[str(d)] for d in labels.dims)].astype(str)
         where = {str(name): at for at, name in enumerate(of.table[self.dim].values)}
         return {**cells, self.dim: np.array([where[name] for name in names], np.int64)}
 
-    def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
-        return of.values(self.of, self._cells(of, cells), weights)
-
-    def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
-        return of.used(self.of, self._cells(of, cells))
-
 
 @dataclass(frozen=True)
-class Same:
+class Same(_Elsewhere):
     """Another variable where several of its dimensions have the position that this one has in `dim`."""
 
-    of: str
     dim: str
     dims: Sequence[str]
 
-    def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
-        return _recipe(of, self.of).first(of)
-
-    def _cells(self, cells: Cells) -> Cells:
+    def cells(self, of: Measured, cells: Cells) -> Cells:
+        """The same position in several dimensions."""
         rest = {dim: positions for dim, positions in cells.items() if dim != self.dim}
         return rest | dict.fromkeys(self.dims, cells[self.dim])
 
-    def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
-        return of.values(self.of, self._cells(cells), weights)
-
-    def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
-        return of.used(self.of, self._cells(cells))
-
 
 @dataclass(frozen=True)
-class Binned:
+class Binned(_Derived):
     """Mean of another variable over those of its cells whose number in the part `bins` is the position in `dim`."""
 
-    of: str
     dim: str
     bins: str
-
-    def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
-        return _recipe(of, self.of).first(of)
 
     def _cells(self, of: Measured, cells: Cells, number: int) -> Cells:
         assert of.kept is not None
@@ -465,15 +306,10 @@ class Binned:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(_Derived):
     """Standard deviation of another variable over a dimension, where it has a number."""
 
-    of: str
     dim: str
-
-    def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
-        return _recipe(of, self.of).first(of)
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
         """(W, n)."""
@@ -490,15 +326,10 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Best:
+class Best(_Derived):
     """The largest CKA of a layer with layers of its type in the other encoder, or the relative depth of that layer."""
 
-    of: str
     depth: bool = False
-
-    def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
-        return _recipe(of, self.of).first(of)
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
         """(W, n)."""
@@ -520,12 +351,6 @@ class Best:
         return of.used(self.of, own)
 
 
-def _recipe(of: Measured, variable: str) -> Recipe:
-    recipe = of.recipe(variable)
-    assert recipe is not None
-    return recipe
-
-
 def _any(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which groups (G, …) have something that is not zero."""
     found: npt.NDArray[np.bool_] = (part.reshape(len(part), -1) != 0).any(1)
@@ -536,6 +361,6 @@ def _count(cells: Cells) -> int:
     return len(next(iter(cells.values())))
 
 
-KINDS: Mapping[str, Any] = {
+RULES: Mapping[str, Any] = {
     kind.__name__: kind for kind in (Alignment, Best, Binned, LeftOut, Mean, Pairs, Picked, Same, Spread, TopChoices)
 }

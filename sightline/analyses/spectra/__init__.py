@@ -25,24 +25,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import altair as alt
 import numpy as np
-import pandas as pd
 import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.core.arrays import Array, as_tensor, like
+from sightline.analyses.spectra.charts import LEVELS
+from sightline.analyses.spectra.charts import figures as figures
+from sightline.analyses.spectra.charts import headlines as headlines
+from sightline.analyses.spectra.charts import key_numbers as key_numbers
+from sightline.analyses.spectra.singular_values import NAMES, NUMBERS, log_values, log_values_left_out, numbers_of
+from sightline.analyses.spectra.singular_values import log_singular_values as log_singular_values
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, LeftOut, Mean
-from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
+from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import token_view
 from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
-from sightline.report.figures import FIRST, Figure, KeyNumber, key_number, over_depth
 
 if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
@@ -76,10 +78,6 @@ BY_DEFAULT = True
 INVARIANT_TO = frozenset({"rotation", "batching", "order"})  # and to a translation, but for the uncentred value
 
 RANKS = (64, 128)  # the ranks that are drawn over depth, about a third and two thirds of the 196 patches of a ViT/16
-LEVELS = ("a third", "two thirds")
-CLOUDS = {"token": "tokens of an image", "image": "images"}
-NAMES = ("largest", "second", "effective_rank", "uncentred_second")  # what comes before the ranks in the sums
-NUMBERS = len(NAMES)
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
@@ -104,101 +102,6 @@ class Config:
                 f"Spectra need the tokens of at least one image and the means of two, not {self.images} and "
                 f"{self.means}"
             )
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The pure functions
-
-
-def log_singular_values(tokens: Array, centred: bool = True) -> Array:
-    """Natural logarithm of the singular values of tokens: (N, D) or (B, N, D) → float64 (…, min(N, D)).
-
-    Each image's tokens have their mean taken off, or with `centred=False` left in. Values descend, and are absolute:
-    subtract the first one for Δ log.
-    A value that is lost in rounding is −inf, such as the last of N ≤ D centred tokens: rounding of the input,
-    about its eps in every number, or of the Gram matrix, some 1e-7 of the largest value. Constant tokens give −inf
-    throughout, those that are not finite NaN.
-
-    >>> log_singular_values(np.array([[3.0, 1.0, 0.0], [-3.0, 1.0, 0.0]])).round(4)
-    array([1.4452,   -inf])
-    >>> float(np.log(np.sqrt(3**2 + 3**2)).round(4))
-    1.4452
-    """
-    return like(tokens, _logs(_checked(as_tensor(tokens)), (centred,))[0])
-
-
-def _checked(tokens: Tensor) -> Tensor:
-    if tokens.ndim not in (2, 3) or 0 in tokens.shape[-2:]:
-        raise InputError(f"Spectra need tokens (N, D) or (B, N, D), at least one of each; got {tuple(tokens.shape)}")
-    return tokens if tokens.is_floating_point() else tokens.double()
-
-
-def _logs(x: Tensor, centred: Sequence[bool]) -> list[Tensor]:
-    """Log singular values with the mean of the rows taken off (True), or left in, as they are asked for."""
-    n, d = x.shape[-2:]
-    # Rounding is a random matrix, whose largest singular value is about (√n + √d) times the size of its numbers: eps of
-    # what was rounded, and several eps where sums were computed in the same precision, which they are not in 16 bits.
-    info = torch.finfo(x.dtype)
-    noise = info.eps * (8 if info.bits > 16 else 1) * (math.sqrt(n) + math.sqrt(d))
-    x = x.double()
-    mean = x.mean(-2, keepdim=True)
-    x = x - mean
-    gram = x @ x.mT if n <= d else x.mT @ x
-    offset = mean.square().sum(-1, keepdim=True)  # (…, 1, 1)
-    squares = (gram.diagonal(dim1=-2, dim2=-1).sum(-1) + n * offset[..., 0, 0]) / (n * d)
-    bad = ~gram.isfinite().all(-1).all(-1)
-    gram.masked_fill_(bad[..., None, None], 0.0)
-    found = []
-    for without in centred:
-        values = torch.linalg.eigvalsh(gram if without else _with_mean(gram, x, mean)).flip(-1)
-        resolved = (n + d) * torch.finfo(torch.float64).eps * values[..., 0]  # by the product and its eigenvalues
-        floor = torch.maximum(noise**2 * squares, resolved)[..., None]
-        logs = torch.where(values > floor, values.log() / 2, -math.inf)
-        found.append(logs.masked_fill_(bad[..., None], math.nan))
-    return found
-
-
-def _logs_left_out(x: Tensor, members: Tensor, centred: bool) -> Tensor:
-    """The same of one matrix (M, D) without each group of its rows, members (G, M): float64 (G, min(M, D)).
-
-    Rows that are left out shorten the cloud along the singular vectors of the whole, which stay as they are: one
-    decomposition serves all groups, and the variation over groups is rather too large than too small.
-    """
-    n, d = x.shape
-    x = x.double()
-    x = x - x.mean(0) if centred else x
-    if not x.isfinite().all():
-        return x.new_full((len(members), min(n, d)), math.nan)
-    if n <= d:  # X Xᵀ = U Σ² Uᵀ: a row has σ² u² of each direction
-        squares, vectors = torch.linalg.eigh(x @ x.T)
-        of_rows = squares.clamp(min=0) * vectors.square()
-    else:
-        of_rows = (x @ torch.linalg.eigh(x.T @ x).eigenvectors).square()
-    rest = of_rows.sum(0) - members @ of_rows
-    floor = (n + d) * torch.finfo(torch.float64).eps * rest.amax(-1, keepdim=True)
-    return torch.where(rest > floor, rest.log() / 2, -math.inf).sort(-1, descending=True).values
-
-
-def _with_mean(gram: Tensor, x: Tensor, mean: Tensor) -> Tensor:
-    """The smaller product of X + 1 mᵀ with itself from that of the centred X: no second large product."""
-    mean = mean.nan_to_num(0.0, 0.0, 0.0)
-    if x.shape[-2] <= x.shape[-1]:  # (X + 1 mᵀ)(X + 1 mᵀ)ᵀ
-        across = (x @ mean.mT).nan_to_num(0.0, 0.0, 0.0)  # (…, n, 1)
-        return gram + across + across.mT + mean @ mean.mT
-    return gram + x.shape[-2] * mean.mT @ mean
-
-
-def _numbers(logs: Tensor, raw: Tensor) -> Tensor:
-    """`NAMES`, then Δ log σ of all ranks: (…, R), and the values with the mean left in → (…, 4 + R)."""
-    second, raw_second = (
-        each[..., 1:2] if each.shape[-1] > 1 else torch.full_like(each, -math.inf) for each in (logs, raw)
-    )
-    delta = logs - logs[..., :1]
-    return torch.cat([logs[..., :1], second, effective_rank(delta.exp())[..., None], raw_second, delta], -1)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The streaming analysis
 
 
 class Analysis(contract.Analysis):
@@ -235,7 +138,7 @@ class Analysis(contract.Analysis):
 
     def _logs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log singular values as they are asked for, and with the mean of the rows left in."""
-        found = _logs(x, (True, False) if self.centred else (False,))
+        found = log_values(x, (True, False) if self.centred else (False,))
         return found[0], found[-1]
 
     def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
@@ -263,7 +166,7 @@ class Analysis(contract.Analysis):
             self.flaws[layer] += torch.stack([torch.ones_like(constant), constant, infinite], 1).sum(0)
             if not constant.all():  # an image without any spread has no spectrum
                 ranks = self._ranks(self.shapes[layer])
-                numbers = _numbers(logs[~constant][:, :ranks], raw[~constant])
+                numbers = numbers_of(logs[~constant][:, :ranks], raw[~constant])
                 add_images(self.sums, layer, numbers, members[:, ~constant])
 
     def compute(self) -> xr.Dataset:
@@ -277,9 +180,9 @@ class Analysis(contract.Analysis):
             if r := self._ranks(shape):
                 means = getattr(self, f"means_{i}")[kept]
                 logs, raw = self._logs(means)
-                images[i, : NUMBERS + r] = _numbers(logs[:r], raw).numpy(force=True)
-                rest = _logs_left_out(means, members, self.centred)[:, :r]
-                left_out[:, i, : NUMBERS + r] = _numbers(rest, rest).numpy(force=True)
+                images[i, : NUMBERS + r] = numbers_of(logs[:r], raw).numpy(force=True)
+                rest = log_values_left_out(means, members, self.centred)[:, :r]
+                left_out[:, i, : NUMBERS + r] = numbers_of(rest, rest).numpy(force=True)
                 flaws[i] = shape[0], shape[0] * bool(logs[0] == -math.inf), bool(logs[0].isnan())
         tokens = [
             np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=np.nan)
@@ -408,105 +311,3 @@ def cost(config: Config, plan: Plan) -> Cost:
     numbers = NUMBERS + max(_ranks(shape, config.centred) for shape in shapes)
     sums = 24 * GROUPS * len(shapes) * numbers
     return Cost(memory=sums + sum(4 * means * d for _, d in shapes), disk=0)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Figures
-
-
-def figures(result: xr.Dataset) -> list[Figure]:
-    """Of tokens and of images: Δ log at two ranks over depth, whole spectra, second largest value, effective rank."""
-    relative = "Δ log σ, relative to the largest"
-    samples = (
-        f"Tokens: mean over a sample of {result.attrs['token_sample']} images, bands are 95 % intervals; images: the "
-        f"mean tokens of {result.attrs['image_sample']}."
-    )
-    words = {
-        "token": "A falling curve: the places of an image become alike; a rising one: they become distinct. ",
-        "image": "A rising curve: images move apart from each other, in ever more directions. ",
-    }
-    found = []
-    for cloud, what in CLOUDS.items():
-        ranks = [_rank_name(result, cloud, level) for level in LEVELS]
-        found += over_depth(
-            result.transpose("level", ...).assign_coords(what=("level", ranks)),
-            f"{cloud}_delta",
-            name=f"{cloud}-delta",
-            title=f"Singular values of the {what} over depth",
-            caption=words[cloud] + samples,
-            value_title=relative,
-            types=("embed", "block"),
-            facet="what",
-            domain=None,
-        )
-        found += _spectrum(result, cloud, relative)
-    absolute = (
-        "Not relative to the largest, and with the mean left in, which is most of the largest: the size of the cloud "
-        "itself. A layer that clumps tokens lowers it. "
-    )
-    second = "uncentred_second" if "token_uncentred_second" in result else "second"  # of an earlier run
-    counts = "How many directions matter: the exponential of the entropy of the spectrum. "
-    for measure, name, title, value_title, caption in (
-        (second, "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
-        ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
-    ):
-        both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}
-        found += over_depth(
-            result, both, name=name, title=title, caption=caption, value_title=value_title, types=("embed", "block"),
-            domain=None,
-        )  # fmt: skip
-    return found
-
-
-def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Effective rank of the images at the last block of each encoder: (label, number, detail)."""
-    lines = []
-    blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
-    for encoder in result.encoder.values:
-        of = blocks.sel(encoder=encoder).dropna("site", subset=["image_effective_rank"])
-        if of.site.size:
-            last = of.isel(site=-1)
-            tokens = f"; of the tokens of an image {last.token_effective_rank:.1f}" * bool(last.token_images)
-            detail = f"effective rank of the images at {last.site.item()}{tokens}"
-            lines.append((str(encoder), f"{last.image_effective_rank:.1f}", detail))
-    return lines
-
-
-def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Effective rank of the images at the last block."""
-    about = "effective rank of the images at the last block"
-    return key_number(result, "image_effective_rank", at="last", title="rank", about=about, style=".1f", place=FIRST)
-
-
-def _rank_name(result: xr.Dataset, cloud: str, level: str) -> str:
-    ranks = np.unique(result[f"{cloud}_rank"].sel(level=level).values)
-    ranks = ranks[np.isfinite(ranks)]
-    return f"rank {ranks[0]:.0f}" if len(ranks) == 1 else f"{level} of the ranks"
-
-
-def _spectrum(result: xr.Dataset, cloud: str, value_title: str) -> list[Figure]:
-    """Whole spectra, a panel for each encoder, coloured by depth; at most 64 of the ranks are drawn."""
-    values = result[f"{cloud}_spectrum"].sel(site=result.layer_type.isin(["embed", "block"])).dropna("rank", how="all")
-    drawn = np.linspace(0, values.sizes["rank"] - 1, min(values.sizes["rank"], 64)).astype(int)
-    table = values.isel(rank=drawn).rename("value").to_dataframe().dropna(subset="value").reset_index()
-    if table.empty:
-        return []
-    table = table.assign(depth=table.block + 1).drop(columns=["layer_type", "block"])
-    chart = (
-        alt.Chart(table.assign(panel=pd.factorize(table.encoder)[0]))
-        .mark_line(strokeWidth=1.5)
-        .encode(
-            x=alt.X("rank:Q").axis(grid=False).scale(nice=False),
-            y=alt.Y("value:Q", title=value_title),
-            color=alt.Color("depth:Q", title="blocks passed").scale(range="heatmap"),
-            detail="site:N",
-            tooltip=["site:N", "rank:Q", alt.Tooltip("value:Q", title=value_title, format=".4f")],
-        )
-        .properties(width=260, height=200)
-        .facet(alt.Facet("encoder:N", title=None, sort=alt.EncodingSortField("panel", op="min")), columns=3)
-    )
-    caption = (
-        "Singular values, the largest first, a line for each depth. A line that lies higher is that of a cloud which "
-        "fills more directions; it ends where values cannot be distinguished from rounding."
-    )
-    return [Figure(f"{cloud}-spectrum", f"Spectrum of the {CLOUDS[cloud]}", caption, chart, table)]
