@@ -35,6 +35,7 @@ from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
+from sightline.measure.pooled import share
 from sightline.measure.request import (
     check_settings,
     choose_analyses,
@@ -184,6 +185,7 @@ def _pass(
     passing = {name: metric for name, metric in metrics.items() if name not in ready}
     if ready and shown:
         progress.console().print(f"Features are there already: no forward pass for {', '.join(sorted(ready))}")
+    share(passing.values())
     sums = Sums(run.path, {name: keys[name] for name in passing}, passing)
     total, skipped = _stream(passing, plans, sums, device, workers, shown) if passing else (0, [])
     skipped = [pair for part in gathered(skipped) for pair in part]

@@ -178,9 +178,9 @@ class GramSums(Analysis):
         self, name: str, hsic: npt.NDArray[np.float64], images: npt.NDArray[np.float64], own: Own | None = None
     ) -> dict[str, npt.NDArray[np.float64]]:
         """CKA with its interval from HSIC (T, G, …, A, B), that of rows and columns with themselves, and the images."""
+        there, *rest = (part.swapaxes(0, 1)[images > 0] for part in (hsic, *(own or ())))
+        ends = bootstrap(there, self.config.bootstrap, self.plan.seed, (rest[0], rest[1]) if own else None, self.device)
         rows, columns = own or own_of(hsic)
-        seen = tuple(part.swapaxes(0, 1)[images > 0] for part in (hsic, rows, columns))
-        ends = bootstrap(seen[0], self.config.bootstrap, self.plan.seed, (seen[1], seen[2]), self.device)
         value = ratio(hsic.sum(1), (rows.sum(1), columns.sum(1)))
         return {f"{name}{end}": part for end, part in zip(ENDS, (value, *ends), strict=True)}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,14 +54,13 @@ class Layers:
         """Sites of all encoders, each once, in order of computation."""
         return union_of_sites(self.of)
 
+    @cached_property
+    def _places(self) -> dict[tuple[str, str], int]:
+        return {layer: number for number, layer in enumerate(self)}
+
     def index(self, encoder: str, site: str) -> int:
         """Where a layer stands in the order."""
-        before = 0
-        for name, sites in self.of.items():
-            if name == encoder:
-                return before + list(sites).index(site)
-            before += len(sites)
-        raise KeyError((encoder, site))
+        return self._places[encoder, site]
 
     def spread(self, values: npt.NDArray[Any] | Sequence[str], fill: Any = np.nan) -> npt.NDArray[Any]:
         """(S, …) over layers → (encoders, sites, …), `fill` where an encoder has no such site."""

@@ -54,6 +54,7 @@ __all__ = [
     "flaw",
     "matrices",
     "poolings",
+    "share",
     "widths",
 ]
 
@@ -149,6 +150,8 @@ class Pooled(Analysis):
             raise InputError("None of these sites has the pooling that is asked for; choose others")
         self._groups: dict[str, ImageGroups] = {}
         self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
+        self.elsewhere: set[Which] = set()  # what another analysis of the pass writes, see `share`
+        self.split = ""  # of the batch
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -170,9 +173,17 @@ class Pooled(Analysis):
             found |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
         return list(found.items())
 
+    def begin(self, batch: Batch) -> None:
+        """Note which split it is of."""
+        self.split = batch.split
+
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Pooled vectors (B, D), copied: the activation itself does not outlive its layer."""
-        names = _kept(self.wanted.get((key.encoder, key.site), ()))
+        names = [
+            feature
+            for feature in _kept(self.wanted.get(key[:2], ()))
+            if Which(key.encoder, key.site, feature, key.view, self.split) not in self.elsewhere
+        ]
         found = poolings(activation, self.plan.encoders[key.encoder], names) if names else {}
         return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in found.items()}
 
@@ -264,6 +275,15 @@ class Pooled(Analysis):
         dims = ("encoder", "site", "feature")
         data = {name: (dims, part) for name, part in zip(names, values, strict=True)}
         return xr.Dataset({**data, "reason": (dims, reason.astype(str))}, {**layers.coords(), "feature": features})
+
+
+def share(metrics: Iterable[Analysis]) -> None:
+    """Let every matrix be pooled and written once in a pass, by the first of the analyses that want it."""
+    taken: set[str] = set()
+    for metric in metrics:
+        if isinstance(metric, Pooled):
+            metric.elsewhere = {which for which, entry in metric.files.items() if entry.key in taken}
+            taken.update(entry.key for entry in metric.files.values())
 
 
 def finish_files(

@@ -7,7 +7,7 @@ dynamics   their epochs
 reinit     fine-tuned with blocks re-initialised
 detect     detectors: frozen, end to end, with several blocks
 segment    segmenters, and probes on other images where there are some
-rcdm       pictures from representations
+rcdm       pictures from representations, and one pass over images and mirror images
 pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where they are not given
 """
 
@@ -20,9 +20,11 @@ from typing import Any
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
+from sightline.measure.contract import analysis
 from sightline.studies.commands import COMMANDS, PASS
 from sightline.studies.design import Design, Given
 from sightline.studies.findings import all_findings
+from sightline.studies.findings.park import HIGH
 from sightline.studies.keys import Contents
 from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role
 from sightline.studies.steps import Step, with_needed
@@ -42,10 +44,10 @@ SMALL = 128  # pixels up to which encoders have the small recipes
 RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",
            "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
 APART = ("dynamics", "minibatch")  # analyses that have steps of their own
-PASSING = {"passes", "finetune", "segment", "pretrain"}  # steps with passes of their own
-ASKED: Mapping[str, Mapping[str, Any]] = {
-    "transformations": {"transformations": ["mirror"]}
-}  # no finding asks for more
+ASKED: Mapping[str, Mapping[str, Any]] = {  # no finding or figure asks for more
+    "cka": {"tokens": ["all"]},
+    "transformations": {"transformations": ["mirror"]},
+}
 OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
 EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
@@ -73,6 +75,12 @@ CNNS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "supervised-cnn-1": ("supervised", {**RESNET, "seed": 1}, {"seed": 1}),
     "mae-cnn": ("mae", {"backbone": "convnextv2_atto", "patch": 2, "width": 16}, {"method": "fcmae"}),
 }
+
+
+def _second_noise() -> dict[str, Any]:
+    """Of this kind findings look at high frequencies alone; the figure over all of them is of the first kind."""
+    every = analysis("noise").Config().frequencies
+    return {"kind": "sign", "frequencies": [frequency for frequency in every if frequency >= HIGH.start]}
 
 
 @dataclass(frozen=True)
@@ -221,11 +229,11 @@ class _Plan:
         return whole
 
     def _analyses(self, group: str) -> list[str]:
-        """What the chosen findings ask of the passes of a group; what stands beside trainings is for the first pass."""
+        """What the chosen findings ask of the passes of a group; what stands beside RCDM is measured when RCDM is."""
         found: set[str] = set()
         for finding in self.findings:
             own = groups_of(finding)
-            if group in own or (group == "passes" and not own & PASSING):
+            if group in own and ("rcdm" not in own or group == "rcdm"):
                 found.update(all_findings()[finding].analyses)
         return sorted(found - set(APART))
 
@@ -242,7 +250,7 @@ class _Plan:
                 },
             ),
             f"{name}-noise": (encoders if "noise" in analyses else {},
-                              {"only": ["noise"], "set": {"noise": {"kind": "sign"}}}),
+                              {"only": ["noise"], "set": {"noise": _second_noise()}}),
             f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
         }  # fmt: skip
         return [
@@ -357,4 +365,7 @@ class _Plan:
                 name: reference for name, reference in self._of(REC, tuned=True).items()
                 if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
             }  # fmt: skip
-        return [Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")] if encoders else []
+        if not encoders:
+            return []
+        pictures = Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")
+        return [pictures, *self._over("mirrored", encoders, self._analyses("rcdm"), "rcdm")]

@@ -11,8 +11,9 @@ from support.plans import PLAIN, TEST, TRAIN, activations, feed, make_plan
 
 from sightline.core.errors import InputError
 from sightline.core.processes import shared
+from sightline.measure.feature_cache import Features
 from sightline.measure.plan import Key
-from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, matrices, widths
+from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, matrices, share, widths
 
 BOTH = {"train": ("plain",), "test": ("plain", "mirror")}
 ONE = {("vit", "norm"): ("cls",)}
@@ -100,6 +101,33 @@ def test_features_that_another_analysis_has_finished_are_found(tmp_path: Path) -
     other.finish()
     a, b = (metric.features("vit", "norm", "cls", "plain", "test") for metric in (one, other))
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_every_row_is_written_once_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(tmp_path)
+    data = activations(plan)
+    one, other, third = (
+        Bare(plan, splits, wanted)
+        for splits, wanted in ((("test",), ONE), (("train", "test"), every_site(plan)), (("train", "test"), ONE))
+    )
+    share([one, other, third])
+    expected = data[Key("vit", "norm", "plain")][plan.images.indices("test"), 0]
+    rows: dict[str, list[int]] = {}
+    write = Features.write
+
+    def counted(entry: Features, where: np.ndarray, values: np.ndarray) -> None:
+        rows.setdefault(entry.key, []).extend(where.tolist())
+        write(entry, where, values)
+
+    monkeypatch.setattr(Features, "write", counted)
+    for metric in (one, other, third):
+        feed(metric, plan, data)
+    assert set(rows) == {entry.key for entry in other.files.values()}
+    assert all(sorted(found) == list(range(len(found))) for found in rows.values())
+    for metric in (one, other, third):
+        metric.finish()
+        found = metric.features("vit", "norm", "cls", "plain", "test", labelled=False)
+        np.testing.assert_array_equal(np.asarray(found), expected)
 
 
 def test_images_without_label_or_that_could_not_be_read(tmp_path: Path) -> None:

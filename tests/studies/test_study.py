@@ -13,6 +13,7 @@ from support.references import SMALL
 import sightline as sl
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
+from sightline.studies.findings import all_findings
 from sightline.studies.roles import Role
 from sightline.studies.study import make_study, run_study
 
@@ -155,9 +156,24 @@ def test_the_papers_need_these_steps():
     assert "passes" not in names
     roles = {role.name: role.tuned_from for role in made.roles}
     assert roles == {"a": None, "b": None, "c": None, "a-tuned": "a", "b-tuned": "b", "c-tuned": "c"}
-    rcdm = next(placed.step for placed in made.steps if placed.step.name == "rcdm")
-    assert rcdm.encoders["c-tuned"] == "step:finetune-c"
+    steps = {placed.step.name: placed.step for placed in made.steps}
+    assert steps["rcdm"].encoders["c-tuned"] == "step:finetune-c"
+    assert steps["mirrored"].encoders == steps["rcdm"].encoders
+    assert steps["mirrored"].options["only"] == ["orientation", "transformations"]
+    assert not {"orientation", "transformations"} & set(steps["tuned"].options["only"])
     assert not Path("x").exists()
+
+
+def test_passes_measure_what_their_findings_ask_for():
+    """Nothing for findings that other steps decide, no token view and no band of noise that none of them looks at."""
+    made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=["passes"], out="x")
+    steps = {placed.step.name: placed.step for placed in made.steps}
+    assert list(steps) == ["passes", "passes-noise"]
+    asked = {name for finding in all_findings().values() if "passes" in finding.step for name in finding.analyses}
+    assert set(steps["passes"].options["only"]) == asked - {"invariance"}  # of CNNs
+    assert steps["passes"].options["set"] == {"cka": {"tokens": ["all"]}}
+    noise = {"kind": "sign", "frequencies": [0.6, 0.7, 0.8, 0.9]}
+    assert steps["passes-noise"].options["set"] == {"noise": noise}
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def feed(metric: Any, plan: Plan, data: Mapping[Key, torch.Tensor], size: int = 
         where = torch.from_numpy(plan.images.indices(split))[rows]
         labels = torch.from_numpy(plan.images.labels)[where]
         batch = Batch(split, number, rows, tuple(plan.images.ids[where]), labels, {}, {}, ())
+        metric.begin(batch)
         seen = {key: values[where] for key, values in data.items() if key.view in plan.views[split]}
         metric.update(batch, {key: metric.reduce(key, values) for key, values in seen.items()})
 

@@ -347,7 +347,9 @@ def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[A
             add_images(sums, 0, means[:, None], each)
             scores[row] = np.ravel(mean_of_images(sums))
             images = numbers.repeat_interleave(x.shape[1])
-            left_out[row] = np.where(out.any(1), silhouettes_left_out(distances, images, groups, out), scores[row, 0])
+            left_out[row] = scores[row, 0]  # of most groups the sample has no image
+            some = out.any(1)
+            left_out[row, some.numpy(force=True)] = silhouettes_left_out(distances, images, groups, out[some])
     return scores, left_out, reasons
 
 

@@ -120,7 +120,7 @@ def silhouettes_left_out(distances: Tensor, images: Tensor, groups: Tensor, out:
     _, of = torch.unique(groups, return_inverse=True)
     own = torch.nn.functional.one_hot(of).double()  # (n, C)
     stays = ~out[:, images]  # (G, n)
-    sums = torch.einsum("ij,gj,jc->gic", distances, stays.double(), own)
+    sums = torch.tensordot(distances, stays.T.double()[:, :, None] * own[:, None], 1).transpose(0, 1)  # (G, n, C)
     count = stays.double() @ own  # (G, C)
     alone = torch.gather(count, 1, of.expand(len(out), -1)) <= 1
     mine = own.bool()

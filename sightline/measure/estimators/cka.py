@@ -234,9 +234,12 @@ def bootstrap(
     draws = draw_groups(len(hsic), replicates, seed, device)
     rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
-        values = _again(draws, hsic[..., row, :]) / torch.sqrt(columns * rows[..., row, None])
+        first = row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
+        values = _again(draws, hsic[..., row, first:]) / torch.sqrt(columns[..., first:] * rows[..., row, None])
         for end, found in zip((low, high), percentile_ends(values, len(hsic)), strict=True):
-            end[..., row, :] = found.numpy(force=True)
+            end[..., row, first:] = found.numpy(force=True)
+            if own is None:
+                end[..., first:, row] = end[..., row, first:]
     return low, high
 
 

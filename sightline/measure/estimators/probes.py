@@ -4,7 +4,9 @@
 
 Heads on the same features see the same batches in the same order, and their weights lie under each other in one matrix:
 the scores of all of them are one product with the batch, and so are all their gradients. The features are read and
-normalised once, not once per head. Nothing else is shared, so that a head comes out as if it had been trained alone:
+normalised once, not once per head. Features of equal width with the same kinds of heads, such as those of the layers of
+an encoder, are trained on side by side as long as they are small, in one batched product. Nothing else is shared, so
+that a head comes out as if it had been trained alone:
 
 - The last layer starts normal with deviation 0.01, its bias at 0; hidden ones start as in `torch.nn.Linear` and have no
   bias, which the BatchNorm after them would take away. Heads of one shape start the same, by the seed alone.
@@ -19,7 +21,8 @@ normalised once, not once per head. Nothing else is shared, so that a head comes
 - η rises linearly from 0 in the warm-up and falls along a cosine to `min_lr`, step by step (He et al. 2022: where that
   lies above the peak, η rises to it).
 
-Shapes: n images, B of a batch, D width (of all inputs together), C classes, P heads.
+Shapes: n images, B of a batch, I inputs side by side, D width (of all matrices of an input), C classes, P heads (of all
+inputs, those of an input behind one another).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from sightline.core import bfloat16
 from sightline.core.errors import InputError, nearest
 from sightline.core.lars import trusted
 from sightline.core.schedules import warmup_cosine
-from sightline.measure.estimators.probe_batches import ROWS, JoinedFeatures
+from sightline.measure.estimators.probe_batches import ROWS, JoinedFeatures, fitting
 from sightline.measure.estimators.ridge import Sliceable
 
 if TYPE_CHECKING:
@@ -160,17 +163,40 @@ def train_probes(
     joined = {inputs: JoinedFeatures(inputs, train, len(labels), device) for inputs in members}
     done, total = 0, len(members) * schedule.steps(len(labels))
     trained, loss = [], np.full(len(probes), np.nan)
-    for inputs, which in members.items():
+    widths = {inputs: features.width for inputs, features in joined.items()}
+    for together in _side_by_side(probes, members, widths, len(labels), max(schedule.batch, ROWS) * classes):
         with torch.inference_mode(False), torch.enable_grad():  # the caller may have turned gradients off
-            sweep = _Sweep(probes, which, joined[inputs].width, classes, schedule, torch.device(device))
-            for _ in sweep.train(joined[inputs], torch.tensor(labels, dtype=torch.int64, device=device)):
-                done += 1
-                if show:
-                    show(done, total)
+            sweep = _Sweep(probes, together, widths[probes[together[0][0]].inputs], classes, schedule, device)
+            features = JoinedFeatures(sweep.inputs, train, len(labels), device)
+            for _ in sweep.train(features, torch.tensor(labels, dtype=torch.int64, device=device)):
+                for _ in together:
+                    done += 1
+                    if show:
+                        show(done, total)
         for heads in sweep.parts:
             loss[heads.which] = heads.loss.numpy(force=True)
         trained.append(sweep)
     return TrainedProbes(tuple(probes), loss, classes, trained)
+
+
+def _side_by_side(
+    probes: Sequence[Probe],
+    members: Mapping[tuple[str, ...], list[int]],
+    widths: Mapping[tuple[str, ...], int],
+    rows: int,
+    scores: int,
+) -> list[list[list[int]]]:
+    """The probes of each input, of several with the same kinds of probes together; a head makes so many scores."""
+    alike: dict[tuple[int, tuple[tuple[int, str], ...]], list[list[int]]] = {}
+    for inputs, which in members.items():
+        kinds = tuple((probes[number].depth, probes[number].optimizer) for number in which)
+        alike.setdefault((widths[inputs], kinds), []).append(which)
+    found = []
+    for (width, kinds), several in alike.items():
+        linear = all(depth == 1 for depth, _ in kinds)  # hidden layers are large enough by themselves
+        most = min(ACTIVATIONS // (len(kinds) * scores), fitting(rows, width)) if linear else 1
+        found += [several[start : start + max(1, most)] for start in range(0, len(several), max(1, most))]
+    return found
 
 
 class TrainedProbes:
@@ -187,8 +213,8 @@ class TrainedProbes:
     def scores(self, which: int, features: Mapping[str, Sliceable]) -> Iterator[npt.NDArray[np.float32]]:
         """Scores of the classes by one probe, in blocks of rows (m, C); the largest one decides."""
         sweep, heads = next((sweep, heads) for sweep in self._sweeps for heads in sweep.parts if which in heads.which)
-        head = heads.only(which)
-        for x in sweep.blocks(JoinedFeatures(self.probes[which].inputs, features, device=sweep.device)):
+        head, number = heads.only(which), heads.input_of(which)
+        for x in sweep.blocks(JoinedFeatures(self.probes[which].inputs, features, device=sweep.device), number):
             yield head.scores(x)[0].T.numpy(force=True)
 
     def decisions(self, which: int, features: Mapping[str, Sliceable]) -> npt.NDArray[np.int64]:
@@ -216,28 +242,31 @@ def _decisions(scores: Tensor) -> Tensor:
 
 
 class _Sweep:
-    """All heads on the same features."""
+    """All heads on one input, or on several of the same width, each of which has heads of the same kinds."""
 
     def __init__(
         self,
         probes: Sequence[Probe],
-        which: Sequence[int],
+        which: Sequence[Sequence[int]],
         width: int,
         classes: int,
         schedule: Schedule,
-        device: torch.device,
+        device: torch.device | str,
     ) -> None:
-        self.inputs, self.schedule, self.device = probes[which[0]].inputs, schedule, device
-        self.mean, self.var = torch.zeros(width, device=device), torch.ones(width, device=device)
-        kinds: dict[tuple[int, str], list[int]] = {}
-        for number in which:
-            kinds.setdefault((probes[number].depth, probes[number].optimizer), []).append(number)
+        """`which`: the probes of each input, in the same order of kinds."""
+        self.inputs = tuple(name for own in which for name in probes[own[0]].inputs)
+        self.schedule, self.device, self.width = schedule, torch.device(device), width
+        self.mean, self.var = (full((len(which) * width,), device=device) for full in (torch.zeros, torch.ones))
+        kinds: dict[tuple[int, str], list[int]] = {}  # to places among the probes of an input
+        for place, number in enumerate(which[0]):
+            kinds.setdefault((probes[number].depth, probes[number].optimizer), []).append(place)
         self.parts = []
-        for (depth, _), members in kinds.items():
+        for (depth, _), places in kinds.items():
             widest = classes if depth == 1 else max(classes, width)
-            size = max(1, ACTIVATIONS // (max(schedule.batch, ROWS) * widest))
-            for start in range(0, len(members), size):
-                self.parts.append(_Heads(probes, members[start : start + size], width, classes, schedule, device))
+            size = max(1, ACTIVATIONS // (max(schedule.batch, ROWS) * widest * len(which)))
+            for start in range(0, len(places), size):
+                members = [[own[place] for place in places[start : start + size]] for own in which]
+                self.parts.append(_Heads(probes, members, width, classes, schedule, self.device))
 
     def train(self, joined: JoinedFeatures, labels: Tensor) -> Iterator[None]:
         """Train the heads, step by step."""
@@ -254,25 +283,28 @@ class _Sweep:
         for heads in self.parts:
             heads.finish()
 
-    def blocks(self, joined: JoinedFeatures) -> Iterator[Tensor]:
-        """Normalised features, (m, D) at a time."""
+    def blocks(self, joined: JoinedFeatures, number: int | None = None) -> Iterator[Tensor]:
+        """Normalised features, (m, I · D) at a time, or (m, D) of one input by its number."""
+        own = slice(None) if number is None else slice(number * self.width, (number + 1) * self.width)
         for start in range(0, joined.rows, ROWS):
-            yield F.batch_norm(joined.read([start], ROWS), self.mean, self.var, eps=FRONT)
+            yield F.batch_norm(joined.read([start], ROWS), self.mean[own], self.var[own], eps=FRONT)
 
 
 class _Heads:
-    """Heads of one kind on the same features: parameters (P, out, in), activations (P, out, B)."""
+    """Heads of one kind, as many on each input: parameters (P, out, in), activations (P, out, B)."""
 
     def __init__(
         self,
         probes: Sequence[Probe],
-        which: list[int],
+        members: Sequence[Sequence[int]],
         width: int,
         classes: int,
         schedule: Schedule,
         device: torch.device,
     ) -> None:
-        first, self.which, self.schedule = probes[which[0]], which, schedule
+        """`members`: the probes of each input."""
+        which = [number for own in members for number in own]
+        first, self.which, self.inputs, self.schedule = probes[which[0]], which, len(members), schedule
         self.lars = first.optimizer == "lars"
         settings = ((probes[n].lr, probes[n].min_lr, probes[n].weight_decay) for n in which)
         self.lr, self.min_lr, self.decay = (
@@ -296,7 +328,7 @@ class _Heads:
         return [*self.weights, *self.gains, *self.shifts]
 
     def step(self, x: Tensor, labels: Tensor, rate: Tensor, momentum: float) -> Tensor:
-        """One step of training on a batch (B, D), of this momentum in BatchNorms; the losses before it (P,)."""
+        """One step of training on a batch (B, I · D), of this momentum in BatchNorms; the losses before it (P,)."""
         scores = self.scores(x, momentum)
         loss, gradient = _cross_entropy(scores.detach(), labels)
         torch.autograd.backward(scores, gradient)
@@ -322,21 +354,26 @@ class _Heads:
         for parameter in self._parameters():
             parameter.requires_grad_(False)
 
+    def input_of(self, number: int) -> int:
+        """Which of the inputs a probe sees."""
+        return self.which.index(number) * self.inputs // len(self.which)
+
     def only(self, number: int) -> _Heads:
         """The head of one probe."""
         at = self.which.index(number)
         head = copy.copy(self)
-        head.which = [number]
+        head.which, head.inputs = [number], 1
         for name in ("weights", "gains", "shifts", "means", "vars"):
             setattr(head, name, [tensor[at : at + 1] for tensor in getattr(self, name)])
         return head
 
     def scores(self, x: Tensor, momentum: float | None = None) -> Tensor:
-        """Scores of all heads, (B, D) → (P, C, B); in training BatchNorms take this much of the batch."""
+        """Scores of all heads, (B, I · D) → (P, C, B); in training BatchNorms take this much of the batch."""
         training = momentum is not None
-        h = x.T  # (D, B), the same for all heads
+        h = x.view(len(x), self.inputs, -1).permute(1, 2, 0)  # (I, D, B), the same for all heads on an input
         for layer, weight in enumerate(self.weights):
-            h = self._product(weight, h, training)  # (P, out, B)
+            below = weight.view(len(h), -1, weight.shape[2])  # those of an input under each other
+            h = self._product(below, h, training).view(len(weight), -1, len(x))  # (P, out, B)
             if layer < len(self.gains):
                 means, variances = self.means[layer].view(-1), self.vars[layer].view(-1)
                 gains, shifts = self.gains[layer].view(-1), self.shifts[layer].view(-1)

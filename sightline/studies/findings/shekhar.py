@@ -439,7 +439,7 @@ def _by_gap(evidence: Evidence, keeps: str, forgets: str) -> Case:
 
 
 @_states(
-    "S11", where="Fig 3", figure="001 Fig 3", step="rcdm", analyses=["transformations", "orientation", "inversion"],
+    "S11", where="Fig 3", figure="001 Fig 3", step="rcdm", analyses=["transformations", "orientation"],
     claim="Joint-embedding forgets horizontal orientation, reconstruction keeps it.",
     measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − JE > 0",
     says="no number is printed; pictures drawn from the representations",
@@ -449,8 +449,7 @@ def _orientation(evidence: Evidence) -> Sequence[Case]:
 
 
 @_states(
-    "S21", where="Fig 17", figure="001 Fig 17", step="finetune,rcdm",
-    analyses=["transformations", "orientation", "inversion"],
+    "S21", where="Fig 17", figure="001 Fig 17", step="finetune,rcdm", analyses=["transformations", "orientation"],
     claim="Fine-tuned reconstruction forgets horizontal orientation.",
     measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − "
     "fine-tuned REC > 0",

@@ -179,6 +179,27 @@ def test_company_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_inputs_of_equal_width_are_trained_side_by_side(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four inputs in one product, of which one diverges, against each by itself."""
+    features, labels = problem()
+    a = features["a"]
+    features = {"a": a, "b": a[:, ::-1] * 3, "c": a**2, "d": a * np.float32(np.nan)}
+    sweep = [Probe((name,), optimizer=optimizer, lr=lr) for name in features for lr in (0.1, 1.0)]
+    schedule = Schedule(10, 32, 2)
+    together = train_probes(sweep, schedule, features, labels, CLASSES)
+    assert [len(part.which) for part in together._sweeps[0].parts] == [8]
+    monkeypatch.setattr(probing, "fitting", lambda rows, width: 1)
+    apart = train_probes(sweep, schedule, features, labels, CLASSES)
+    assert len(apart._sweeps) == 4
+    np.testing.assert_allclose(together.loss, apart.loss, atol=1e-5)
+    assert np.isfinite(together.loss).tolist() == [True] * 6 + [False] * 2
+    np.testing.assert_allclose(together.accuracy(features, labels), apart.accuracy(features, labels), atol=0.01)
+    for number in range(6):
+        ours, theirs = (np.concatenate(list(each.scores(number, features))) for each in (together, apart))
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
 def test_probes_learn_what_the_features_know() -> None:
     features, labels = problem(400)
     test, told = problem(400, seed=1)

@@ -61,6 +61,17 @@ def test_intervals_of_cka_cover_with_few_batches() -> None:
     assert low / 400 <= found <= high / 400
 
 
+def test_a_pair_of_layers_has_the_interval_of_the_pair_turned_round() -> None:
+    """Intervals of pairs of the same layers are computed once; the plain way is all of them."""
+    random = np.random.default_rng(2)
+    part = random.normal(size=(9, 3, 5, 40))
+    hsic = part @ part.swapaxes(-1, -2)
+    own = np.diagonal(hsic, axis1=-2, axis2=-1)
+    for once, plain in zip(bootstrap(hsic, 50, 0), bootstrap(hsic, 50, 0, (own, own)), strict=True):
+        np.testing.assert_allclose(once, plain, rtol=1e-12)
+        np.testing.assert_array_equal(once, once.swapaxes(-1, -2))
+
+
 def test_intervals_of_full_batches_cover() -> None:
     """Those of the minibatches on the same images, moved to the value of the full batch."""
     random = np.random.default_rng(1)
