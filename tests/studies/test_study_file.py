@@ -102,6 +102,27 @@ def test_some_steps_are_chosen_with_what_they_need(write):
         ("[step.a]\ncommand = 'compare zoo:mae zoo:mae'", "has two encoders 'mae'"),
         ("findings = ['S99']\n[step.a]\ncommand = 'compare zoo:mae'", "There is no finding 'S99'"),
         ("[step.'a b']\ncommand = 'compare zoo:mae'", "a name that cannot be that of a folder"),
+        ("matrix = 3\n[step.a]\ncommand = 'compare zoo:mae'", "matrix of "),
+        ("matrix.x = [[1]]\n[step.a]\ncommand = 'compare zoo:mae'", "matrix.x is [[1]], but a list of values"),
+        ("step = 'a'", "step of "),
+        ("role = 3\n[step.a]\ncommand = 'compare zoo:mae'", "role of "),
+        ("findings = 'S1'\n[step.a]\ncommand = 'compare zoo:mae'", "but a list of names"),
+        ("findings = [['S1']]\n[step.a]\ncommand = 'compare zoo:mae'", "has ['S1'], but a list of names"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nimages = 3", "The images of the step 'a' are 3; write a reference"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nset = 3", "The step 'a' sets 3; write a table"),
+        ("[step.a]\ncommand = 'finetune zoo:mae'\nset = ['x']", "The step 'a' sets ['x']; write a table"),
+        ("[step.a]\ncommand = 'compare \"zoo:mae'", "of the step 'a' cannot be read: No closing quotation"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nlimit = 2020-01-01", "no dates and times, but 2020-01-01 is one"),
+        (
+            "[step.a]\ncommand = 'compare zoo:mae'\n[role]\nmae = { family = 'hybrid', tuned_from = 3 }",
+            "'mae' is tuned from 3; write the name",
+        ),
+        (
+            "".join(f"matrix.a{i} = [{'0, ' * 10}]\n" for i in range(9))
+            + f"[step.a]\ncommand = 'compare zoo:mae'\nset.x = '{''.join(f'{{a{i}}}' for i in range(9))}'",
+            "'a' stands for 1000000000 points of the matrix; at most 10000",
+        ),
+        ("a = " + "[" * 5000, "it is nested too deeply"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(write, text, sentence):
