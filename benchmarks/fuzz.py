@@ -319,21 +319,23 @@ def masks(chance: random.Random, folder: Path) -> None:
     """Images with a class for every pixel: damaged masks, other sizes, colours and numbers, odd names of classes."""
     for part in ("images", "masks"):
         (folder / part / "train").mkdir(parents=True)
+    odd = chance.randrange(6)  # one mask at most, or the names
     for number in range(4):
         (folder / "images/train" / f"{number}.png").write_bytes(_encoded(chance, "PNG", number))
-        shape = chance.choice([(20, 24)] * 4 + [(24, 20), (1, 1)])
-        values = np.random.default_rng(number).integers(0, chance.choice([3, 3, 256]), shape)
-        kind: Any = chance.choice([np.uint8, np.uint8, np.uint16, np.int32, np.float32])
-        mask = Image.fromarray(values.astype(kind))
-        if chance.random() < 0.2:
-            mask = mask.convert(chance.choice(["P", "RGB", "1", "RGBA"])) if mask.mode == "L" else mask
+        shape = chance.choice([(20, 24), (20, 24), (24, 20), (1, 1)]) if number == odd else (20, 24)
+        top, kind = chance.choice([(3, np.uint8), (256, np.uint8), (3, np.uint16), (3, np.int32), (3, np.float32)])
+        values = np.random.default_rng(number).integers(0, top if number == odd else 3, shape)
+        mask: Any = Image.fromarray(values.astype(kind if number == odd else np.uint8))
+        if number == odd and mask.mode == "L":
+            mask = mask.convert(chance.choice(["L", "P", "RGB", "1", "RGBA"]))
         stream = io.BytesIO()
         mask.save(stream, "TIFF" if mask.mode in "FI" else "PNG")
         data = stream.getvalue()
-        data = changed_bytes(chance, data) if chance.random() < 0.3 else data
+        data = changed_bytes(chance, data) if number == odd and chance.random() < 0.5 else data
         (folder / "masks/train" / f"{number}.png").write_bytes(data)
-    if chance.random() < 0.7:
-        (folder / "classes.txt").write_bytes(changed_text(chance, "cat\ndog\n").encode("utf-8", "surrogateescape"))
+    names = changed_text(chance, "cat\ndog\n") if odd == 4 else "cat\ndog\n"
+    if odd < 5:
+        (folder / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
     options = chance.choice(["", "?classes=2", "?zero=class", "?zero=ignored&ignored=2", "?classes=300"])
     images = load_images(f"masks:{folder}{changed_text(chance, options) if chance.random() < 0.3 else options}")
     images.source.read(list(range(len(images.ids))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sightline as sl
+from sightline.studies.commands import COMMANDS, OPTION_KINDS, command_of
 from sightline.studies.study_file import read_study
 
 pytestmark = pytest.mark.unit
@@ -135,3 +136,29 @@ def test_what_cannot_be_is_one_sentence(write, text, sentence):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(sl.InputError, match="There is no study"):
         read_study(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("only = true", "The step 'a': only is True, but a list of names"),
+        ("only = [true]", "The step 'a': only is [True], but a list of names"),
+        ("only = 'knn'", "The step 'a': only is 'knn', but a list of names"),
+        ("only = ['knm']", "There is no analysis 'knm'; did you mean 'knn'"),
+        ("only = ['knn']\nset.knn = 3", "The step 'a' sets knn to 3; write knn = { key = value }"),
+        ("limit = 'all'", "The step 'a': limit is 'all', but a whole number is expected"),
+        ("lenient = 1", "The step 'a': lenient is 1, but true or false is expected"),
+        ("further.conflict = 3", "The step 'a': further is {'conflict': 3}, but a table of texts is expected"),
+    ],
+)
+def test_options_of_another_kind(write, options, sentence):
+    (step,) = read_study(write(f"[step.a]\ncommand = 'compare zoo:mae'\n{options}")).steps
+    with pytest.raises(sl.InputError) as error:
+        command_of(step).decisive(step)
+    assert sentence in str(error.value)
+
+
+def test_every_option_of_every_command_has_a_kind():
+    for name, command in COMMANDS.items():
+        for key, default in command.options.items():
+            assert default is None or OPTION_KINDS[key].holds(default), (name, key)
