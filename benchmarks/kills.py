@@ -1,123 +1,171 @@
 """Commands killed with SIGKILL at random moments: does the same command go on, to the same bits, without litter?
 
     python benchmarks/kills.py [--kills 1000] [--commands compare,pretrain] [--out runs/kills]
+    python benchmarks/kills.py --fresh --kills 30 --out runs/kills-fresh       # in new processes
 
-Each command runs once without interruption. A series then runs it into a folder of its own, kills it up to four times
-at random moments between its first millisecond and its end, and lets it end at last; what is there is compared with the
-uninterrupted run bit by bit. One line of OUT/series.jsonl is one series, and running the script again goes on after the
-last one, so that it can run in the background for as long as there is time. Moments follow from the number of the
-series. Commands run in forks of this process, which has imported everything: a start costs no time.
+Each command runs once without interruption. A series then runs it into a folder of its own, kills it up to eight times
+and lets it end at last; what is there is compared with the uninterrupted run bit by bit. Moments are drawn over the
+whole life of a run, some by the time that it has computed, some before one of the changes that it makes to files, from
+the first to the last, and some in its first moments. Commands run in forks of this process (forks.py), or in new ones.
+
+One line of OUT/series.jsonl is one series, and running the script again goes on after the last one, so that it can run
+in the background for as long as there is time. Moments follow from the number of the series.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import json
 import os
-import pkgutil
 import random
 import re
 import shutil
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import forks
 import xarray as xr
 
 import sightline as sl
-from sightline.cli import main
 
-VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=24&num_heads=2"
-IMAGES = "shapes?size=32&train=24&val=8&test=24"
-SCENES = "shapes:scenes?size=64&train=12&val=4&test=8"
+VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=12&num_heads=2"
+IMAGES = "shapes?size=16&train=16&val=4&test=12"
+SCENES = "shapes:scenes?size=32&train=8&val=0&test=4"
 TRAINED = ["--set", "epochs=2", "--set", "batch=8", "--set", "save_minutes=0", "--workers", "0", "--resume"]
-SMALL = [f"--set={word}" for word in ("size=32", "patch=8", "depth=1", "width=24", "heads=2", "warmup_epochs=0")]
+SMALL = [f"--set={word}" for word in ("size=16", "patch=8", "depth=1", "width=12", "heads=2", "warmup_epochs=0")]
 DETECTOR = [
     f"--set={word}"
-    for word in ("size=64", "epochs=1", "batch=4", "channels=8", "box_width=16", "proposals=20", "save_minutes=0")
+    for word in ("size=32", "epochs=1", "batch=4", "channels=8", "box_width=8", "proposals=10", "save_minutes=0")
 ]
 PICTURES = [f"--set={word}" for word in ("size=16", "channels=[16, 16]", "epochs=1", "batch=8", "save_minutes=0")]
-PICTURES += ["--samples", "2", "--sources", "4", "--compared", "8", "--transformations", "mirror"]
+PICTURES += ["--samples", "2", "--sources", "2", "--compared", "4", "--transformations", "mirror"]
+PASS = ["--images", IMAGES, "--batch", "4", "--workers", "0"]
 COMMANDS: dict[str, list[str]] = {
-    "compare": ["compare", f"a={VIT}", f"b={VIT}&seed=1", "--images", IMAGES, "--batch", "8", "--workers", "0"],
+    "compare": ["compare", f"a={VIT}", f"b={VIT}&seed=1", *PASS, "--only", "attention,fourier,knn"],
     "pretrain": ["pretrain", "mae", "--images", IMAGES, *TRAINED, *SMALL],
     "finetune": ["finetune", VIT, "--images", IMAGES, *TRAINED, "--set", "save_epochs=true"],
-    "detect": ["detect", f"a={VIT.replace('32', '64')}", "--images", SCENES, *DETECTOR, "--workers", "0"],
+    "detect": ["detect", f"a={VIT.replace('size=16', 'size=32')}", "--images", SCENES, *DETECTOR, "--workers", "0"],
     "rcdm": ["rcdm", f"a={VIT}", "--images", IMAGES, *PICTURES, "--workers", "0"],
+    "study": ["study", "study.toml", "--workers", "0"],
 }
+STUDY = f"""
+images = "{IMAGES}"
+findings = ["P3"]
+
+[step.mae]
+command = "pretrain mae"
+set = {{ epochs = 1, batch = 8, size = 16, patch = 8, depth = 1, width = 12, heads = 2, warmup_epochs = 0 }}
+
+[step.tuned]
+command = "finetune step:mae"
+set = {{ epochs = 1, batch = 8 }}
+
+[step.pass]
+command = "compare step:mae step:tuned"
+only = ["knn"]
+batch = 4
+
+[role]
+mae = {{ family = "reconstruction", method = "mae" }}
+tuned = {{ family = "reconstruction", method = "mae", tuned_from = "mae" }}
+"""
 # What a run says of when and how long it ran, and the curves for TensorBoard, of which each start has a file.
-TIMES = ("date", "timing", "command", "seconds", "images_per_second")
+TIMES = ("date", "timing", "command", "seconds", "images_per_second", "finished")
 PASSING = re.compile(r"(.*/)?(tensorboard/.*|cache/.*|\.lock)")
-MOST_KILLS = 4  # of a series
-
-
-def import_all() -> None:
-    """Everything that a command would import."""
-    for found in pkgutil.walk_packages(sl.__path__, "sightline."):
-        if not found.name.endswith("__main__"):
-            with contextlib.suppress(ImportError):  # of what is not installed
-                importlib.import_module(found.name)
-    importlib.import_module("torch.utils.tensorboard")
+MOST_KILLS = 8  # of a series
+PATIENCE = 600  # seconds after which a run hangs
 
 
 class Problem(Exception):  # noqa: N818 — a finding
     """What is not as it should be after a kill."""
 
 
-def start(words: list[str], log: Path) -> int:
-    """The command in a fork, which leads a group of its own; its number."""
-    if child := os.fork():
-        return child
-    code = 1
-    try:
-        os.setsid()
-        to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(to, 1)
-        os.dup2(to, 2)
-        sys.argv = ["sightline", *words]
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+@dataclass(frozen=True)
+class Life:
+    """How long an uninterrupted run is."""
+
+    seconds: float  # of computing
+    events: int  # changes of files
 
 
-def finish(words: list[str], log: Path) -> float:
-    """Let the command end by itself; how long it took."""
+@dataclass(frozen=True)
+class Starter:
+    """How a command is started: in a fork, or in a new process, which does not count its changes of files."""
+
+    fresh: bool
+
+    def start(self, words: list[str], folder: Path, log: Path, before: Callable[[], None] | None = None) -> int:
+        return forks.fresh(words, folder, log) if self.fresh else forks.command(words, folder, log, before)
+
+    def uninterrupted(self, words: list[str], folder: Path, log: Path) -> Life:
+        """Run the command once."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "study.toml").write_text(STUDY)
+        imported, counted, began = folder / "imported.json", folder / "events", _children_seconds()
+        finish(self.start(words, folder, log, lambda: forks.telling_imports(imported)), log)
+        if self.fresh:
+            return Life(_children_seconds() - began, 0)
+        forks.import_as(imported)  # and again, as all that follow are
+        shutil.rmtree(folder / "run")
+        began = _children_seconds()
+        finish(self.start(words, folder, log, lambda: _count(counted)), log)
+        return Life(_children_seconds() - began, counted.stat().st_size)
+
+    def kill(self, words: list[str], folder: Path, log: Path, kind: str, at: float) -> bool:
+        """Start the command and kill it and all that it has started; False if it had ended well before."""
+        if kind == "files":
+            child = self.start(words, folder, log, lambda: _kill_at(round(at)))
+            at = float("inf")
+        else:
+            child = self.start(words, folder, log)
+        status = _watched(child, at)
+        forks.kill(child)  # what it has started
+        if status not in (0, -signal.SIGKILL):
+            raise Problem(f"exit status {status}: {log.read_text()[-800:]}")
+        return status != 0
+
+
+def _count(file: Path) -> None:
+    """Count changes of files by the length of a file."""
+    to = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    forks.at_file_event(lambda number: os.write(to, b".") and None)
+
+
+def _kill_at(number: int) -> None:
+    forks.at_file_event(lambda now: os.kill(os.getpid(), signal.SIGKILL) if now == number else None)
+
+
+def _children_seconds() -> float:
+    return os.times().children_user + os.times().children_system
+
+
+def _watched(child: int, at: float) -> int:
+    """Kill a process when it has computed for so long; its exit status."""
     began = time.monotonic()
-    _, status = os.waitpid(start(words, log), 0)
-    if status:
-        raise Problem(f"exit status {os.waitstatus_to_exitcode(status)}: {log.read_text()[-800:]}")
-    return time.monotonic() - began
-
-
-def kill(words: list[str], log: Path, after: float) -> bool:
-    """Start the command and kill it and all that it has started; False if it had ended before."""
-    child, until = start(words, log), time.monotonic() + after
-    while time.monotonic() < until:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return False
-        time.sleep(min(0.002, max(0.0, until - time.monotonic())))
-    for target in (lambda: os.killpg(child, signal.SIGKILL), lambda: os.kill(child, signal.SIGKILL)):
-        try:
-            target()
+    while time.monotonic() < began + PATIENCE:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
-        except ProcessLookupError:  # it does not lead a group yet
-            continue
-    os.waitpid(child, 0)
-    return True
+        if forks.cpu_seconds(child) >= at:
+            break
+        time.sleep(0.002)
+    else:
+        forks.kill(child)
+        forks.end(child)
+        raise Problem(f"it hangs for {PATIENCE} seconds")
+    forks.kill(child)
+    return forks.end(child)
+
+
+def finish(child: int, log: Path) -> None:
+    """Let a command end by itself."""
+    status = _watched(child, float("inf"))
+    text = log.read_text(errors="replace")
+    if status or "Traceback" in text:
+        raise Problem(f"exit status {status}: {text[-800:]}")
 
 
 def files_of(run: Path) -> dict[str, Path]:
@@ -187,22 +235,37 @@ HOW: dict[str, Callable[[Path, Path], bool]] = {
 }
 
 
-def series(command: str, number: int, folder: Path, expected: Path, seconds: float) -> dict[str, Any]:
+def moment(chance: random.Random, life: Life) -> tuple[str, float]:
+    """When to kill, over the whole life of a run."""
+    kind = chance.choice(("files", "files", "time", "time", "start") if life.events else ("time", "time", "start"))
+    if kind == "files":
+        return kind, chance.randint(1, life.events)
+    return kind, round(chance.random() * (life.seconds if kind == "time" else 0.1), 4)
+
+
+def series(command: str, number: int, folder: Path, expected: Path, life: Life, starter: Starter) -> dict[str, Any]:
     """One command, killed some times and then left alone."""
-    chance, run, log = random.Random(f"{command} {number}"), folder / "run", folder / "log.txt"
+    chance, log = random.Random(f"{command} {number}"), folder / "log.txt"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    words, kills, problem = [*COMMANDS[command], "-o", str(run)], 0, ""
+    (folder / "study.toml").write_text(STUDY)
+    words, kills, problem = [*COMMANDS[command], "-o", "run"], 0, ""
+    moments, began = [moment(chance, life) for _ in range(chance.randint(1, MOST_KILLS))], _children_seconds()
     try:
-        for _ in range(chance.randint(1, MOST_KILLS)):
-            kills += kill(words, log, chance.choice((seconds, seconds, 0.1)) * chance.random() * 1.05)
-        finish(words, log)
-        check(run, expected)
+        for kind, at in moments:
+            if not starter.kill(words, folder, log, kind, at):
+                break
+            kills += 1
+        finish(starter.start(words, folder, log), log)
+        check(folder / "run", expected / "run")
     except Problem as found:
         problem = str(found)
     if not problem:
         shutil.rmtree(folder)
-    return {"command": command, "number": number, "kills": kills, "problem": problem}
+    return {
+        "command": command, "number": number, "kills": kills, "problem": problem, "moments": moments[: kills + 1],
+        "seconds": round(_children_seconds() - began, 2),
+    }  # fmt: skip
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:
@@ -221,23 +284,30 @@ def run() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--kills", type=int, default=1000, help="in all, those of earlier times included")
     words.add_argument("--commands", default=",".join(COMMANDS))
+    words.add_argument("--fresh", action="store_true", help="new processes instead of forks: seconds for each start")
     words.add_argument("--out", type=Path, default=Path("runs/kills"))
     asked = words.parse_args()
-    torch.set_num_threads(1)
-    import_all()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    state = asked.out / "series.jsonl"
+    out, starter = asked.out.absolute(), Starter(asked.fresh)
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(out / "cache")
+    if not asked.fresh:
+        forks.import_all()
+        forks.remember_drawings(out / "drawn")
+    state = out / "series.jsonl"
     lines = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
     chosen = asked.commands.split(",")
-    whole: dict[str, float] = {}
+    lives: dict[str, Life] = {}
     while sum(line["kills"] for line in lines if line["command"] in chosen) < asked.kills:
-        command = min(chosen, key=lambda name: sum(line["kills"] for line in lines if line["command"] == name))
-        expected = asked.out / "expected" / command
-        if command not in whole:  # measured anew each time: it decides when to kill
+        # All commands have the same time, so that those that are soon done are killed more often.
+        command = min(chosen, key=lambda name: sum(line["seconds"] for line in lines if line["command"] == name))
+        expected = out / "expected" / command
+        if command not in lives:
             shutil.rmtree(expected, ignore_errors=True)
-            whole[command] = finish([*COMMANDS[command], "-o", str(expected / "run")], asked.out / f"{command}.log")
+            again = starter.uninterrupted([*COMMANDS[command], "-o", "run"], expected, out / f"{command}.log")
+            print(f"{command}: {again}", flush=True)
+            lives[command] = again
         number = sum(line["command"] == command for line in lines)
-        line = series(command, number, asked.out / f"{command}-{number}", expected / "run", whole[command])
+        line = series(command, number, out / f"{command}-{number}", expected, lives[command], starter)
         lines.append(line)
         with state.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -3,14 +3,16 @@
     with claimed(folder / "step.lock") as mine:
         if mine: ...                   # nobody else does this meanwhile
 
-The file is made by O_EXCL, which is whole on network file systems as well, where locks of the kernel often are not. It
-says who has it, and a thread touches it while the work goes on. One that was not touched for ten minutes, or whose
-process is gone from this machine, was left by a kill: it is taken over, by one only.
+The file gets its name by a hard link, which fails where the name is taken, on network file systems as well, where locks
+of the kernel often do not hold: it is never seen half-written. It says who has it, and a thread touches it while the
+work goes on. One that was not touched for ten minutes, or whose process is gone from this machine, was left by a kill:
+it is taken over, by one only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import secrets
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.core.errors import InputError
-from sightline.core.files import explain
+from sightline.core.files import abandoned, explain
 
 __all__ = ["STALE", "Holder", "claimed", "holder_of"]
 
@@ -68,6 +70,7 @@ def claimed(path: Path) -> Iterator[bool]:
     if not _claim(path, token):
         yield False
         return
+    _clear(path)
     over = threading.Event()
     beating = threading.Thread(target=_beat, args=(path, over), daemon=True)
     beating.start()
@@ -107,16 +110,45 @@ def _claim(path: Path, token: str) -> bool:
 def _make(path: Path, token: str) -> bool:
     """Make a file that must not be there yet."""
     about = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": token}).encode()
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(about)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            return _make_without_links(path, about)
+    except OSError as error:
+        raise InputError(explain(error, path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return True
+
+
+def _make_without_links(path: Path, about: bytes) -> bool:
+    """The same, but who looks in between sees an empty file."""
+    try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False
-    except OSError as error:
-        raise InputError(explain(error, path)) from error
     with open(file, "wb") as opened:
         opened.write(about)
     return True
+
+
+def _clear(path: Path) -> None:
+    """Remove what those have left who were killed while they claimed this file, or took it over."""
+    name = glob.escape(path.name)
+    with contextlib.suppress(OSError):
+        for draft in path.parent.glob(f".{name}.*.tmp"):
+            if abandoned(draft):
+                draft.unlink(missing_ok=True)
+        for heir in path.parent.glob(f"{name}.*"):
+            if (held := holder_of(heir)) is not None and held.gone:
+                heir.unlink(missing_ok=True)
 
 
 def _beat(path: Path, over: threading.Event) -> None:

@@ -32,16 +32,18 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def nearest(given: str, choices: Iterable[str]) -> str:
+def nearest(given: object, choices: Iterable[str]) -> str:
     """End an error message with the closest valid names.
 
     >>> nearest("blok.3", ["block.3", "norm", "head.0"])
     "; did you mean 'block.3'?"
     >>> nearest("xyz", ["cka", "knn"])
     '; choose from cka, knn'
+    >>> nearest(True, ["cka", "knn"])
+    '; choose from cka, knn'
     """
     choices = list(choices)
-    close = difflib.get_close_matches(given, choices, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(str(given), choices, n=3, cutoff=0.6)
     if close:
         return "; did you mean " + " or ".join(repr(name) for name in close) + "?"
     if not choices:

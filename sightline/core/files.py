@@ -25,6 +25,7 @@ __all__ = [
     "lock",
     "naming_files",
     "read_json",
+    "read_text",
     "read_toml",
     "replacing",
     "unfinished",
@@ -140,6 +141,16 @@ def read_json(path: Path, kind: type[Json], otherwise: str) -> Json:
     if not isinstance(content, kind):
         raise InputError(f"Cannot read {str(path)!r}: it holds another kind of data than Sightline writes; {otherwise}")
     return content
+
+
+def read_text(path: Path, what: str) -> str:
+    """What a text file holds; `what` it is stands in the sentence where it cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except ValueError as error:
+        raise InputError(f"Cannot read the {what} {str(path)!r}: it is no text in UTF-8; save it so") from error
+    except OSError as error:
+        raise InputError(f"Cannot read the {what} {str(path)!r}: {_reason(error)}") from error
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from sightline.transfer.finetune import make_recipe as finetuning_recipe
 from sightline.transfer.segmentation.segment import NAME as SEGMENT
 from sightline.transfer.segmentation.segment import make_recipe as segmentation_recipe
 
-__all__ = ["COMMANDS", "PASS", "Command", "Machine", "Work", "analyses_of", "command_of"]
+__all__ = ["COMMANDS", "OPTION_KINDS", "PASS", "Command", "Machine", "OptionKind", "Work", "analyses_of", "command_of"]
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,46 @@ class Command:
     trains: bool = True  # whether `step:NAME` of it is an encoder
 
 
+@dataclass(frozen=True)
+class OptionKind:
+    """What the value of an option has to be."""
+
+    title: str
+    holds: Callable[[Any], bool]
+
+
+def _every(kind: type, values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
+
+
+TEXT = OptionKind("text", lambda value: isinstance(value, str))
+NUMBER = OptionKind("a whole number", lambda value: type(value) is int)
+TABLE = OptionKind("a table", lambda value: isinstance(value, Mapping))
+NAMES = OptionKind('a list of names, such as ["a", "b"],', lambda value: _every(str, value))
+OPTION_KINDS: Mapping[str, OptionKind] = {
+    **dict.fromkeys(("objective", "recipe"), TEXT),
+    **dict.fromkeys(("batch", "compared", "limit", "samples", "seed", "sources"), NUMBER),
+    **dict.fromkeys(("ends", "only", "sites", "transformations"), NAMES),
+    "counts": OptionKind("a list of whole numbers, such as [1, 2],", lambda value: _every(int, value)),
+    "further": OptionKind("a table of texts", lambda value: TABLE.holds(value) and _every(str, [*value.values()])),
+    "lenient": OptionKind("true or false", lambda value: isinstance(value, bool)),
+    "set": TABLE,
+}
+
+
 def command_of(step: Step) -> Command:
     """The command of a step, which must have such options and so many encoders."""
     if step.command not in COMMANDS:
         raise InputError(f"The step {step.name!r} has no command {step.command!r}{nearest(step.command, COMMANDS)}")
     command = COMMANDS[step.command]
-    for key in step.options:
+    for key, value in step.options.items():
         if key not in command.options:
             raise InputError(
                 f"The step {step.name!r}: {step.command} has no setting {key!r}{nearest(key, command.options)}"
             )
+        kind = OPTION_KINDS[key]
+        if not kind.holds(value) and not (value is None and command.options[key] is None):
+            raise InputError(f"The step {step.name!r}: {key} is {value!r}, but {kind.title} is expected")
     fewest, most = command.encoders
     if not fewest <= len(step.encoders) <= most:
         wanted = "no encoder" if not most else "one encoder" if most == 1 else "at least one encoder"
@@ -111,6 +141,8 @@ def analyses_of(step: Step) -> dict[str, Any]:
     for name, values in _option(step, "set").items():
         if name not in chosen:
             raise InputError(f"The step {step.name!r} sets {name}, which is not among its analyses; add it there")
+        if not isinstance(values, Mapping):
+            raise InputError(f"The step {step.name!r} sets {name} to {values!r}; write {name} = {{ key = value }}")
         known = [one.name for one in fields(analysis(name).Config) if one.init]
         for key in values:
             if key not in known:

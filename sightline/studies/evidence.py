@@ -20,7 +20,7 @@ import numpy as np
 from sightline.core.contrast import ENCODERS, Estimate, Factor
 from sightline.core.errors import InputError
 from sightline.core.run_folder import Run
-from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles
+from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles, refuse_circles
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -50,6 +50,9 @@ class Evidence:
     roles: tuple[Role, ...]
     runs: tuple[Run, ...]
     seeds_together: bool = True  # encoders that differ in their seed only are one
+
+    def __post_init__(self) -> None:
+        refuse_circles(self.roles)
 
     # Encoders
 

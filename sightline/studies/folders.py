@@ -11,7 +11,6 @@ the same step by another name finds it as well.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from typing import Any
 from sightline.core import ownership
 from sightline.core.claims import Holder, claimed, holder_of
 from sightline.core.errors import InputError
-from sightline.core.files import write_atomically
+from sightline.core.files import read_json, write_atomically
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
@@ -47,11 +46,8 @@ class StepFolder:
     @property
     def about(self) -> dict[str, Any]:
         """What its run.json says of it when it is done, nothing before."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.folder / "run.json").read_text("utf-8")).get("step", {})
-            if found.get("key") == self.key:
-                return dict(found)
-        return {}
+        found = _read(self.folder / "run.json").get("step")
+        return found if isinstance(found, dict) and found.get("key") == self.key else {}
 
     @property
     def done(self) -> bool:
@@ -74,12 +70,19 @@ class StepFolder:
         return self.folder.with_name(f"{self.folder.name}.{ending}")
 
 
+def _read(file: Path) -> dict[str, Any]:
+    """What a JSON file says, nothing if it cannot be read: then it is written again."""
+    try:
+        return read_json(file, dict, "")
+    except InputError:
+        return {}
+
+
 def place(step: Step, key: str, steps: Path) -> StepFolder:
     """Where a step is or will be."""
     for file in sorted(steps.glob(f"*-{key[:SHORT]}.json")):
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(file.read_text("utf-8")).get("key") == key:
-                return StepFolder(step, key, file.with_suffix(""))
+        if _read(file).get("key") == key:
+            return StepFolder(step, key, file.with_suffix(""))
     return StepFolder(step, key, steps / f"{step.name}-{key[:SHORT]}")
 
 
@@ -128,10 +131,8 @@ def _note(placed: StepFolder) -> bool:
     about = json.loads(json.dumps({"key": placed.key, **asdict(step)}))
     about.pop("group")
     changed = False
-    if placed.begun:
-        with contextlib.suppress(OSError, ValueError):
-            before = json.loads(file.read_text("utf-8"))
-            changed = any(before.get(key) != about[key] for key in ("encoders", "images"))
+    if placed.begun and (before := _read(file)):
+        changed = any(before.get(key) != about[key] for key in ("encoders", "images"))
     write_atomically(file, json.dumps(about, indent=2).encode())
     return changed
 
@@ -139,10 +140,9 @@ def _note(placed: StepFolder) -> bool:
 def _finish(placed: StepFolder, seconds: float) -> None:
     """Say in run.json that the step is done; nothing that is read later depends on more than this folder."""
     file = placed.folder / "run.json"
-    try:
-        about = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"The step {placed.step.name!r} has left no run.json in {str(placed.folder)!r}") from error
+    about = _read(file)
+    if not about:
+        raise InputError(f"The step {placed.step.name!r} has left no run.json in {str(placed.folder)!r}")
     told = {"name": placed.step.name, "command": placed.step.command, "key": placed.key, "seconds": round(seconds, 1)}
     about["step"] = {**told, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     ownership.write(placed.folder, file, json.dumps(about, indent=2).encode())

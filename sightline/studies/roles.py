@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ __all__ = [
     "Role",
     "known_role",
     "known_roles",
+    "refuse_circles",
 ]
 
 
@@ -64,6 +65,18 @@ class Role:
     def tuned(self) -> bool:
         """Whether it was fine-tuned."""
         return self.tuned_from is not None
+
+
+def refuse_circles(roles: Iterable[Role]) -> None:
+    """One sentence where encoders are fine-tuned from each other."""
+    starts = {role.name: role.tuned_from for role in roles}
+    for name in starts:
+        way = [name]
+        while (start := starts.get(way[-1])) is not None:
+            if start in way:
+                circle = " from ".join([*way[way.index(start) :], start])
+                raise InputError(f"{circle}: encoders cannot be fine-tuned in a circle; correct their tuned_from")
+            way.append(start)
 
 
 FAMILY_OF = {

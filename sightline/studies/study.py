@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from sightline.core import ownership
-from sightline.core.errors import InputError, nearest
+from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.files import is_file, read_json
 from sightline.core.run_folder import Run, open_run, provenance
+from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
 from sightline.studies.commands import Machine
 from sightline.studies.design import Design, Given
@@ -35,7 +37,7 @@ from sightline.studies.findings import Verdict, all_findings, decide_all
 from sightline.studies.folders import StepFolder, place
 from sightline.studies.keys import Contents, keys_of
 from sightline.studies.papers import STUDIES, Sets, papers
-from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role
+from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role, refuse_circles
 from sightline.studies.running import Ended, Executor, Here, Outcome, Processes, run_steps
 from sightline.studies.steps import Step
 from sightline.studies.study_file import read_study
@@ -70,6 +72,9 @@ class Study:
     roles: tuple[Role, ...]
     steps: tuple[StepFolder, ...]
     findings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        refuse_circles(self.roles)
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -272,18 +277,23 @@ def _begin(study: Study) -> None:
 def open_study(path: str | Path) -> Study:
     """A study that was run, or is being run: `open_study("runs/papers").verdicts()`."""
     path = Path(path)
+    if not is_file(path / "study.json"):
+        raise InputError(f"{str(path)!r} is not a study: it has no study.json; give the folder passed to -o")
+    about = read_json(path / "study.json", dict, "run the same study again")
     try:
-        about = json.loads((path / "study.json").read_text("utf-8"))
         if about["format"] != FORMAT:
-            raise ValueError(f"its format is {about['format']}, but {FORMAT} is expected")
+            raise InputError(f"its format is {about['format']}, but {FORMAT} is expected")
         where = path / about["steps_folder"]
         steps = []
         for one in about["steps"]:
-            key, folder = one.pop("key"), one.pop("folder")
-            steps.append(StepFolder(Step(**one), key, where / folder))
-        roles = tuple(Role(**role) for role in about["roles"])
-        return Study(path, about["study"], roles, tuple(steps), tuple(about["findings"]))
-    except FileNotFoundError as error:
-        raise InputError(f"{str(path)!r} is not a study: it has no study.json; give the folder passed to -o") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"Cannot read {str(path / 'study.json')!r}: {error}") from error
+            key, folder = str(one.pop("key")), where / one.pop("folder")
+            steps.append(StepFolder(make_settings(Step, one), key, folder))
+        roles = tuple(make_settings(Role, role) for role in about["roles"])
+        if misfits := [one for step in steps for one in step.step.encoders.values() if not isinstance(one, str)]:
+            raise InputError(f"an encoder is {misfits[0]!r}")
+        if misfits := [one for one in about["findings"] if not isinstance(one, str)]:
+            raise InputError(f"a finding is {misfits[0]!r}")
+        return Study(path, str(about["study"]), roles, tuple(steps), tuple(about["findings"]))
+    except (KeyError, TypeError, AttributeError, InputError) as error:
+        why = f"{error} is missing or unknown" if isinstance(error, KeyError) else first_line(error)
+        raise InputError(f"{str(path / 'study.json')!r} is damaged: {why}; run the same study again") from error

@@ -28,15 +28,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.files import is_file, read_toml
 from sightline.core.settings import make_settings, parse_settings
 from sightline.studies.commands import COMMANDS
 from sightline.studies.design import Design
@@ -47,7 +48,13 @@ from sightline.studies.steps import Step, in_order, step_of, with_needed
 __all__ = ["read_study"]
 
 
-KEYS = ("title", "images", "findings", "matrix", "step", "role")
+KEYS = {"title": str, "images": str, "findings": list, "matrix": dict, "step": dict, "role": dict}
+FORMS = {
+    str: "text",
+    list: 'a list of names, such as ["S15"]',
+    dict: "a table, such as [step.mae] begins",
+}
+MOST_STEPS = 10_000
 SHORTS: Mapping[str, Mapping[str, Any]] = {  # commands that are short for a pass
     "dynamics": {"only": ["dynamics"]},
     "minibatch": {"only": ["minibatch"], "batch": 1024, "limit": 0},
@@ -59,15 +66,12 @@ def read_study(
 ) -> Design:
     """The study of a file; `images` replaces its own, `steps` chooses some, by name, with those that they need."""
     about = _read(path)
-    for key in about:
-        if key not in KEYS:
-            raise InputError(f"{str(path)!r} has no {key!r}{nearest(key, KEYS)}")
     matrix = _matrix(about.get("matrix", {}))
     tables = about.get("step", {})
     if not tables:
         raise InputError(f"{str(path)!r} has no steps; write [step.NAME] with a command")
-    for name in about.get("role", {}):
-        if not isinstance(about["role"][name], Mapping):
+    for name, table in about.get("role", {}).items():
+        if not isinstance(table, Mapping):
             raise InputError(f'The role of {name!r} is a table, such as {{ family = "reconstruction" }}')
     copies = {name: _copies(name, table, matrix) for name, table in tables.items()}
     default = images or about.get("images")
@@ -89,12 +93,29 @@ def read_study(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"There is no study {str(path)!r}; give a file, or one of `sightline list studies`") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot read the study {str(path)!r}: {first_line(error)}") from error
+    """What the file holds, each key of its kind."""
+    if not is_file(path):
+        raise InputError(f"There is no study {str(path)!r}; give a file, or one of `sightline list studies`")
+    about = read_toml(path, "study")
+    for key, value in about.items():
+        if key not in KEYS:
+            raise InputError(f"{str(path)!r} has no {key!r}{nearest(key, KEYS)}")
+        if not isinstance(value, KEYS[key]):
+            raise InputError(f"{key} of {str(path)!r} is {value!r}, but {FORMS[KEYS[key]]} is expected")
+    for finding in about.get("findings", []):
+        if not isinstance(finding, str):
+            raise InputError(f"findings of {str(path)!r} has {finding!r}, but {FORMS[list]} is expected")
+    _plain(about)
+    return about
+
+
+def _plain(value: Any) -> None:
+    """Refuse dates and times, which no step takes and which no run can keep."""
+    if isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _plain(one)
+    elif not isinstance(value, (str, int, float)):
+        raise InputError(f"A study has no dates and times, but {value} is one; write it as text, in quotation marks")
 
 
 # The matrix
@@ -102,7 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _matrix(table: Any) -> dict[str, list[Any]]:
     for key, values in table.items():
-        if not isinstance(values, list) or not values:
+        if not isinstance(values, list) or not values or any(isinstance(value, (dict, list)) for value in values):
             raise InputError(f"matrix.{key} is {values!r}, but a list of values is expected, such as [0, 1]")
     return dict(table)
 
@@ -136,9 +157,15 @@ def _copies(name: str, table: Any, matrix: Mapping[str, list[Any]]) -> list[tupl
         raise InputError(f'The step {name!r} has no command, such as command = "compare zoo:mae zoo:moco_v3"')
     if not re.fullmatch(r"[\w.-]+", name):
         raise InputError(f"The step {name!r} has a name that cannot be that of a folder; take letters, digits and -")
-    axes = _axes(table, matrix)
-    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*(matrix[axis] for axis in axes))]
+    points = _points(name, _axes(table, matrix), matrix)
     return [({**_fill(table, values), "name": _named(name, values), "group": name}, values) for values in points]
+
+
+def _points(name: str, axes: Sequence[str], matrix: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """The values of these axes, each with each."""
+    if (count := math.prod(len(matrix[axis]) for axis in axes)) > MOST_STEPS:
+        raise InputError(f"{name!r} stands for {count} points of the matrix; at most {MOST_STEPS} can be")
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*(matrix[axis] for axis in axes))]
 
 
 # Steps
@@ -151,7 +178,12 @@ def _step(
     copies: Mapping[str, list[tuple[dict[str, Any], dict[str, Any]]]],
     images: str | None,
 ) -> Step:
-    words = shlex.split(table["command"])
+    try:
+        words = shlex.split(table["command"])
+    except ValueError as error:  # quotation marks that are not closed
+        raise InputError(f"The command of the step {name!r} cannot be read: {first_line(error)}") from error
+    if not isinstance(own := table.get("images", images), (str, type(None))):
+        raise InputError(f'The images of the step {name!r} are {own!r}; write a reference, such as "shapes?size=48"')
     command = words.pop(0) if words else ""
     options = {key: value for key, value in table.items() if key not in ("command", "images", "name", "group")}
     if command in SHORTS:
@@ -163,6 +195,8 @@ def _step(
         if len(words) != 1:
             raise InputError(f'The step {name!r}: write pretrain and one objective, such as "pretrain mae"')
         options["objective"], words = words[0], []
+    if not isinstance(options.get("set", {}), Mapping):
+        raise InputError(f"The step {name!r} sets {options['set']!r}; write a table, such as set = {{ epochs = 2 }}")
     if "set" in options and command != "compare":
         options["set"] = dict(options["set"])
     elif "set" in options:
@@ -175,7 +209,7 @@ def _step(
                     f"The step {name!r} has two encoders {one!r}; name one of them, such as other={reference}"
                 )
             encoders[one] = reference
-    return Step(name, command, encoders, table.get("images", images), options, group=str(table["group"]))
+    return Step(name, command, encoders, own, options, group=str(table["group"]))
 
 
 def _by_analysis(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,13 +267,13 @@ def _roles(tables: Mapping[str, Any], matrix: Mapping[str, list[Any]], steps: Se
                 raise InputError(f"The role of {name!r} has no {key!r}{nearest(key, known)}")
         if "family" not in table:
             raise InputError(f'The role of {name!r} has no family; give it one, such as "reconstruction"')
-        axes = _axes(table, matrix)
-        for point in itertools.product(*(matrix[axis] for axis in axes)):
-            values = dict(zip(axes, point, strict=True))
+        start = table.get("tuned_from")
+        if not isinstance(start, (str, type(None))):
+            raise InputError(f"The role of {name!r} is tuned from {start!r}; write the name of an encoder")
+        for values in _points(name, _axes(table, matrix), matrix):
             own = _named(name, values)
             if own not in names:
                 raise InputError(f"The role {own!r} belongs to no encoder of the study{nearest(own, names)}")
-            start = table.get("tuned_from")
             filled = _fill(table, values) | (
                 {"tuned_from": _named(start, values) if _named(start, values) in names else start} if start else {}
             )

@@ -68,6 +68,50 @@ def test_a_lock_that_is_being_written_is_somebodys(tmp_path):
         assert not mine
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sightline.core.claims import claimed
+
+count = 0
+def hook(event, arguments):
+    global count
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if writes or event in ("os.link", "os.remove"):
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+with claimed(path):
+    pass
+"""
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["free", "left by another"])
+def test_killed_at_any_step_of_claiming_it_leaves_nothing_to_wait_for(tmp_path, left):
+    pid = dead_process()
+    for number in range(1, 30):
+        path = tmp_path / str(number) / "a.lock"
+        path.parent.mkdir()
+        if left:
+            leave(path, socket.gethostname(), pid)
+        child = os.fork()
+        if not child:
+            exec(KILLED, {"number": number, "path": path})
+            os._exit(0)
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for _ in range(2):  # one who takes over after a kill may have to look twice
+            with claimed(path) as mine:
+                if mine:
+                    break
+        assert mine, number
+        assert not list(path.parent.iterdir()), number
+        if killed == 0:
+            assert number > 4
+            return
+    pytest.fail("it never ended")
+
+
 def test_of_many_heirs_one_gets_it(tmp_path):
     pid = dead_process()
     for attempt in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sightline as sl
+from sightline.studies.commands import COMMANDS, OPTION_KINDS, command_of
 from sightline.studies.study_file import read_study
 
 pytestmark = pytest.mark.unit
@@ -102,6 +103,27 @@ def test_some_steps_are_chosen_with_what_they_need(write):
         ("[step.a]\ncommand = 'compare zoo:mae zoo:mae'", "has two encoders 'mae'"),
         ("findings = ['S99']\n[step.a]\ncommand = 'compare zoo:mae'", "There is no finding 'S99'"),
         ("[step.'a b']\ncommand = 'compare zoo:mae'", "a name that cannot be that of a folder"),
+        ("matrix = 3\n[step.a]\ncommand = 'compare zoo:mae'", "matrix of "),
+        ("matrix.x = [[1]]\n[step.a]\ncommand = 'compare zoo:mae'", "matrix.x is [[1]], but a list of values"),
+        ("step = 'a'", "step of "),
+        ("role = 3\n[step.a]\ncommand = 'compare zoo:mae'", "role of "),
+        ("findings = 'S1'\n[step.a]\ncommand = 'compare zoo:mae'", "but a list of names"),
+        ("findings = [['S1']]\n[step.a]\ncommand = 'compare zoo:mae'", "has ['S1'], but a list of names"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nimages = 3", "The images of the step 'a' are 3; write a reference"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nset = 3", "The step 'a' sets 3; write a table"),
+        ("[step.a]\ncommand = 'finetune zoo:mae'\nset = ['x']", "The step 'a' sets ['x']; write a table"),
+        ("[step.a]\ncommand = 'compare \"zoo:mae'", "of the step 'a' cannot be read: No closing quotation"),
+        ("[step.a]\ncommand = 'compare zoo:mae'\nlimit = 2020-01-01", "no dates and times, but 2020-01-01 is one"),
+        (
+            "[step.a]\ncommand = 'compare zoo:mae'\n[role]\nmae = { family = 'hybrid', tuned_from = 3 }",
+            "'mae' is tuned from 3; write the name",
+        ),
+        (
+            "".join(f"matrix.a{i} = [{'0, ' * 10}]\n" for i in range(9))
+            + f"[step.a]\ncommand = 'compare zoo:mae'\nset.x = '{''.join(f'{{a{i}}}' for i in range(9))}'",
+            "'a' stands for 1000000000 points of the matrix; at most 10000",
+        ),
+        ("a = " + "[" * 5000, "it is nested too deeply"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(write, text, sentence):
@@ -114,3 +136,29 @@ def test_what_cannot_be_is_one_sentence(write, text, sentence):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(sl.InputError, match="There is no study"):
         read_study(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("only = true", "The step 'a': only is True, but a list of names"),
+        ("only = [true]", "The step 'a': only is [True], but a list of names"),
+        ("only = 'knn'", "The step 'a': only is 'knn', but a list of names"),
+        ("only = ['knm']", "There is no analysis 'knm'; did you mean 'knn'"),
+        ("only = ['knn']\nset.knn = 3", "The step 'a' sets knn to 3; write knn = { key = value }"),
+        ("limit = 'all'", "The step 'a': limit is 'all', but a whole number is expected"),
+        ("lenient = 1", "The step 'a': lenient is 1, but true or false is expected"),
+        ("further.conflict = 3", "The step 'a': further is {'conflict': 3}, but a table of texts is expected"),
+    ],
+)
+def test_options_of_another_kind(write, options, sentence):
+    (step,) = read_study(write(f"[step.a]\ncommand = 'compare zoo:mae'\n{options}")).steps
+    with pytest.raises(sl.InputError) as error:
+        command_of(step).decisive(step)
+    assert sentence in str(error.value)
+
+
+def test_every_option_of_every_command_has_a_kind():
+    for name, command in COMMANDS.items():
+        for key, default in command.options.items():
+            assert default is None or OPTION_KINDS[key].holds(default), (name, key)

@@ -138,7 +138,7 @@ def _converted(file: Path) -> tuple[str, ...]:
     if not set(HEADER) <= about.keys():
         return ()
     try:
-        beside = json.loads((file.parent / CONFIG).read_text()) == json.loads(about["config"])
+        beside = json.loads((file.parent / CONFIG).read_text("utf-8")) == json.loads(about["config"])
     except (OSError, ValueError):
         beside = False
     return (file.name, CONFIG, PROCESSOR) if beside else (file.name,)

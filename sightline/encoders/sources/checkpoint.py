@@ -113,7 +113,7 @@ def described_beside(path: Path) -> tuple[Reference, str] | None:
 def read_json(path: Path) -> dict[str, Any]:
     """An object of a JSON file; empty if there is none that can be read."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -164,7 +164,7 @@ def _read_processor(where: str, local: bool) -> dict[str, Any] | None:
     )
     if file is None:
         return None
-    content: dict[str, Any] = json.loads(Path(file).read_text())
+    content: dict[str, Any] = json.loads(Path(file).read_text("utf-8"))
     return content
 
 

@@ -15,6 +15,7 @@ stands for, `?ignored=254` which other number is left out. Images have no label 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sightline.core.errors import InputError, counted, first_line, nearest
+from sightline.core.files import read_text
 from sightline.images.decoding import ENDINGS, decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
@@ -208,7 +210,7 @@ def _voc(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
         file = root / "ImageSets" / "Segmentation" / f"{split}.txt"
         if not file.is_file():
             continue
-        for word in file.read_text().split():
+        for word in read_text(file, "list of images").split():
             mask = f"SegmentationClass/{word}.png"
             if (root / mask).is_file():  # those of test are not published
                 pairs.append(MaskedImage(split, f"JPEGImages/{word}.jpg", mask))
@@ -267,7 +269,7 @@ def _named(root: Path, chosen: Mapping[str, Any], own: Sequence[str]) -> tuple[s
     """Names of the classes: of `classes.txt`, as many as are asked for, or those of the layout."""
     file = root / "classes.txt"
     if file.is_file():
-        names = tuple(line.strip() for line in file.read_text("utf-8").splitlines() if line.strip())
+        names = tuple(line.strip() for line in read_text(file, "names of classes").splitlines() if line.strip())
         if len(set(names)) < len(names):
             raise InputError(f"{file} names a class twice; each needs a name of its own")
         return names
@@ -286,6 +288,7 @@ def _ade_names(root: Path) -> tuple[str, ...]:
     file = root / "objectInfo150.txt"
     if not file.is_file():
         return tuple(f"class {number}" for number in range(1, 151))
-    rows = [line.split("\t") for line in file.read_text("utf-8").splitlines()[1:] if line.strip()]
+    rows = [line.split("\t") for line in read_text(file, "names of classes").splitlines()[1:] if line.strip()]
     names = [row[-1].split(",")[0].strip() for row in rows]
-    return tuple(name if names.count(name) == 1 else f"{name} {n}" for n, name in enumerate(names, 1))
+    times = Counter(names)
+    return tuple(name if times[name] == 1 else f"{name} {n}" for n, name in enumerate(names, 1))

@@ -130,7 +130,7 @@ def _files(where: str) -> tuple[list[Path], Path]:
 def _open(file: Path) -> Any:
     try:
         return pq.ParquetFile(file, memory_map=True)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names of columns that are no text
         raise InputError(f"{file} is not a readable Parquet file: {first_line(error)}") from error
 
 

@@ -117,6 +117,10 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
     where = f"masks:{tmp_path}?classes="
     with pytest.raises(InputError, match=r"has the number 3, which is none of 2 classes; name all .* ignored=3"):
         sl.load_images(f"{where}2")
+    (tmp_path / "classes.txt").write_bytes(b"cat\nk\xe4fer\n")
+    with pytest.raises(InputError, match=r"Cannot read the names of classes .*classes.txt': it is no text in UTF-8"):
+        sl.load_images(f"{where}3")
+    (tmp_path / "classes.txt").unlink()
     with pytest.raises(InputError, match="0 can be ignored, background, class"):
         sl.load_images(f"{where}3&zero=nothing")
     mask(tmp_path / "masks" / "test" / "1.png", NUMBERS[:, :4])

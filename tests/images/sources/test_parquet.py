@@ -149,3 +149,7 @@ def test_what_is_no_parquet_of_images(tmp_path):
     pq.write_table(pa.table({"text": ["a"] * 4}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="no column of image bytes; its columns are text"):
         load_images(f"parquet:{tmp_path}")
+    pq.write_table(pa.table({"imagé": [b""] * 4}), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes().replace("é".encode(), b"\xe3("))
+    with pytest.raises(InputError, match="not a readable Parquet file: 'utf-8' codec"):
+        load_images(f"parquet:{tmp_path}")

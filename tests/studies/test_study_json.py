@@ -1,0 +1,62 @@
+"""A study whose files are damaged is a sentence, or what is left of it, wherever the damage is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.damage import damaged, places
+
+import sightline as sl
+from sightline.core.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+STEP = {
+    "name": "pass", "command": "compare", "encoders": {"a": "zoo:mae"}, "images": "shapes",
+    "options": {"only": ["knn"]}, "group": "pass", "key": "0" * 64, "folder": "pass-00000000",
+}  # fmt: skip
+WHOLE: dict[str, Any] = {
+    "format": 1,
+    "study": "mine",
+    "steps_folder": "steps",
+    "roles": [{"name": "a", "family": "reconstruction", "tuned_from": "b"}, {"name": "b", "family": "hybrid"}],
+    "steps": [STEP],
+    "findings": ["P3"],
+}
+
+
+def read(folder: Path) -> None:
+    study = sl.open_study(folder)
+    assert [verdict.verdict for verdict in study.verdicts()] == ["not measured"] * len(study.findings)
+    study.runs  # noqa: B018 — it reads the folders
+    for placed in study.steps:
+        assert placed.step.needs == ()
+
+
+@pytest.mark.parametrize("part", list(WHOLE))
+def test_any_field_of_any_other_type_or_missing(part: str, tmp_path: Path) -> None:
+    for way in places(WHOLE)[1:]:
+        for about in damaged(WHOLE, way) if way[0] == part else ():
+            (tmp_path / "study.json").write_text(json.dumps(about))
+            with contextlib.suppress(InputError):
+                read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["null", "3", '{"step": null}', '{"step": 3}', '{"step": {"key": []}}', "{", "\udc80"])
+def test_a_step_whose_run_json_is_something_else_is_not_done(text: str, tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(json.dumps(WHOLE))
+    folder = tmp_path / "steps" / STEP["folder"]
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert [placed.done for placed in sl.open_study(tmp_path).steps] == [False]
+
+
+def test_encoders_that_are_fine_tuned_from_each_other(tmp_path: Path) -> None:
+    roles = [{**role, "tuned_from": other} for role, other in zip(WHOLE["roles"], "ba", strict=True)]
+    (tmp_path / "study.json").write_text(json.dumps({**WHOLE, "roles": roles}))
+    with pytest.raises(InputError, match="a from b from a: encoders cannot be fine-tuned in a circle"):
+        sl.open_study(tmp_path)
