@@ -19,7 +19,7 @@ from sightline.training.recipe import COMMANDS, Training, make_parts, read_recip
 __all__ = ["TransferRecipe", "assemble", "overrides", "resolve"]
 
 
-class OfEncoder(Protocol):
+class NamesEncoder(Protocol):
     """Settings that say which encoder a training begins with."""
 
     @property
@@ -27,7 +27,7 @@ class OfEncoder(Protocol):
         """A reference to it."""
 
 
-Config = TypeVar("Config", bound=OfEncoder)
+Config = TypeVar("Config", bound=NamesEncoder)
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,7 @@ def test_kill_leaves_a_usable_run_at_any_moment(tmp_path: Path) -> None:
     for _ in range(6):
         process = started(run, "--resume", epochs=100000, save_minutes=0.0, log_every=7)
         seen = steps[-1] if steps else -1
-        process.wait_until(lambda seen=seen: _step(run) > seen)  # type: ignore[misc]
+        process.wait_until(lambda seen=seen: _step(run) > seen)
         time.sleep(chance.random() * 0.5)
         process.signal(signal.SIGKILL)
         assert process.ended(60) == -signal.SIGKILL
