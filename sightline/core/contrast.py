@@ -279,7 +279,7 @@ def _resampled(
     measured: Measured, variable: str, where: Where, statistic: Statistic, draws: int, seed: int
 ) -> _Resampled:
     cells = cells_of(measured.table, variable, where)
-    array = measured.table[variable]
+    array = measured.table.variables[variable]
     whole = np.asarray(array.values[tuple(cells[str(dim)] for dim in array.dims)], np.float64)
     value = float(statistic(whole, axis=-1))
     if measured.rule(variable) is None:

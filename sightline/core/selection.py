@@ -36,7 +36,7 @@ OF_A_LAYER = ("site", "layer_type", "block", "depth")  # in a result of pairs th
 
 def cells_of(table: xr.Dataset, variable: str, where: Where) -> dict[str, npt.NDArray[np.int64]]:
     """Positions (n,) in each dimension of the variable, of the numbers that are meant and known, in order."""
-    values = table[variable]
+    values = table.variables[variable]  # without its coordinates, which take longer to gather than the rest
     dims = [str(dim) for dim in values.dims]
     mask, named = np.ones(values.shape, bool), set()
     for word, wanted in where.items():
@@ -50,7 +50,7 @@ def cells_of(table: xr.Dataset, variable: str, where: Where) -> dict[str, npt.ND
     _check_named(table, variable, mask, dims, named)
     known = mask & np.isfinite(values.values)
     if not known.any():
-        raise InputError(f"{variable} has no number for {described(where)}: {_why_not(table, values, mask)}")
+        raise InputError(f"{variable} has no number for {described(where)}: {_why_not(table, table[variable], mask)}")
     return dict(zip(dims, np.nonzero(known), strict=True))
 
 
@@ -93,7 +93,8 @@ def _keys(table: xr.Dataset, dims: list[str], word: str) -> list[str]:
 
 def _known(table: xr.Dataset, dims: list[str]) -> list[str]:
     """All words that choose among the numbers of a variable."""
-    coords = [str(name) for name, values in table.coords.items() if values.dims and set(values.dims) <= set(dims)]
+    over = {str(name): table.variables[name].dims for name in table.coords}
+    coords = [name for name, of in over.items() if of and set(of) <= set(dims)]
     of_layers = [f"{word}{end}" for end in ("", "_a", "_b") if f"site{end}" in dims for word in OF_A_LAYER]
     return list(dict.fromkeys([*coords, *of_layers, *dims]))
 
@@ -108,7 +109,7 @@ def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: st
             whose = f"encoder{end}" if f"encoder{end}" in dims else "encoder"
             return {(whose, f"site{end}"): (depths >= low) & (depths < high)}
     own = key if key in table.coords else key.removesuffix("_a").removesuffix("_b")
-    coord = table[own] if own in table.coords else None
+    coord = table.variables[own] if own in table.coords else None
     values = np.arange(table.sizes[key]) if coord is None else coord.values
     found = _equal(values, wanted)
     if not found.any():
