@@ -348,7 +348,7 @@ def test_pages_are_grouped_by_what_they_ask(two: tuple[SampleRun, str, Scripts, 
     nav = text[text.index('<nav aria-label="Pages">') : text.index("</nav>")]
     assert re.findall(r"<h2>(.*?)</h2>|data-page=\"(\w+)\"", nav) == [
         ("", "overview"), ("Who is alike?", ""), ("", "cka"), ("What can be separated?", ""), ("", "knn"),
-        ("", "provenance"),
+        ("", "provenance"), ("", "everything"),
     ]  # fmt: skip
 
 
