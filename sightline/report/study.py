@@ -104,7 +104,10 @@ def study_page(
         stem = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
         made = Figure(stem, figure.title, figure.caption, figure.chart, figure.table)
         drawn[f"paper-{stem}"] = draw_figure(out, "paper", made, shown)
-        printed = pd.DataFrame() if figure.paper is None else figure.paper
+        shown_in_it = "paper" in figure.table and bool(
+            figure.table.paper.notna().all()
+        )  # a table has them in its cells
+        printed = pd.DataFrame() if figure.paper is None or shown_in_it else figure.paper
         rows = printed.astype(str).to_numpy().tolist()
         head = [str(word) for word in printed.columns]
         those[name] = Beside(f"paper-{stem}", f"{name}: {figure.title}", figure.caption, head, rows)

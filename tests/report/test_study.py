@@ -70,7 +70,7 @@ def test_each_paper_has_a_sentence_and_each_finding_its_verdict(text: str) -> No
         ("P1", "not measured", ""),
     ]  # fmt: skip
     assert "a fine-tuned MAE" in text  # what the missing one needs
-    assert "p = 0.010; adjusted p = 0.040" in text
+    assert "Dashed: the threshold, 0. p = 0.010; adjusted p = 0.040" in text
 
 
 def test_names_and_sentences_are_escaped(text: str) -> None:
@@ -112,6 +112,9 @@ def test_effects_lie_on_one_axis_with_what_they_are_held_against() -> None:
         assert shown.bounds == pytest.approx([(end - low) / (high - low) * 100 for end in bounds], abs=0.01)
     assert [shown.word for shown in row.parts] == ["agrees", "unclear", "unclear"]
     assert row.parts[2].text == "+10.0 points (95 % +0.0 to +20.0)"
+    assert row.against == ""  # they have several thresholds
+    (row,) = findings_page([verdict("S1", "unclear", parts=parts[2:])], {}).rows
+    assert row.against == ", ±30 points"
 
 
 @needs_browser

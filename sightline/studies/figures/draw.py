@@ -104,7 +104,8 @@ def _titled(panel: Panel, letter: str, part: Lettered) -> alt.ChartType:
     chart = panel.chart.copy(deep=False)
     chart.usermeta = alt.Undefined  # only a whole chart may have it
     title = part.title + (f": {panel.who}" if panel.who else "")
-    return chart.properties(title=textwrap.wrap(f"({letter}) {title}" if letter else title, _letters(chart)))
+    words = f"({letter}) {title}" if letter else title
+    return chart.properties(title=textwrap.wrap(words, _letters(chart), break_on_hyphens=False))
 
 
 def _letters(chart: alt.ChartType) -> int:
