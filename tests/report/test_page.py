@@ -115,6 +115,7 @@ def test_the_page_has_every_part(two: tuple[SampleRun, str, Scripts, dict[str, A
         "cka",
         "knn",
         "provenance",
+        "everything",
     ]
     for word in (
         "dino",

@@ -56,6 +56,7 @@
     const [wanted, place] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
     const page = pages.find((p) => p.dataset.page === wanted) ?? pages[0];
     const all = wanted === "everything", shown = all ? pages : [page];
+    root.classList.toggle("everything", all);
     for (const p of pages) p.classList.toggle("open", shown.includes(p));
     for (const link of document.querySelectorAll("nav a")) {
       if (link.dataset.page === (all ? wanted : page.dataset.page)) link.setAttribute("aria-current", "page");
