@@ -283,7 +283,8 @@ def test_print_shows_the_open_page_or_all_of_them_without_the_controls(reader: R
         reader.tab.emulate_media(media="print")
         assert [one.get_attribute("data-page") for one in reader.tab.locator(".page:visible").all()] == shown
         assert reader.tab.locator(".side:visible, .controls:visible, .downloads:visible").count() == 0
-        assert reader.tab.locator(".page.open .chart svg:visible, .page.open .chart canvas:visible").count() >= 2
+        drawn = reader.tab.locator(".page.open .chart svg:visible, .page.open .chart canvas:visible")
+        assert drawn.count() == reader.tab.locator(".page.open .chart").count() >= 1
         reader.tab.emulate_media(media="screen")
 
 

@@ -36,7 +36,7 @@ from sightline.core.errors import InputError
 from sightline.report import explorer
 from sightline.report.figures import Figure, curve_over_depth
 from sightline.report.packing import compressed
-from sightline.report.page import write_report
+from sightline.report.page import CAPTION, FigureText, write_report
 from sightline.report.shell import SCRIPTS
 from sightline.report.standing import stand
 
@@ -342,6 +342,14 @@ def test_what_is_longer_than_five_sentences_is_folded(tmp_path: Path, monkeypatc
     assert "<li>First of 0.5 points.</li>" in short
     assert "Number 3" not in short
     assert more.count("<p>") >= 10
+
+
+def test_a_long_caption_is_folded_after_its_first_sentences() -> None:
+    first, second, third = "Dots are classes.", "A" * (CAPTION - 30) + ".", "Overall: dino."
+    assert FigureText("s", "t", f"{first} {second}", "", "").parts == (f"{first} {second}", "")
+    assert FigureText("s", "t", f"{first} {second} {third}", "", "").parts == (f"{first} {second}", third)
+    assert FigureText("s", "t", f"{second}{second} {first}", "", "").parts == (f"{second}{second}", first)
+    assert FigureText("s", "t", "", "", "").parts == ("", "")
 
 
 def test_pages_are_grouped_by_what_they_ask(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
