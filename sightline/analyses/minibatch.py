@@ -228,7 +228,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         if table.empty:
             return []
         chart = curve_over_depth(
-            table, value_title="mean CKA with the others", depth_title=f"log₂ of {words}", series_title="layer",
+            table, value_title="mean CKA with the others", depth_title=f"log2 of {words}", series_title="layer",
             series=list(table.series.unique()), facet="encoder", details={axis: words},
         )  # fmt: skip
         text = f"Each line is a layer: its mean CKA with the other layers that were drawn; {held}."

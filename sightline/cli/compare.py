@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def compare(
     encoders: Annotated[
         list[str],
@@ -108,7 +108,7 @@ def compare(
     finish(run, verbose)
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def dynamics(
     runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`; `NAME=FOLDER`.")],
     with_: Annotated[
@@ -125,8 +125,11 @@ def dynamics(
 ) -> None:
     """Follow an encoder through its fine-tuning: path efficiency of the weights, CKA with the start and with others.
 
-    Example: `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`, then
-    `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
+    Examples:
+
+    - `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`: first, and keep every epoch
+
+    - `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
 
     Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
     """
@@ -138,7 +141,7 @@ def dynamics(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def minibatch(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[str | None, typer.Option(help=f"Images; without it, {EMBEDDED}.")] = None,
@@ -165,7 +168,7 @@ def minibatch(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def demo(
     out: Out = Path("runs/demo"),
     only: Annotated[str, typer.Option(help="Analyses, separated by commas.")] = "all",
@@ -176,7 +179,11 @@ def demo(
 ) -> None:
     """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
 
-    Example: `sightline demo -o runs/demo`, or in less time `sightline demo --only cka,knn --limit 64`
+    Examples:
+
+    - `sightline demo -o runs/demo`
+
+    - `sightline demo --only cka,knn --limit 64`: in less time
     """
 
     from sightline.encoders.sources import zoo

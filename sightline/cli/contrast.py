@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def contrast(
     run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
     name: Annotated[

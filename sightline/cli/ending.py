@@ -64,7 +64,8 @@ def finish(run: Run, verbose: bool = False) -> None:
     terminal = console()
     if standing.columns:
         terminal.print(number_table(standing, terminal.width))
-        terminal.print("* best of its column; dimmed: 95 % intervals (± half of their width)", style="dim")
+        half = "" if _width(standing) <= terminal.width else ", half of their width"
+        terminal.print(f"* best of its column; dimmed: 95 % intervals{half}", style="dim")
     for sentence in conclusions(standing, verdicts, all_findings() if verdicts else {}):
         terminal.print(f"• {sentence}", markup=False)
     if verbose:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".pdf", ".csv")
 
 
-@app.command()
+@app.command(rich_help_panel="Published findings")
 def figure(
     name: Annotated[str, typer.Argument(help="As papers are cited: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`.")],
     run: Annotated[Path, typer.Argument(help="Folder of a study, or of a comparison or another run.")],

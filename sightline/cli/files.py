@@ -13,7 +13,7 @@ from sightline.cli.saying import say
 from sightline.core.errors import InputError
 
 
-@app.command(name="list")
+@app.command(name="list", rich_help_panel="Files and lists")
 def list_(
     what: Annotated[
         Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings", "figures"],
@@ -26,7 +26,11 @@ def list_(
     """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings,
     figures of the papers.
 
-    Examples: `sightline list encoders 'vit_small*dino*'`, `sightline list sites timm:resnet18@random`
+    Examples:
+
+    - `sightline list encoders 'vit_small*dino*'`
+
+    - `sightline list sites timm:resnet18@random`
     """
     from sightline.cli.listing import (
         list_figures,
@@ -54,7 +58,7 @@ def list_(
         say(list_plugins(what))
 
 
-@app.command()
+@app.command(rich_help_panel="Files and lists")
 def inspect(
     file: Annotated[Path, typer.Argument(help="A checkpoint file of any kind; no code in it is run.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
@@ -72,7 +76,7 @@ def inspect(
     say(as_json(found) if json else describe(found))
 
 
-@app.command()
+@app.command(rich_help_panel="Files and lists")
 def convert(
     what: Annotated[
         str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
@@ -83,8 +87,11 @@ def convert(
 ) -> None:
     """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
 
-    Examples: `sightline convert mae_pretrain_vit_base.pth -o mae.safetensors`;
-    `sightline convert run:runs/dino --to huggingface -o dino`
+    Examples:
+
+    - `sightline convert mae_pretrain_vit_base.pth -o mae.safetensors`
+
+    - `sightline convert run:runs/dino --to huggingface -o dino`
 
     It is loaded there, and its outputs are compared, before anything is put in place.
     """
@@ -97,7 +104,7 @@ def convert(
     say(found.load)
 
 
-@app.command()
+@app.command(rich_help_panel="Files and lists")
 def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")]) -> None:
     """Write `report.html` of a run or a study again; needs no model and no images.
 
@@ -119,7 +126,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study,
     say(report_of(found)[0])
 
 
-@app.command()
+@app.command(rich_help_panel="Files and lists")
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
     format: Annotated[Literal["csv", "parquet", "netcdf"], typer.Option(help="csv, parquet or netcdf.")] = "csv",

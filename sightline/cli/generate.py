@@ -15,7 +15,7 @@ from sightline.cli.train import run_study
 from sightline.core.errors import InputError
 
 
-@app.command()
+@app.command(rich_help_panel="Pictures from representations")
 def rcdm(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`; they share one diffusion model.")],
     images: Annotated[
@@ -41,9 +41,14 @@ def rcdm(
 ) -> None:
     """See what representations keep: a diffusion model draws pictures from them, and measures tell what they know.
 
-    Examples: `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`, an hour on one core;
-    `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`, minutes;
-    `sightline rcdm timm:vit_base_patch16_224.mae --recipe rcdm_adm128 --images folder:/data/imagenet -o runs/adm`.
+    Examples:
+
+    - `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`: an hour on one core
+
+    - `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`: minutes
+
+    - `sightline rcdm timm:vit_base_patch16_224.mae --recipe rcdm_adm128 --images folder:/data/imagenet -o
+      runs/adm`
 
     Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers, and
     `sightline imagine RUN --images FILE` draws for images of your own.
@@ -58,7 +63,7 @@ def rcdm(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(rich_help_panel="Pictures from representations")
 def imagine(
     run: Annotated[Path, typer.Argument(help="Folder of `sightline rcdm`.")],
     images: Annotated[list[Path], typer.Option(help="Image files, one or several.")],
@@ -81,8 +86,11 @@ def imagine(
 ) -> None:
     """Draw pictures from the representations of your own images, with the diffusion model of a run.
 
-    Examples: `sightline imagine runs/rcdm --images dog.jpg cat.jpg --samples 8`;
-    `sightline imagine runs/rcdm --images dog.jpg cat.jpg --between`.
+    Examples:
+
+    - `sightline imagine runs/rcdm --images dog.jpg cat.jpg --samples 8`
+
+    - `sightline imagine runs/rcdm --images dog.jpg cat.jpg --between`
 
     Each encoder has a PNG file with a row for each image: the image, then its pictures. The same seed draws the same.
     """

@@ -31,7 +31,7 @@ def _words(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
-@app.command()
+@app.command(rich_help_panel="Published findings")
 def study(
     what: Annotated[str, typer.Argument(help="A study of `sightline list studies`, such as `papers`, or FILE.toml.")],
     encoder: Annotated[Encoders, typer.Option(help=f"An encoder whose role is known: {GIVEN}")] = None,
@@ -98,10 +98,15 @@ def study(
 ) -> None:
     """See which published findings hold for encoders: run all that decides them, and end in verdicts.
 
-    Examples: `sightline study papers --steps passes -o runs/papers` with the reference encoders, in minutes;
-    `sightline study papers --je moco=moco_v3:vit-b-300ep.pth.tar --je dino=timm:vit_base_patch16_224.dino
-    --rec mae=mae:mae_pretrain_vit_base.pth --images folder:/data/imagenet --detection coco:/data/coco -o runs/mine`;
-    `sightline study papers --findings S1,P3,P4 --dry` says what that takes.
+    Examples:
+
+    - `sightline study papers --steps passes -o runs/papers`: with the reference encoders, in minutes
+
+    - `sightline study papers --je moco=moco_v3:vit-b-300ep.pth.tar --je dino=timm:vit_base_patch16_224.dino
+      --rec mae=mae:mae_pretrain_vit_base.pth --images folder:/data/imagenet --detection coco:/data/coco -o
+      runs/mine`
+
+    - `sightline study papers --findings S1,P3,P4 --dry`: says what that takes
 
     A step is the run folder of another command. What is there already, of this study or of another one with the same
     `--steps-folder`, is not computed again. Ctrl-C saves and stops, and the same command goes on; several processes or
@@ -320,13 +325,13 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     from sightline.studies.figures import all_figures, draw
     from sightline.studies.findings import all_findings, by_chance
 
-    figures, notes = {}, [by_chance(verdicts).sentence]
+    figures, missing, notes = {}, {}, [by_chance(verdicts).sentence]
     with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
         for name in all_figures():
             try:
                 figures[name] = draw(name, study.evidence)
-            except Missing:
-                pass
+            except Missing as error:
+                missing[name] = error.needs
             except Exception as error:  # verdicts do not depend on it
                 notes.append(f"{name} could not be drawn ({type(error).__name__}: {error}).")
             move()
@@ -349,8 +354,8 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     kinds = {role.name: in_words(role) for role in study.roles}
     title = f"Study: {study.name}"
     return study_page(
-        study.path, verdicts, findings, title=title, figures=figures, papers=TITLES, kinds=kinds, steps=steps,
-        notes=notes,
+        study.path, verdicts, findings, title=title, figures=figures, missing=missing, papers=TITLES, kinds=kinds,
+        steps=steps, notes=notes,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def pretrain(
     objective: Annotated[
         str | None,
@@ -61,9 +61,13 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder with an objective of the literature.
 
-    Examples: `sightline pretrain mae -o runs/mae` trains the small recipe on the embedded images in minutes;
-    `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`;
-    `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`.
+    Examples:
+
+    - `sightline pretrain mae -o runs/mae`: trains the small recipe on the embedded images in minutes
+
+    - `sightline pretrain dino --recipe dino_vit_b16 --images folder:/data/imagenet -o runs/dino --devices 8`
+
+    - `sightline pretrain simclr --set backbone=resnet18 --set stem=small --set lr=1e-3 -o runs/simclr`
 
     Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The encoder is `run:FOLDER`, even while
     it trains. Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
@@ -74,7 +78,7 @@ def pretrain(
     _train(train, objective, images, out, recipe, set_, launch)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def finetune(
     encoder: Annotated[
         str | None, typer.Argument(help="Encoder to start from, `source:id[@weights][?option=value]`.")
@@ -96,9 +100,14 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder end to end to the classes of labelled images.
 
-    Examples: `sightline finetune zoo:moco_v3 -o runs/tuned` on the embedded images, in minutes;
-    `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
-    -o runs/mae --devices 8`; `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`.
+    Examples:
+
+    - `sightline finetune zoo:moco_v3 -o runs/tuned`: on the embedded images, in minutes
+
+    - `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
+      -o runs/mae --devices 8`
+
+    - `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`
 
     Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The classifier is `run:FOLDER`; with
     `save_epochs`, that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in
@@ -110,7 +119,7 @@ def finetune(
     _train(tune, encoder, images, out, recipe, set_, launch)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def reinit(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[
@@ -151,7 +160,7 @@ def reinit(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def detect(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[
@@ -174,11 +183,16 @@ def detect(
 ) -> None:
     """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
 
-    Examples: `sightline detect zoo:mae zoo:moco_v3 -o runs/detect` on embedded scenes, frozen, five minutes each;
-    `sightline detect zoo:mae --set frozen=false -o runs/tuned` trains the encoder along;
-    `sightline detect zoo:mae --set blocks=last-3,last-2,last-1,last -o runs/blocks` shows it four blocks;
-    `sightline detect mae:mae_pretrain_vit_base.pth --recipe detect_vitdet --images coco:/data/coco -o runs/coco
-    --devices 8`.
+    Examples:
+
+    - `sightline detect zoo:mae zoo:moco_v3 -o runs/detect`: on embedded scenes, frozen, five minutes each
+
+    - `sightline detect zoo:mae --set frozen=false -o runs/tuned`: trains the encoder along
+
+    - `sightline detect zoo:mae --set blocks=last-3,last-2,last-1,last -o runs/blocks`: shows it four blocks
+
+    - `sightline detect mae:mae_pretrain_vit_base.pth --recipe detect_vitdet --images coco:/data/coco -o
+      runs/coco --devices 8`
 
     Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped.
     """
@@ -190,7 +204,7 @@ def detect(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def segment(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[
@@ -213,10 +227,15 @@ def segment(
 ) -> None:
     """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
 
-    Examples: `sightline segment zoo:mae zoo:moco_v3 -o runs/segment` on embedded scenes, frozen, with a linear layer;
-    `sightline segment zoo:mae --set head=upernet --set frozen=false -o runs/tuned` trains UperNet and the encoder;
-    `sightline segment mae:mae_pretrain_vit_base.pth --recipe segment_upernet_ade20k
-    --images masks:/data/ADEChallengeData2016 -o runs/ade --devices 8`.
+    Examples:
+
+    - `sightline segment zoo:mae zoo:moco_v3 -o runs/segment`: on embedded scenes, frozen, with a linear layer
+
+    - `sightline segment zoo:mae --set head=upernet --set frozen=false -o runs/tuned`: trains UperNet and the
+      encoder
+
+    - `sightline segment mae:mae_pretrain_vit_base.pth --recipe segment_upernet_ade20k --images
+      masks:/data/ADEChallengeData2016 -o runs/ade --devices 8`
 
     Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped. Which block to take is told by
     `sightline compare ENCODERS --images IMAGES --only segmentation`, without any training.

@@ -24,13 +24,21 @@ EXTRAS = {  # as they are imported
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-    """Where an import inside fails because an extra is not installed, say which one; other errors are as they were.
+    """Where an import inside fails because of what is installed, say what to install; other errors are as they were.
 
     >>> with explaining():
     ...     raise ModuleNotFoundError("No module named 'lightly'", name="lightly.models")
     Traceback (most recent call last):
     sightline.core.errors.InputError: This needs lightly, which is not installed; get it with \
 `pip install 'sightline[training]'`
+
+    torch of one place and torchvision of another, such as one built for a CPU and one for CUDA, do not work together:
+
+    >>> with explaining():
+    ...     raise RuntimeError("operator torchvision::nms does not exist")
+    Traceback (most recent call last):
+    sightline.core.errors.InputError: The installed torchvision does not fit the installed torch; install both again, \
+from the same place
     """
     try:
         yield
@@ -40,4 +48,10 @@ def explaining() -> Iterator[None]:
             raise
         raise InputError(
             f"This needs {library}, which is not installed; get it with `pip install 'sightline[{EXTRAS[library]}]'`"
+        ) from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        raise InputError(
+            "The installed torchvision does not fit the installed torch; install both again, from the same place"
         ) from error

@@ -50,6 +50,7 @@ ABOUT = {  # by kind of run
     "rcdm": "One diffusion model draws pictures from the representations of all, for the same images.",
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
+CAPTION = 420  # letters of a caption that are shown at once
 Facts = Mapping[str, object]  # name → a JSON value
 
 
@@ -62,6 +63,13 @@ class FigureText:
     caption: str
     analysis: str
     folder: str  # of the run, for whoever wants the numbers
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The caption: its first sentences, and what is folded."""
+        told = sentences(self.caption)
+        most = max(1, sum(len(" ".join(told[: n + 1])) <= CAPTION for n in range(len(told))))
+        return " ".join(told[:most]), " ".join(told[most:])
 
 
 @dataclass(frozen=True)

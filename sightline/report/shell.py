@@ -20,7 +20,7 @@ from sightline.report.figures import DARK, LIGHT, theme
 from sightline.report.html import asset, clean, render, script_json
 from sightline.report.packing import compressed
 
-__all__ = ["SCRIPTS", "Shown", "assemble", "shown_encoders"]
+__all__ = ["SCRIPTS", "Page", "Shown", "assemble", "shown_encoders"]
 
 
 SCRIPTS = ("data.js", "encoders.js", "charts.js", "explorer.js", "viewer.js", "overview.js", "tables.js", "page.js")
@@ -40,13 +40,20 @@ class Page(Protocol):
     """What a page brings: its template, where the navigation has it, and its data."""
 
     @property
-    def template(self) -> str: ...
+    def template(self) -> str:
+        """The file in templates/."""
+
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Its address in the report."""
+
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """In the navigation."""
+
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """One of TOPICS, or empty: it stands alone."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sightline.core import ownership
 from sightline.core.errors import counted
 from sightline.report.figures import Figure
 from sightline.report.page import draw_figure
-from sightline.report.shell import assemble, shown_encoders
+from sightline.report.shell import Page, assemble, shown_encoders
 from sightline.report.standing import tally
 from sightline.report.verdicts import Beside, findings_page
 
@@ -48,6 +48,19 @@ class Redrawn(Protocol):
 
 
 @dataclass(frozen=True)
+class FiguresPage:
+    """All figures of the papers that the results can draw, and what the others would need."""
+
+    template: ClassVar[str] = "paper_figures.html"
+    key: ClassVar[str] = "figures"
+    title: ClassVar[str] = "Figures"
+    topic: ClassVar[str] = ""
+    drawn_from: ClassVar[str] = "findings"  # the page whose data it shares
+    papers: Sequence[tuple[str, Sequence[Beside]]]  # a title, and its figures
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class StudyFacts:
     """The last page: what was run, and with which encoders."""
 
@@ -67,6 +80,7 @@ def study_page(
     *,
     title: str,
     figures: Mapping[str, Redrawn] | None = None,
+    missing: Mapping[str, str] | None = None,
     papers: Mapping[str, str] | None = None,
     kinds: Mapping[str, str] | None = None,
     steps: Mapping[str, object] | None = None,
@@ -77,22 +91,26 @@ def study_page(
     out       the folder; it has to be one of Sightline's already (`ownership.begin`)
     verdicts  of `decide_all`, those that were not measured as well
     findings  by their identifiers
-    figures   by the identifiers of the papers, "001 Fig 1b": what is redrawn beside the findings that name it
+    figures   by the identifiers of the papers, "001 Fig 1b": all have a page, and stand beside findings that name them
+    missing   figures that cannot be drawn, and what they would need
     papers    their titles, by the number that findings name them by
     kinds     encoders in the order of the study, each with its role in words; those of a role share a hue
     steps     what was run: name → facts about it, any JSON
     notes     sentences that belong to all verdicts, such as how many would hold by chance
     """
     shown = shown_encoders(list(kinds or {}), kinds)
-    those, drawn = {}, {}
+    those, drawn = dict[str, Beside](), {}
     for name, figure in (figures or {}).items():
         stem = "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
         made = Figure(stem, figure.title, figure.caption, figure.chart, figure.table)
         drawn[f"paper-{stem}"] = draw_figure(out, "paper", made, shown)
-        printed = pd.DataFrame() if figure.paper is None else figure.paper
+        shown_in_it = "paper" in figure.table and bool(
+            figure.table.paper.notna().all()
+        )  # a table has them in its cells
+        printed = pd.DataFrame() if figure.paper is None or shown_in_it else figure.paper
         rows = printed.astype(str).to_numpy().tolist()
-        title = f"{name}, redrawn: {figure.title}"
-        those[name] = Beside(f"paper-{stem}", title, figure.caption, [str(word) for word in printed.columns], rows)
+        head = [str(word) for word in printed.columns]
+        those[name] = Beside(f"paper-{stem}", f"{name}: {figure.title}", figure.caption, head, rows)
     beside = {id: those[finding.figure] for id, finding in findings.items() if finding.figure in those}
     page = findings_page(
         verdicts,
@@ -104,11 +122,22 @@ def study_page(
         roles=kinds,
         figures=beside,
     )
-    facts = StudyFacts(dict(kinds or {}), steps or {}, notes)
+    pages: list[Page] = [page]
+    if those or missing:
+        pages.append(FiguresPage(_grouped(those, papers or {}), missing or {}))
+    pages.append(StudyFacts(dict(kinds or {}), steps or {}, notes))
     path = out / "report.html"
-    text = assemble(title, [page, facts], {"findings": {"figures": drawn}}, shown)
+    text = assemble(title, pages, {"findings": {"figures": drawn}}, shown)
     ownership.write(out, path, text.encode("utf-8"))
     return path
+
+
+def _grouped(figures: Mapping[str, Beside], papers: Mapping[str, str]) -> list[tuple[str, list[Beside]]]:
+    """Figures by their paper, whose number their names begin with."""
+    groups: dict[str, list[Beside]] = {}
+    for name, figure in figures.items():
+        groups.setdefault(name.partition(" ")[0], []).append(figure)
+    return [(papers.get(paper, paper), own) for paper, own in groups.items()]
 
 
 def _by_paper(verdicts: Sequence[Verdict], findings: Mapping[str, Finding], papers: Mapping[str, str]) -> list[str]:

@@ -71,6 +71,7 @@ class FindingRow:
     sentence: str
     effect: str
     size: float | None  # for sorting: the effect beyond its threshold, in half-widths of its interval
+    against: str  # the threshold, where all parts have the same
     p: str
     roles: Sequence[str]
     parts: Sequence[Stretch]
@@ -139,6 +140,7 @@ def _row(
         sentence=verdict.sentence,
         effect=with_interval(verdict.effect, verdict.low, verdict.high, verdict.percent) if known else "",
         size=beyond if math.isfinite(beyond) else None,
+        against=_against(verdict.parts),
         p=_p(verdict),
         roles=list(dict.fromkeys(roles[n] for part in verdict.parts for n in part.encoders if n in roles)),
         parts=_stretches(verdict.parts),
@@ -163,6 +165,16 @@ def _p(verdict: Verdict) -> str:
         "" if math.isnan(p) else "p < 0.001" if p < 0.001 else f"p = {p:.3f}" for p in (verdict.p, verdict.p_adjusted)
     )
     return f"{plain}; adjusted {adjusted}" if plain and adjusted else plain
+
+
+def _against(parts: Sequence[Part]) -> str:
+    """The threshold of all parts as the page adds it to a sentence; nothing if they have several."""
+    known = {(part.threshold, part.within, part.percent) for part in parts}
+    if len(known) != 1:
+        return ""
+    ((threshold, within, percent),) = known
+    number = f"{threshold * (100 if percent else 1):.3g}".replace("-", "−")
+    return f", {'±' if within else ''}{number}{' points' if percent and threshold else ''}"
 
 
 def _stretches(parts: Sequence[Part]) -> list[Stretch]:

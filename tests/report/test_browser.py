@@ -274,11 +274,18 @@ def test_the_keyboard_reaches_everything_and_the_focus_is_seen(reader: Reader) -
     assert reader.tab.evaluate(unnamed) == 0
 
 
-def test_print_shows_all_pages_without_the_controls(reader: Reader) -> None:
-    reader.open("overview")
-    reader.tab.emulate_media(media="print")
-    assert reader.tab.locator(".page:visible").count() == len(PAGES)
-    assert reader.tab.locator(".side:visible, .controls:visible, .downloads:visible").count() == 0
+def test_print_shows_the_open_page_or_all_of_them_without_the_controls(reader: Reader) -> None:
+    for page, shown in (("knn", ["knn"]), ("everything", list(PAGES))):
+        reader.open(page)
+        reader.until(f"document.querySelectorAll('.page.open').length === {len(shown)}")
+        assert reader.tab.locator("nav a[aria-current]").get_attribute("data-page") == page
+        reader.until("[...document.querySelectorAll('.page.open .chart')].every(c => c.dataset.ready)")
+        reader.tab.emulate_media(media="print")
+        assert [one.get_attribute("data-page") for one in reader.tab.locator(".page:visible").all()] == shown
+        assert reader.tab.locator(".side:visible, .controls:visible, .downloads:visible").count() == 0
+        drawn = reader.tab.locator(".page.open .chart svg:visible, .page.open .chart canvas:visible")
+        assert drawn.count() == reader.tab.locator(".page.open .chart").count() >= 1
+        reader.tab.emulate_media(media="screen")
 
 
 # One choice of encoders for the whole report

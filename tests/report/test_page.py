@@ -36,7 +36,7 @@ from sightline.core.errors import InputError
 from sightline.report import explorer
 from sightline.report.figures import Figure, curve_over_depth
 from sightline.report.packing import compressed
-from sightline.report.page import write_report
+from sightline.report.page import CAPTION, FigureText, write_report
 from sightline.report.shell import SCRIPTS
 from sightline.report.standing import stand
 
@@ -115,6 +115,7 @@ def test_the_page_has_every_part(two: tuple[SampleRun, str, Scripts, dict[str, A
         "cka",
         "knn",
         "provenance",
+        "everything",
     ]
     for word in (
         "dino",
@@ -343,12 +344,20 @@ def test_what_is_longer_than_five_sentences_is_folded(tmp_path: Path, monkeypatc
     assert more.count("<p>") >= 10
 
 
+def test_a_long_caption_is_folded_after_its_first_sentences() -> None:
+    first, second, third = "Dots are classes.", "A" * (CAPTION - 30) + ".", "Overall: dino."
+    assert FigureText("s", "t", f"{first} {second}", "", "").parts == (f"{first} {second}", "")
+    assert FigureText("s", "t", f"{first} {second} {third}", "", "").parts == (f"{first} {second}", third)
+    assert FigureText("s", "t", f"{second}{second} {first}", "", "").parts == (f"{second}{second}", first)
+    assert FigureText("s", "t", "", "", "").parts == ("", "")
+
+
 def test_pages_are_grouped_by_what_they_ask(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:
     _, text, _, _ = two
     nav = text[text.index('<nav aria-label="Pages">') : text.index("</nav>")]
     assert re.findall(r"<h2>(.*?)</h2>|data-page=\"(\w+)\"", nav) == [
         ("", "overview"), ("Who is alike?", ""), ("", "cka"), ("What can be separated?", ""), ("", "knn"),
-        ("", "provenance"),
+        ("", "provenance"), ("", "everything"),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import math
 import re
@@ -49,7 +50,7 @@ def write(folder: Path) -> str:
     path = study_page(
         folder, verdicts, findings, title=f"Study {EVIL}", figures={"001 Fig 1a": redrawn()}, kinds=KINDS,
         papers={"001": "Shekhar et al.", "003": EVIL}, steps={"passes": {"seconds": 12.5, "folder": EVIL}},
-        notes=["One would hold by chance."],
+        notes=["One would hold by chance."], missing={"003 Fig 4": "a fine-tuned MAE"},
     )  # fmt: skip
     return path.read_text("utf-8")
 
@@ -69,7 +70,7 @@ def test_each_paper_has_a_sentence_and_each_finding_its_verdict(text: str) -> No
         ("P1", "not measured", ""),
     ]  # fmt: skip
     assert "a fine-tuned MAE" in text  # what the missing one needs
-    assert "p = 0.010; adjusted p = 0.040" in text
+    assert "Dashed: the threshold, 0. p = 0.010; adjusted p = 0.040" in text
 
 
 def test_names_and_sentences_are_escaped(text: str) -> None:
@@ -83,8 +84,18 @@ def test_the_figure_of_the_paper_is_drawn_once_and_its_numbers_stand_beside(text
     (figure,) = json.loads(zlib.decompress(base64.b64decode(block[1])))["figures"].items()
     assert figure[0] == "paper-001-fig-1a"
     assert figure[1]["fields"] == ["series"]
-    assert text.count('data-figure="paper-001-fig-1a"') == 3  # of three findings
+    assert text.count('data-figure="paper-001-fig-1a"') == 4  # of three findings, and on the page of all figures
     assert "<td>0.81</td><td>0.79</td>" in text
+
+
+def test_all_figures_have_a_page_and_what_is_missing_is_told(text: str) -> None:
+    page = text[text.index('<section class="page" data-page="figures" data-from="findings"') :]
+    page = page[: page.index("</section>")]
+    assert re.findall(r'<h2 class="paper">(.*?)</h2>|data-figure="(.*?)"', page) == [
+        ("Shekhar et al.", ""), ("", "paper-001-fig-1a"),
+    ]  # fmt: skip
+    assert "<dt>003 Fig 4</dt><dd>a fine-tuned MAE</dd>" in page
+    assert f"<h1>Study {html.escape(EVIL)}</h1>".replace("&quot;", "&#34;") in text
 
 
 def test_effects_lie_on_one_axis_with_what_they_are_held_against() -> None:
@@ -101,6 +112,9 @@ def test_effects_lie_on_one_axis_with_what_they_are_held_against() -> None:
         assert shown.bounds == pytest.approx([(end - low) / (high - low) * 100 for end in bounds], abs=0.01)
     assert [shown.word for shown in row.parts] == ["agrees", "unclear", "unclear"]
     assert row.parts[2].text == "+10.0 points (95 % +0.0 to +20.0)"
+    assert row.against == ""  # they have several thresholds
+    (row,) = findings_page([verdict("S1", "unclear", parts=parts[2:])], {}).rows
+    assert row.against == ", ±30 points"
 
 
 @needs_browser
@@ -114,6 +128,10 @@ def test_a_reader_opens_a_finding_on_a_phone(browser: Any, tmp_path: Path) -> No
     assert reader.tab.evaluate("document.documentElement.scrollWidth") <= 390
     reader.tab.select_option("select[name=role]", "reconstruction")
     assert reader.tab.locator(".finding:visible .finding-id").all_inner_texts() == ["S1"]
+    reader.open("figures")
+    reader.until("document.querySelector('.page.open .chart').dataset.ready")
+    assert reader.tab.locator(".page.open .chart svg .mark-line path").count() == 2
+    assert reader.tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert reader.tab.evaluate("window.hacked") is None
     assert reader.problems == []
     reader.context.close()

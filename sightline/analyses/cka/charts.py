@@ -290,7 +290,7 @@ def study_figure(found: xr.Dataset) -> Figure:
         low=table["mean"] - NORMAL_95 * table["std"], high=table["mean"] + NORMAL_95 * table["std"],
     )  # fmt: skip
     chart = curve_over_depth(
-        table, value_title="CKA", depth_title="log₂ of the batch size", series_title="images",
+        table, value_title="CKA", depth_title="log2 of the batch size", series_title="images",
         series=list(table.series.unique()), domain=None, details={"batch": "batch size"},
     )  # fmt: skip
     text = f"Minibatch CKA of two layers: mean of {found.attrs['draws']} draws of images and batches."

@@ -79,7 +79,7 @@ def _tsne_figure(result: xr.Dataset) -> Figure | None:
         field, title, names = "image", "image", [str(name) for name in result.image.values]
     colour = alt.Color(f"{field}:N", title=title).scale(domain=names, range="category")
     tip = ["encoder:N", "image:N", alt.Tooltip("image_class:N", title="class")]
-    chart = _scatter(table, "encoder", colour, alt.Shape("number:O", title="image of its class"), tip)
+    chart = _scatter(table, "encoder", colour, alt.Shape("number:N", title="image of its class"), tip)
     caption = (
         f"Each point is a patch token at the last block, from {result.attrs['images']} images. Islands of one image "
         "each: images differ, their tokens do not; a mixture: the other way round. Distances between islands "

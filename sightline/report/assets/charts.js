@@ -4,6 +4,7 @@
 const Charts = (() => {
   const report = Data.common;
   const drawn = new Map(); // element -> function that draws it again
+  const SCALED = 1.15; // how much wider than its place a chart may be: the style sheet scales it down
   const MANY = 4000; // marks; above this a canvas is quicker than an SVG tree
 
   const isDark = () => {
@@ -144,14 +145,43 @@ const Charts = (() => {
     return result.view;
   }
 
+  // The same chart with one part fewer side by side; undefined if each part has a row already.
+  function fewer(spec) {
+    if (spec.hconcat) return fewer({ ...spec, hconcat: undefined, concat: spec.hconcat, columns: spec.hconcat.length });
+    const kind = ["concat", "vconcat"].find((name) => spec[name]), panels = spec.concat?.length ?? 9; // a facet has its columns
+    const columns = Math.min(spec.columns ?? panels, panels);
+    if ((spec.concat || spec.facet?.field) && columns > 1) return { ...spec, columns: columns - 1 };
+    const inner = kind && spec[kind].map((part) => fewer(part) ?? part);
+    return inner?.some((part, i) => part !== spec[kind][i]) ? { ...spec, [kind]: inner } : undefined;
+  }
+
+  function narrowed(spec, by) {
+    const made = typeof spec.width === "number" ? { ...spec, width: Math.floor(spec.width * by) } : { ...spec };
+    for (const kind of ["concat", "hconcat", "vconcat"]) if (spec[kind]) made[kind] = spec[kind].map((part) => narrowed(part, by));
+    if (spec.spec) made.spec = narrowed(spec.spec, by);
+    return made;
+  }
+
+  // Draws a chart of several parts; if it is too wide, with narrower parts, or else with fewer of them side by side.
+  async function fitting(spec, width) {
+    for (let next = spec, narrow = false; ; ) {
+      const stage = document.createElement("div"), view = await embed(stage, next, isDark()), picture = stage.querySelector("svg, canvas");
+      const wide = parseFloat(picture.style.width || picture.getAttribute("width")), least = 0.7;
+      const enough = wide <= SCALED * width || !(spec.concat || spec.hconcat || spec.vconcat), less = enough ? undefined : fewer(spec);
+      if (enough || (narrow && !less)) return { stage, view };
+      view.finalize();
+      if (!narrow && (width > least * wide || !less)) [next, narrow] = [narrowed(spec, Math.max(least, width / wide)), true];
+      else [spec, next, narrow] = [less, less, false];
+    }
+  }
+
   // Draws `make(width)` into an element, now and whenever the theme or the width changes; `after(view)` connects it.
   async function draw(element, make, after) {
     const turn = (element.turn = (element.turn ?? 0) + 1);
     drawn.set(element, () => draw(element, make, after));
     const width = element.clientWidth || 640; // a page that is only printed has no width yet
     element.width = width;
-    const stage = document.createElement("div");
-    const view = await embed(stage, make(width), isDark());
+    const { stage, view } = await fitting(make(width), width);
     if (element.turn !== turn) return view.finalize();
     element.view?.finalize();
     element.view = view;

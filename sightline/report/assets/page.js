@@ -9,7 +9,7 @@
   async function start(page) {
     if (started.has(page)) return Charts.redraw(false);
     started.add(page);
-    const data = await Data.of(page.dataset.page);
+    const data = await Data.of(page.dataset.from ?? page.dataset.page);
     for (const element of page.querySelectorAll("[data-pictures] select")) element.addEventListener("change", () => choose(element));
     for (const table of page.querySelectorAll("[data-sortable]")) Tables.sortable(table);
     for (const element of page.querySelectorAll("[data-findings]")) Tables.findings(element);
@@ -23,12 +23,27 @@
     }
   }
 
-  // A figure inside something folded is drawn when that is opened.
+  // A figure inside something folded is drawn when that is opened, others when they come near the screen.
+  const waiting = new Map(), near = new IntersectionObserver((seen) => seen.forEach((one) => one.isIntersecting && waiting.get(one.target)?.()), { rootMargin: "800px" });
+  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 200));
+
+  // What is far from the screen is drawn when there is nothing else to do, so that a page can be printed.
+  async function rest() {
+    const next = [...waiting.keys()].find((element) => element.clientWidth && !element.closest("details"));
+    if (next) await waiting.get(next)(), idle(rest);
+  }
+
   function late(element, data) {
     const details = element.closest("details");
-    const draw = () => Charts.figure(element, data.figures[element.dataset.figure]);
-    if (details.open) draw();
-    else details.addEventListener("toggle", draw, { once: true });
+    const draw = () => {
+      waiting.delete(element);
+      near.unobserve(element);
+      return Charts.figure(element, data.figures[element.dataset.figure]);
+    };
+    waiting.set(element, draw);
+    if (!details) near.observe(element), idle(rest);
+    else if (details.open) draw();
+    else details.addEventListener("toggle", () => waiting.get(element)?.(), { once: true });
   }
 
   // One sheet of pictures, or all of them.
@@ -40,15 +55,18 @@
   function open() {
     const [wanted, place] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
     const page = pages.find((p) => p.dataset.page === wanted) ?? pages[0];
-    for (const p of pages) p.classList.toggle("open", p === page);
+    const all = wanted === "everything", shown = all ? pages : [page];
+    root.classList.toggle("everything", all);
+    for (const p of pages) p.classList.toggle("open", shown.includes(p));
     for (const link of document.querySelectorAll("nav a")) {
-      if (link.dataset.page === page.dataset.page) link.setAttribute("aria-current", "page");
+      if (link.dataset.page === (all ? wanted : page.dataset.page)) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     Encoders.point("");
     const target = place && document.getElementById(place);
     if (target?.tagName === "DETAILS") target.open = true;
-    start(page).then(() => target && page.contains(target) && target.scrollIntoView());
+    const started = (async () => { for (const p of shown) await start(p); })();
+    started.then(() => target && page.contains(target) && target.scrollIntoView());
   }
 
   addEventListener("hashchange", () => {
@@ -119,13 +137,11 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (label(), Charts.redraw(true)));
 
-  let waiting = 0;
+  let resizing = 0;
   addEventListener("resize", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => Charts.redraw(false), 150);
+    clearTimeout(resizing);
+    resizing = setTimeout(() => Charts.redraw(false), 150);
   });
-  addEventListener("beforeprint", () => pages.forEach(start));
-
   label();
   open();
 })();

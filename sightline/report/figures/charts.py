@@ -74,7 +74,8 @@ def heatmap(
     """
     cells = _with_starts(cells, facet)
     told = {**(details or {}), "row": row_title, "column": column_title}
-    heat = _Heat(_numbered(cells, facet), (row_title, rows), (column_title, columns), labelAngle=0 if facet else -90)
+    angle = 0 if facet or pd.api.types.is_numeric_dtype(cells.column) else -90  # names of layers need room
+    heat = _Heat(_numbered(cells, facet), (row_title, rows), (column_title, columns), labelAngle=angle)
     layers = heat.layers(value_title, told, domain)
     layers += heat.stages() if "row_starts" in cells else []
     layers += [heat.dots()] if "best" in cells else []
@@ -229,7 +230,7 @@ class _Curve:
         self.value_title, self.style = value_title, ".1%" if percent else ".4f"
         self.base = alt.Chart(points).transform_calculate(between=_between(self.style))
         # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
-        whole = depth_title.startswith(("block", "epoch", "depth", "log₂", "window"))
+        whole = depth_title.startswith(("block", "epoch", "depth", "log2", "window"))
         words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
         for depth, name in (named or {}).items():
             words = f"datum.value == {depth} ? {json.dumps(name)} : ({words})"

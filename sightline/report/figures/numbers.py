@@ -47,7 +47,7 @@ class KeyNumber:
         >>> KeyNumber("k-NN", "k-NN accuracy", {"dino": 0.734}, style=".1%").write("dino")
         '73.4%'
         """
-        return format(self.values[encoder], self.style) if encoder in self.values else ""
+        return self._written(self.values[encoder]) if encoder in self.values else ""
 
     def write_ends(self, encoder: str) -> str:
         """Its interval; the sign of per cent stands behind the number already.
@@ -57,8 +57,11 @@ class KeyNumber:
         """
         if encoder not in self.ends:
             return ""
-        low, high = (format(end, self.style).removesuffix("%") for end in self.ends[encoder])
-        return f"{low}–{high}" if not high.startswith("-") else f"{low} to {high}"
+        low, high = (self._written(end).removesuffix("%") for end in self.ends[encoder])
+        return f"{low}–{high}" if not high.startswith("−") else f"{low} to {high}"
+
+    def _written(self, value: float) -> str:
+        return format(value, self.style).replace("-", "−")
 
     def write_half(self, encoder: str) -> str:
         """Half the width of its interval.

@@ -23,7 +23,7 @@ __all__ = ["class_colours", "class_figure", "coloured", "picture_grid", "picture
 
 GOLDEN = 0.618034  # neighbours in the order of classes get hues that lie far apart
 BACKGROUND_GREY, LEFT_OUT = (225, 225, 225), (60, 60, 60)
-LARGE = 100  # pixels of a picture from which on its name fits above it
+LETTER = 7  # pixels of a letter of the names above pictures
 
 
 def class_colours(count: int) -> npt.NDArray[np.uint8]:
@@ -59,7 +59,7 @@ def picture_grid(table: pd.DataFrame, columns: Sequence[str], side: int) -> Any:
         alt.Chart(table)
         .mark_image(width=side, height=side)
         .encode(
-            x=x.axis(orient="top", labelAngle=0 if side > LARGE else -60),
+            x=x.axis(orient="top", labelAngle=0 if max(map(len, columns)) * LETTER <= side else -60),
             y=y,
             url="url:N",
             tooltip=["row:N", "column:N"],

@@ -76,8 +76,8 @@ class PaperDrawing(Figure):
 
     def svg(self) -> str:
         """With its title and the paper's numbers above it."""
-        told = self.paper is not None and "paper" not in self.table  # a table has them in its cells
-        rows = self.paper.itertuples(index=False) if told and self.paper is not None else ()
+        shown_in_it = "paper" in self.table and bool(self.table.paper.notna().all())  # a table has them in its cells
+        rows = () if self.paper is None or shown_in_it else self.paper.itertuples(index=False)
         lines = [f"{what}: {paper} in the paper, here {ours}" for what, paper, ours in rows]
         title = alt.TitleParams(
             textwrap.wrap(f"{self.id}: {self.title}", LINE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import textwrap
 from collections.abc import Mapping
 
 import altair as alt
@@ -14,6 +15,7 @@ from sightline.core.errors import InputError, nearest
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures import grigg, park, shekhar, shekhar_workshop
 from sightline.studies.figures.contract import Lettered, Panel, PaperDrawing, PaperFigure
+from sightline.studies.figures.forms import SIDE
 
 __all__ = ["all_figures", "draw", "find_figure"]
 
@@ -102,4 +104,12 @@ def _titled(panel: Panel, letter: str, part: Lettered) -> alt.ChartType:
     chart = panel.chart.copy(deep=False)
     chart.usermeta = alt.Undefined  # only a whole chart may have it
     title = part.title + (f": {panel.who}" if panel.who else "")
-    return chart.properties(title=f"({letter}) {title}" if letter else title)
+    words = f"({letter}) {title}" if letter else title
+    return chart.properties(title=textwrap.wrap(words, _letters(chart), break_on_hyphens=False))
+
+
+def _letters(chart: alt.ChartType) -> int:
+    """How many letters of a title fit above a chart."""
+    if not isinstance(chart, alt.LayerChart):
+        return 60
+    return max(24, int((chart.width if isinstance(chart.width, int) else SIDE) / 6.5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,8 @@ __all__ = [
 SIDE = 156  # pixels of a map of layers
 CURVE = {"width": 300, "height": 210}
 PICTURE = 52  # pixels of a small picture
+LEAST = 110  # pixels of a column of a table
+MINUS = re.compile(r"(?<!\w)-(?=\d)")
 MAPS_SHOWN = 4  # layers of an encoder whose attention is shown, from the first to the last
 
 
@@ -211,11 +214,18 @@ def number_table(cells: pd.DataFrame, *, corner: str = "encoder", note: str = ""
     rows, columns = (list(dict.fromkeys(cells[name])) for name in ("row", "column"))
     x = alt.X("column:N", title=None, sort=columns).axis(orient="top", labelAngle=0, labelLimit=150)
     y = alt.Y("row:N", title=corner, sort=rows).axis(labelLimit=220, titleAngle=0, titleAlign="right", titleY=-10)
+    cells = cells.assign(**{name: [MINUS.sub("−", text) for text in cells[name]] for name in ("ours", "paper")})
+    wide = max(
+        LEAST,
+        *(15 + 5.4 * len(f"paper {text}") for text in cells.paper),
+        *(15 + 7.5 * len(text) for text in cells.ours),
+    )
     base = alt.Chart(cells.assign(printed=[f"paper {text}" if text else "" for text in cells.paper]))
     ours = base.mark_text(fontSize=13, fontWeight=600, dy=-6).encode(x=x, y=y, text="ours:N")
     paper = base.mark_text(fontSize=10, dy=9, opacity=0.7).encode(x=x, y=y, text="printed:N")
-    lines_between = base.mark_rule(style="null").encode(y=alt.Y("row:N", sort=rows, bandPosition=1))
-    chart = alt.layer(lines_between, ours, paper).properties(width=alt.Step(124), height=alt.Step(40))
+    once = alt.Chart(cells.drop_duplicates("row"))
+    lines_between = once.mark_rule(style="hatch", opacity=0.4).encode(y=alt.Y("row:N", sort=rows, bandPosition=1))
+    chart = alt.layer(lines_between, ours, paper).properties(width=alt.Step(wide), height=alt.Step(40))
     printed = tuple(
         Printed(f"{column}, {row}", paper, ours)
         for row, column, ours, paper in cells[["row", "column", "ours", "paper"]].itertuples(index=False)

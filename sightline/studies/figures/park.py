@@ -126,7 +126,7 @@ def _second_value(evidence: Evidence, cloud: str) -> Panel:
     uncentred = f"{cloud}_uncentred_second"
     variable = uncentred if uncentred in evidence.table("spectra", *names) else f"{cloud}_second"
     return depth_curves(
-        evidence, "spectra", variable, names, value_title="log σ₂", types=("embed", "block"),
+        evidence, "spectra", variable, names, value_title="second log σ", types=("embed", "block"),
         note="Second largest log singular value, not relative to the largest: a block that lowers it clumps tokens.",
     )  # fmt: skip
 
