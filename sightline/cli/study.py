@@ -26,9 +26,13 @@ Encoders = list[str] | None
 GIVEN = "`NAME=REFERENCE`; may be repeated."
 
 
-def _words(text: str | None) -> list[str] | None:
-    """Words between commas."""
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+def _words(option: str, text: str | None) -> list[str] | None:
+    """Words between commas; an option that names nothing is an error, and not all that there is."""
+    if text is None:
+        return None
+    if words := [word.strip() for word in text.split(",") if word.strip()]:
+        return words
+    raise InputError(f"{option} {text!r} names nothing; leave it out to have all")
 
 
 @app.command(rich_help_panel="Published findings")
@@ -129,8 +133,8 @@ def study(
     with showing(True):  # large sets of images are read for the first time
         made = make_study(
             what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-            steps=_words(steps), findings=_words(findings), settings=settings, out=out, steps_folder=steps_folder,
-            contents=contents,
+            steps=_words("--steps", steps), findings=_words("--findings", findings), settings=settings, out=out,
+            steps_folder=steps_folder, contents=contents,
         )  # fmt: skip
         _show_plan(made, contents, machine)
     del contents  # encoders that are only planned with

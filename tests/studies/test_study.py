@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.references import SMALL
+from typer.testing import CliRunner
 
 import sightline as sl
+from sightline.cli import app
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
 from sightline.studies.findings import all_findings
@@ -202,3 +204,9 @@ def test_a_failed_step_is_told_at_the_end(made, tmp_path, monkeypatch):
     with pytest.raises(sl.InputError, match="step all failed: no room"):
         sl.study(made.path.parent / "tiny.toml", out=tmp_path / "x")
     assert (tmp_path / "x" / "verdicts.csv").is_file()
+
+
+@pytest.mark.parametrize("option", ["--steps", "--findings"])
+def test_an_option_that_names_nothing_is_not_all(option, tmp_path):
+    ended = CliRunner().invoke(app, ["study", "papers", option, " ,", "-o", str(tmp_path / "x")])
+    assert str(ended.exception) == f"{option} ' ,' names nothing; leave it out to have all"

@@ -147,9 +147,9 @@ def _features(schema: Any) -> dict[str, Any]:
     """What Hugging Face notes about the columns: {"label": {"_type": "ClassLabel", "names": […]}}."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-    except (TypeError, KeyError, ValueError):
+        return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError):  # it is something else
         return {}
-    return {name: kind for name, kind in features.items() if isinstance(kind, dict)}
 
 
 def _image_column(schema: Any, features: Mapping[str, Any], wanted: str, where: str) -> str:

@@ -57,6 +57,14 @@ def test_binary_column_and_string_labels_in_one_file(tmp_path):
     assert load_images(f"parquet:{tmp_path / 'all.parquet'}").labels.tolist() == [-1] * 6
 
 
+@pytest.mark.parametrize("about", ["3", "{}", '{"info": 3}', '{"info": {"features": 3}}', "[" * 100_000, "\udcff"])
+def test_notes_of_another_form_are_left_aside(tmp_path, about):
+    table = struct_table([1, 2, 3, 4], list("bcad"))
+    table = table.replace_schema_metadata({"huggingface": about.encode("utf-8", "surrogateescape")})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert load_images(f"parquet:{tmp_path}").classes == ("a", "b", "c", "d")
+
+
 def test_any_order_over_many_row_groups_with_a_small_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "KEEP", 1)
     pq.write_table(struct_table(range(50), [0] * 50), tmp_path / "a.parquet", row_group_size=7)
