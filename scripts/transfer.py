@@ -85,7 +85,7 @@ def row(name: str) -> list[str]:
 
 def main(words: list[str]) -> None:
     """Measure what is missing, then print what is there."""
-    names = [word for word in words if not word.startswith("-")] or [*zoo.names(), "random"]
+    names = [word for word in words if not word.startswith("-")] or [*zoo.pretrained(), "random"]
     for name in sorted(names, key=finished):
         if "--table" not in words:
             try:

@@ -188,7 +188,7 @@ def demo(
 
     from sightline.encoders.sources import zoo
 
-    encoders = [f"zoo:{name}" for name in zoo.names()]
+    encoders = [f"zoo:{name}" for name in zoo.pretrained()]
     compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
 
 

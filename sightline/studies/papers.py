@@ -308,10 +308,7 @@ class _Plan:
         known = {one.role.tuned_from for one in self.given.values()}
         steps = {}
         for name in (name for name in starts if name not in known):
-            options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
-            steps[name] = Step(
-                f"finetune-{name}", "finetune", {name: starts[name]}, self.images, options, group="finetune"
-            )
+            steps[name] = self._tuning(name)
             role = replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name)
             self.given[role.name] = Given(role, f"step:{steps[name].name}", steps[name].name)
         tuned = self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)
@@ -321,16 +318,30 @@ class _Plan:
             *(self._over("tuned", encoders, self._analyses("finetune"), "finetune") if tuned else []),
         ]
 
+    def _tuning(self, name: str) -> Step:
+        """The fine-tuning of an encoder, its epochs kept."""
+        options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
+        return Step(
+            f"finetune-{name}", "finetune", {name: self.given[name].reference}, self.images, options, group="finetune"
+        )
+
     def _dynamics(self) -> list[Step]:
-        """Epochs of the fine-tunings of what was given; those of short trainings say nothing new."""
-        epochs = {
-            name: f"{one.reference}?epoch=*" for name, one in self.given.items()
-            if one.step.startswith("finetune-") and one.role.family in (JE, REC) and one.role.tuned_from
+        """Epochs of the fine-tunings of what was given; those of short trainings say nothing new.
+
+        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well.
+        """
+        starts = {
+            name: one.role.tuned_from for name, one in self.given.items()
+            if one.role.tuned_from in self.given and one.role.family in (JE, REC) and one.role.network == "vit"
             and not self.given[one.role.tuned_from].step
         }  # fmt: skip
+        if not starts:
+            return []
+        tuning = [self._tuning(start) for name, start in starts.items() if start and not self.given[name].step]
+        epochs = {name: f"step:finetune-{start}?epoch=*" for name, start in starts.items()}
         encoders = {**epochs, **self._of(JE, trained=False)}
         only = {"only": ["dynamics"]}
-        return [Step("dynamics", "compare", encoders, self.images, only, group="dynamics")] if epochs else []
+        return [*tuning, Step("dynamics", "compare", encoders, self.images, only, group="dynamics")]
 
     def _reinit(self) -> list[Step]:
         encoders, options = self._of(JE, REC, trained=False), self._recipe("reinit")

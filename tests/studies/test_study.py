@@ -166,6 +166,16 @@ def test_the_papers_need_these_steps():
     assert not Path("x").exists()
 
 
+def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
+    encoders = {"a": SMALL, "c": f"{SMALL}&seed=2", "c-ft": f"{SMALL}&seed=3"}
+    roles = {"a": ROLES["a"], "c": ROLES["c"], "c-ft": Role("c-ft", "reconstruction", "mae", tuned_from="c")}
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["dynamics"], out="x")
+    steps = {placed.step.name: placed.step for placed in made.steps}
+    assert set(steps) == {"finetune-a", "finetune-c", "dynamics"}
+    paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
+    assert steps["dynamics"].encoders == {**paths, "a": SMALL}
+
+
 def test_passes_measure_what_their_findings_ask_for():
     """Nothing for findings that other steps decide, no token view and no band of noise that none of them looks at."""
     made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=["passes"], out="x")

@@ -1,4 +1,4 @@
-"""Reference encoders that come with Sightline: small ViTs trained on `shapes`; `zoo:simclr`."""
+"""Reference encoders that come with Sightline: small ViTs trained on `shapes`; `zoo:simclr`, `zoo:mae_tuned`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from sightline.encoders.saved import load_folder
 
 EXAMPLE = "zoo:simclr"
 FOLDER = Path(__file__).parent.parent.parent / "zoo"
+TUNED = "_tuned"  # how the names of fine-tuned encoders end
 
 
 def names() -> list[str]:
-    """Those whose training has led to features that tell the classes of `shapes`."""
+    """One for each objective, and those that were fine-tuned from them."""
     return sorted(path.parent.name for path in FOLDER.glob("*/encoder.json"))
+
+
+def pretrained() -> list[str]:
+    """One for each objective."""
+    return [name for name in names() if not name.endswith(TUNED)]
 
 
 def load(reference: Reference) -> Encoder:
