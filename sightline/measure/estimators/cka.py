@@ -245,5 +245,5 @@ def bootstrap(
 
 def _again(draws: Tensor, groups: npt.NDArray[np.float64]) -> Tensor:
     """Sums over groups (G, …) as often as each was drawn, (R, …)."""
-    sums: Tensor = torch.tensordot(draws, torch.tensor(groups).to(draws), 1)
+    sums: Tensor = torch.tensordot(draws, torch.from_numpy(groups.copy()).to(draws), 1)
     return sums
