@@ -22,7 +22,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -187,7 +187,8 @@ def pack(run: Path, target: Path) -> None:
     """Weights rounded to bfloat16, the recipe, and the curve with at most 200 rows."""
     checkpoint = latest(run)
     assert checkpoint is not None
-    sl.save_encoder(sl.load_encoder(f"run:{run}"), target, dtype=torch.bfloat16)
+    encoder = sl.load_encoder(f"run:{run}")
+    sl.save_encoder(replace(encoder, name=target.name), target, dtype=torch.bfloat16)
     for part in ("decoder", "head"):
         if (checkpoint / f"{part}.safetensors").is_file():
             tensors = load_file(checkpoint / f"{part}.safetensors")

@@ -371,11 +371,11 @@ class _Plan:
 
     def _rcdm(self) -> list[Step]:
         encoders = self._of(JE, REC, trained=False)
-        if "finetune" in self.groups:
-            encoders |= {
-                name: reference for name, reference in self._of(REC, tuned=True).items()
-                if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
-            }  # fmt: skip
+        encoders |= {
+            name: reference for name, reference in self._of(REC, tuned=True).items()
+            if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
+            and ("finetune" in self.groups or not self.given[name].step)
+        }  # fmt: skip
         if not encoders:
             return []
         pictures = Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")

@@ -33,6 +33,8 @@ def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
 def undecided(study: Study) -> dict[str, str]:
     """Findings that the study cannot decide, with what they would need: encoders of other roles, or other steps."""
     groups, built_in = {placed.step.group for placed in study.steps}, study.name in STUDIES
+    # Steps that bring encoders are not needed where these are there, if a pass over what is given is made.
+    bringing = {"pretrain", "finetune"} if "passes" in groups else {"pretrain"}
     found = {}
     for name in study.findings:
         wanted = groups_of(name)
@@ -40,7 +42,7 @@ def undecided(study: Study) -> dict[str, str]:
             words = set(re.findall(r"\w+", "".join(re.findall(r"--steps ([\w,]+)", needs))))
             if not words or words - groups:  # else a step of the study is going to bring it
                 found[name] = needs
-        elif built_in and (wanted - groups - {"pretrain"}):  # which only brings encoders, and these are there
+        elif built_in and (wanted - groups - bringing):
             found[name] = f"`--steps {','.join(group for group in GROUPS if group in wanted - {'pretrain'})}`"
     return found
 

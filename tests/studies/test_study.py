@@ -16,6 +16,7 @@ from sightline.cli import app
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
 from sightline.studies.findings import all_findings
+from sightline.studies.planning import undecided
 from sightline.studies.roles import Role
 from sightline.studies.study import make_study, run_study
 
@@ -174,6 +175,18 @@ def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
     assert set(steps) == {"finetune-a", "finetune-c", "dynamics"}
     paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
     assert steps["dynamics"].encoders == {**paths, "a": SMALL}
+
+
+def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
+    encoders = {"a": SMALL, "c": f"{SMALL}&seed=2", "c-ft": f"{SMALL}&seed=3"}
+    roles = {"a": ROLES["a"], "c": ROLES["c"], "c-ft": Role("c-ft", "reconstruction", "mae", tuned_from="c")}
+    given = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
+    assert "S15" not in undecided(given)
+    assert "dynamics" in undecided(given)["S17"]
+    alone = {name: encoders[name] for name in ("a", "c")}
+    without = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES, steps=["passes"],
+                         out="x")  # fmt: skip
+    assert undecided(without)["S15"] == "a fine-tuned c: add `--steps finetune`"
 
 
 def test_passes_measure_what_their_findings_ask_for():
