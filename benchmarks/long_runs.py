@@ -23,8 +23,8 @@ import sightline as sl
 from sightline.measure import analyze
 from sightline.training.loop import Loop
 
-VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=24&num_heads=2"
-SETTINGS = {"batch": 8, "depth": 1, "width": 24, "heads": 2, "patch": 8, "size": 32, "watch": [], "save_minutes": 0.05}
+VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=12&num_heads=2"
+SETTINGS = {"batch": 8, "depth": 1, "width": 12, "heads": 2, "patch": 8, "size": 16, "watch": [], "save_minutes": 0.05}
 
 
 def resident() -> int:
@@ -48,9 +48,9 @@ def watched(function: Callable[..., Any], seen: list[int], every: int) -> Callab
 
 
 def long_pass(steps: int, seen: list[int], every: int) -> None:
-    """Batches of four images through two analyses."""
+    """Batches of four images through four analyses."""
     analyze._step = watched(analyze._step, seen, every)
-    images = sl.load_images(f"shapes?size=32&train=0&val=0&test={4 * steps}")
+    images = sl.load_images(f"shapes?size=16&train=0&val=0&test={4 * steps}")
     with tempfile.TemporaryDirectory() as folder:
         names = ["cka", "fourier", "attention", "diversity"]
         sl.analyze(VIT, images, names, batch=4, workers=0, show_progress=False, out=Path(folder) / "run")
@@ -62,7 +62,7 @@ def long_training(steps: int, seen: list[int], every: int) -> None:
     settings = SETTINGS | {"epochs": steps / 8}
     with tempfile.TemporaryDirectory() as folder:
         sl.pretrain(
-            "mae", "shapes?size=32&train=64&val=0&test=8", Path(folder) / "run", settings=settings, workers=0,
+            "mae", "shapes?size=16&train=64&val=0&test=8", Path(folder) / "run", settings=settings, workers=0,
             show_progress=False,
         )  # fmt: skip
 

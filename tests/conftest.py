@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from support.references import SMALL
@@ -18,6 +19,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TESTS = Path(__file__).parent
+
+if not os.access(TESTS.parent, os.W_OK):  # a tree of another user: Hypothesis would warn that it cannot remember
+    hypothesis.settings.register_profile("read-only", database=None)
+    hypothesis.settings.load_profile("read-only")
 
 # Before anything is computed, so that instructions can still be limited where they kill; test processes inherit that.
 BF16 = bfloat16.usable()

@@ -222,7 +222,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.Size": _size,
     "torch.device": lambda reading, *where: torch.device(*where),
     "torch.serialization._get_layout": _opaque,
-    **{f"pathlib.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")},
+    **{
+        f"{module}.{name}": _path
+        for module in ("pathlib", "pathlib._local")  # as Python 3.13 calls it
+        for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")
+    },
     **{f"datetime.{name}": _opaque for name in ("date", "datetime", "time", "timedelta", "timezone")},
     **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray._reconstruct": lambda reading, *_: Array() for core in ("core", "_core")},

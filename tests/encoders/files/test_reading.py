@@ -167,6 +167,16 @@ def test_omegaconf(tmp_path, foreign, monkeypatch):
     assert save({"w": STATE, "cfg": outer}, tmp_path / "f", monkeypatch).arguments == {"optimizer.lr": 0.1}
 
 
+def test_paths_as_python_3_13_writes_them(tmp_path):
+    torch.save({"w": torch.zeros(1), "path": pathlib.PurePosixPath("/data")}, tmp_path / "here.pth")
+    with zipfile.ZipFile(tmp_path / "here.pth") as here, zipfile.ZipFile(tmp_path / "there.pth", "w") as there:
+        for name in here.namelist():
+            data = re.sub(rb"cpathlib(\._local)?\n", b"cpathlib._local\n", here.read(name))
+            assert not name.endswith("data.pkl") or b"cpathlib._local\nPurePosixPath\n" in data
+            there.writestr(name, data)
+    assert read_checkpoint(tmp_path / "there.pth").content["path"] == "/data"
+
+
 def test_plain_data_of_python_numpy_and_torch(tmp_path):
     content = {
         "w": torch.zeros(1),
