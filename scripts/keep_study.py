@@ -22,7 +22,7 @@ from sightline.cli.study import duration, in_words
 from sightline.core.files import write_atomically
 from sightline.studies.figures import all_figures
 from sightline.studies.findings import Verdict, all_findings, by_chance
-from sightline.studies.findings.contract import VERDICTS
+from sightline.studies.findings.contract import NOT_MEASURED, UNCLEAR
 from sightline.studies.study import Study
 
 DOCS = Path("docs")
@@ -39,7 +39,8 @@ def effect(verdict: Verdict) -> str:
     if math.isnan(verdict.effect):
         return "–"
     scale, unit = (100, " points") if verdict.percent else (1, "")
-    value, low, high = (f"{scale * one:+.3g}" for one in (verdict.effect, verdict.low, verdict.high))
+    numbers = (verdict.effect, verdict.low, verdict.high)
+    value, low, high = (f"{scale * one:+.3g}".replace("-", "−") for one in numbers)
     sign = "within ±" if verdict.within else "<" if verdict.below else ">"
     interval = "no interval" if math.isnan(verdict.low) else f"{low} … {high}"
     return f"{value}{unit} ({interval}); claimed {sign} {scale * verdict.threshold:g}"
@@ -56,7 +57,7 @@ def decided(verdicts: Sequence[Verdict]) -> str:
     return table(
         ("", "claim", "verdict", "weakest effect (95 %)", "p", "adjusted"),
         (
-            (one.finding, claims[one.finding].claim, f"**{one.verdict}**", effect(one), probability(one.p),
+            (one.finding, claims[one.finding].claim.rstrip("."), f"**{one.verdict}**", effect(one), probability(one.p),
              probability(one.p_adjusted))
             for one in verdicts
         ),
@@ -66,7 +67,8 @@ def decided(verdicts: Sequence[Verdict]) -> str:
 def counted(verdicts: Sequence[Verdict]) -> str:
     """How many of each, and what chance would give."""
     numbers = Counter(one.verdict for one in verdicts)
-    return f"{', '.join(f'{numbers[one]} {one}' for one in VERDICTS)}. {by_chance(verdicts).sentence}"
+    rest = f"{numbers[UNCLEAR]} are unclear, {numbers[NOT_MEASURED]} were not measured."
+    return f"{by_chance(verdicts).sentence} {rest}"
 
 
 def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequence[str]) -> str:
@@ -95,7 +97,7 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
 
 def file_of(figure: str) -> str:
     """The name under which a study draws it."""
-    return re.sub(r"\W+", "-", figure.lower()) + ".svg"
+    return f"paper-{'-'.join(re.findall('[a-z0-9]+', figure.lower()))}.svg"
 
 
 def main(run: str, name: str, title: str) -> None:

@@ -157,7 +157,8 @@ def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> li
 def _takes(step: Step, key: str) -> bool:
     """Whether a setting can be one of this step; a training says itself what it does not know."""
     if step.command == "compare":
-        return key in PASS or key.partition(".")[0] in step.options["only"]
+        table, dot, _ = key.partition(".")
+        return key in PASS or (bool(dot) and table in step.options["only"])
     return key not in PASS or key in ("limit", "batch", "seed")
 
 
