@@ -12,6 +12,7 @@ the same step by another name finds it as well.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +65,12 @@ class StepFolder:
         """Who works at it now."""
         held = holder_of(self.beside("lock"))
         return None if held is None or held.gone else held
+
+    def clear(self) -> None:
+        """Remove the claim of a process that was killed after it had finished the step."""
+        if os.path.lexists(lock := self.beside("lock")):
+            with claimed(lock):  # which takes over what was left, and gives it back
+                pass
 
     def beside(self, ending: str) -> Path:
         """A file of its own beside its folder, where it is in nobody's way."""
@@ -140,9 +147,10 @@ def _note(placed: StepFolder) -> bool:
 def _finish(placed: StepFolder, seconds: float) -> None:
     """Say in run.json that the step is done; nothing that is read later depends on more than this folder."""
     file = placed.folder / "run.json"
-    about = _read(file)
-    if not about:
-        raise InputError(f"The step {placed.step.name!r} has left no run.json in {str(placed.folder)!r}")
+    try:
+        about = read_json(file, dict, "")
+    except InputError as error:
+        raise InputError(f"The step {placed.step.name!r} has left no run.json in {str(placed.folder)!r}") from error
     told = {"name": placed.step.name, "command": placed.step.command, "key": placed.key, "seconds": round(seconds, 1)}
     about["step"] = {**told, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     ownership.write(placed.folder, file, json.dumps(about, indent=2).encode())

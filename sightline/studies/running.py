@@ -143,6 +143,7 @@ class _Round:
         if broken:
             self.outcome.left[name] = self.outcome.left.get(broken[0], broken[0])
         elif placed.done:
+            placed.clear()
             self.outcome.done.append(name)
         elif len(self.running) >= self.executor.places:
             return False

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -73,6 +76,17 @@ def test_steps_run_in_order_once_and_never_again(tmp_path, done):
     assert run(steps).done == ["a", "b", "c"]
     assert done == ["a", "b", "c"]
     assert not list(tmp_path.glob("*.lock"))
+
+
+def test_the_claim_of_one_that_was_killed_after_its_step_is_removed(tmp_path, done):
+    (step,) = placed(tmp_path, "a")
+    run([step])
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    about = {"host": socket.gethostname(), "pid": process.pid, "token": "left"}
+    step.beside("lock").write_text(json.dumps(about))
+    assert run([step]).done == ["a"]
+    assert not step.beside("lock").exists()
 
 
 def test_a_failure_stops_only_what_needs_it(tmp_path, done, capsys):
