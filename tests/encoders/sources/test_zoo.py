@@ -49,9 +49,9 @@ def test_a_fine_tuned_encoder_says_what_it_was_made_of(name: str) -> None:
     assert (folder / "encoder.safetensors").stat().st_size <= 4_000_000
     wanted = finetune.make_recipe(read_recipe("finetune"), {"encoder": f"zoo:{start}", "save_epochs": True})
     assert finetune.make_recipe(read_recipe(folder / "recipe.toml")) == wanted
-    assert known_role(name, f"zoo:{name}", {start: f"zoo:{start}"}) == replace(
-        known_role(start, f"zoo:{start}"), name=name, tuned_from=start
-    )
+    role = known_role(start, f"zoo:{start}")
+    assert role is not None
+    assert known_role(name, f"zoo:{name}", {start: f"zoo:{start}"}) == replace(role, name=name, tuned_from=start)
     encoder = sl.load_encoder(f"zoo:{name}")
     assert encoder.classes is not None
     assert len(encoder.classes) == 16

@@ -130,7 +130,7 @@ def test_the_table_of_two_layers_has_the_papers_numbers_beside_ours(evidence: Ev
     alone = 100 * _of_probe(evidence, "mean_of_best", encoder="mae", probe="linear")
     block = int(both.block[best])
     assert table.ours["mae", "last and another"] == f"{mean:.2f} ± {std:.2f} (block {block})"
-    assert table.ours["mae", "gain"] == f"{mean - alone:+.2f}"
+    assert table.ours["mae", "gain"] == f"{mean - alone:+.2f}".replace("-", "−")
     assert table.paper["mae", "last block"] == "67.73 ± 0.10"
     assert table.paper["moco", "last block"] == ""
     assert list(dict.fromkeys(figure.table.row)) == ["mae", "moco", "dino"]
