@@ -9,6 +9,7 @@ scripts/zoo.py                       train all reference encoders that runs/zoo 
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
 scripts/zoo.py cnns seeds sizes windows weights      what only studies need: it stays in runs/zoo
 scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10, likewise
+scripts/zoo.py --bf16 dino           in bfloat16 autocast: not everywhere faster (benchmarks/pretrain.py), the recipe says so
 scripts/zoo.py --list                names, and what is finished
 scripts/zoo.py --pack                train nothing, store what is finished
 scripts/zoo.py --pixels              train nothing, print the k-NN accuracy of raw pixels
@@ -41,6 +42,7 @@ from sightline.training.watchers import FeatureWatch
 RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")
 RATES = (5e-4, 1e-3, 2e-3)
 TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth of the training
+BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
 BY_LOSS = ("beit", "mae", "simmim")  # after so few epochs their k-NN accuracy is hardly above that of random weights
 SEEN = 327_680  # images that a reference encoder sees
 
@@ -159,7 +161,7 @@ def trials(one: Training) -> pd.DataFrame:
     for lr in RATES:
         run = RUNS / "trials" / f"{name}-{lr:g}"
         if not finished(run):
-            settings = {**(one.tried or {}), **TRIAL, "lr": lr}
+            settings = {**(one.tried or {}), **TRIAL, **BF16, "lr": lr}
             sl.pretrain(out=run, recipe=one.recipe, settings=settings, resume=True)
         table = pd.read_csv(run / "metrics.csv")
         loss, accuracies = table.loss.iloc[-5:].mean(), table.filter(like="knn").iloc[-1]
@@ -178,9 +180,10 @@ def best(one: Training) -> float:
 def train(one: Training) -> None:
     """Train one encoder to its end."""
     if one.tuned:
-        sl.finetune(out=one.run, recipe=one.recipe, settings=one.settings, resume=True)
+        sl.finetune(out=one.run, recipe=one.recipe, settings={**one.settings, **BF16}, resume=True)
     else:
-        sl.pretrain(out=one.run, recipe=one.recipe, settings={**one.settings, "lr": best(one)}, resume=True)
+        settings = {**one.settings, **BF16, "lr": best(one)}
+        sl.pretrain(out=one.run, recipe=one.recipe, settings=settings, resume=True)
 
 
 def pack(run: Path, target: Path) -> None:
