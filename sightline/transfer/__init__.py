@@ -7,6 +7,7 @@ classification    its loss, and the learning rates of its layers
 evaluate          a classifier's decisions on a split
 trainings         runs that are made of trainings
 on_encoder        a head on an encoder that is frozen or trained along
+head_training     its training in a folder
 detection/        Mask R-CNN on any encoder
 segmentation/     a linear layer or UperNet on any encoder
 """

@@ -9,32 +9,28 @@ and, if the encoder was trained along, `run:FOLDER` is that encoder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from rich.filesize import decimal
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, counted
-from sightline.core.processes import barrier, by_first, rank
+from sightline.core.processes import rank
 from sightline.core.progress import console
 from sightline.core.schedules import Progress
 from sightline.encoders.encoder import Encoder
-from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
 from sightline.training.feed import Feed, check_batch
-from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
+from sightline.training.folder import compile_blocks
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop
+from sightline.training.watchers import Watcher
 from sightline.transfer.classifier_head import layers_of
 from sightline.transfer.detection.average_precision import KINDS, Range, ap_of
-from sightline.transfer.detection.cached import CachedFeed, cache_bytes, fitted, whole_image
+from sightline.transfer.detection.cached import CachedFeed, cache_bytes
 from sightline.transfer.detection.detector import Detector, Heads
 from sightline.transfer.detection.features import FeatureMaps, Standard, check_trainable, trainable, whole_patches
 from sightline.transfer.detection.objective import Objective
@@ -47,7 +43,8 @@ from sightline.transfer.detection.objects import (
     write_detections,
 )
 from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
-from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
+from sightline.transfer.head_training import HeadTraining, Parts, plain_feed, train_head
+from sightline.transfer.recipe import TransferRecipe, assemble
 
 __all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
 
@@ -55,7 +52,6 @@ __all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "t
 NAME = "detect"  # of the objective in recipes
 ALL = Range("all", 0, 1e5)
 FILE = "detections.json"
-MEASURED = 256  # training images that the channels are standardised by
 
 
 @dataclass(frozen=True)
@@ -110,19 +106,7 @@ def train_detector(
 
     `recipe` is the name of one of Sightline's or a file, by default `detect`, the small one; `settings` override it.
     """
-    launch, out = launch or Launch(), Path(out)
-    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
-    begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
-    fabric, data = start(wanted, images, launch)
-    parts = _prepare(wanted, begins_with, data, launch)
-    with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with):
-        if not (out / FILE).is_file():
-            feed = _feed(wanted, parts, data, fabric.device, launch)
-            _train(wanted, data, parts, feed, out, fabric, launch)
-            _finish(parts, data, out, fabric.device, launch)
-            if launch.show_progress:
-                tell_skipped(feed)
-    barrier()  # the first process has written everything
+    train_head(_DETECTOR, what, images, out := Path(out), recipe, settings, launch or Launch())
     return read_detections(out / FILE)
 
 
@@ -136,12 +120,9 @@ def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> Non
     FeatureMaps(encoder, whole_patches(encoder, config.size), config.blocks)
 
 
-class _Parts(NamedTuple):
-    encoder: Encoder
-    objective: Objective
-    features: FeatureMaps
-    policy: Policy  # of the views that are trained on
-    cached: bool
+@dataclass(frozen=True)
+class _Parts(Parts[Objective]):
+    cached: bool  # whether the maps of all training images are kept in memory
 
 
 def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
@@ -211,59 +192,12 @@ def check_images(data: Images, masks: bool) -> None:
                 )
 
 
-def _feed(wanted: TransferRecipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
-    """The images of the steps, or their maps; the channels are measured first."""
-    objective, preprocess = parts.objective.to(device), parts.encoder.preprocess
-    if wanted.config.standardize:
-        some = data.sample(MEASURED, wanted.training.seed)
-        policy = whole_image(parts.policy.size, parts.policy.interpolation)
-        objective.standard.learn(
-            parts.features.look(preprocess.normalize(part.pixels.to(device)))
-            for part in fitted(some, some.indices("train"), policy, workers=launch.workers)
-            if part.rows
-        )
-    settings: dict[str, Any] = {
-        "batch": wanted.optimization.batch,
-        "epochs": wanted.optimization.epochs,
-        "seed": wanted.training.seed,
-        "accumulate": wanted.optimization.accumulate,
-        "device": device,
-        "workers": launch.workers,
-    }
-    if parts.cached:
-        shown = launch.show_progress and rank() == 0
-        return CachedFeed(
-            parts.features, objective.standard, preprocess, data, parts.policy, show_progress=shown, **settings
-        )
-    return Feed(data, (parts.policy,), mean=preprocess.mean, std=preprocess.std, targets=True, **settings)
-
-
-def _train(
-    wanted: TransferRecipe[Config],
-    data: Images,
-    parts: _Parts,
-    feed: Feed,
-    out: Path,
-    fabric: Fabric,
-    launch: Launch,
-) -> None:
-    torch.manual_seed(wanted.training.seed + 1 + rank())  # the regions that are learned from differ between processes
-    left = None if wanted.config.frozen else parts.encoder
-    watchers = [_Precision(parts, data, fabric.device, launch)] if wanted.training.evaluate_every else []
-    Loop(
-        objective=parts.objective,
-        feed=feed,
-        settings=wanted.optimization,
-        folder=out,
-        fabric=fabric,
-        title=f"{parts.encoder.name} on {data.name}",
-        encoder=left,
-        watchers=[watcher for watcher in watchers if watcher.truth],
-        evaluate_every=wanted.training.evaluate_every,
-        log_every=wanted.training.log_every,
-        save_minutes=wanted.training.save_minutes,
-        show_progress=launch.show_progress,
-    ).run()
+def _feed(parts: _Parts, data: Images, shown: bool, settings: Mapping[str, Any]) -> Feed:
+    """The images of the steps, or their maps."""
+    if not parts.cached:
+        return plain_feed(parts, data, shown, settings)
+    standard, preprocess = parts.objective.standard, parts.encoder.preprocess
+    return CachedFeed(parts.features, standard, preprocess, data, parts.policy, show_progress=shown, **settings)
 
 
 def truth_of(data: Images, split: str) -> dict[str, Objects]:
@@ -273,7 +207,7 @@ def truth_of(data: Images, split: str) -> dict[str, Objects]:
     return {str(data.ids[i]): objects_of(source.targets([int(i)])[0]) for i in where}
 
 
-def found_in(
+def _found_in(
     parts: _Parts, data: Images, split: str, device: torch.device, workers: int | None
 ) -> dict[str, Detections]:
     """What the detector finds in the images of a split."""
@@ -292,13 +226,13 @@ class _Precision:
 
     evaluates = True
 
-    def __init__(self, parts: _Parts, data: Images, device: torch.device, launch: Launch) -> None:
-        self.parts, self.data, self.device, self.workers = parts, data, device, launch.workers
-        self.truth = truth_of(data, "val") if "val" in data.splits else {}
+    def __init__(self, parts: _Parts, data: Images, device: torch.device, workers: int | None) -> None:
+        self.parts, self.data, self.device, self.workers = parts, data, device, workers
+        self.truth = truth_of(data, "val")
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """Of boxes, and of masks if there are any."""
-        found = found_in(self.parts, self.data, "val", self.device, self.workers)
+        found = _found_in(self.parts, self.data, "val", self.device, self.workers)
         return {f"val_{key}": value for key, value in _numbers(self.parts, self.data, self.truth, found).items()}
 
     def warning(self, row: Mapping[str, float]) -> str | None:
@@ -315,14 +249,18 @@ def _numbers(
     return {f"{kind}_AP": float(ap_of(seen, found, len(data.classes), [ALL], kind)[0, 0]) for kind in kinds}
 
 
-def _finish(parts: _Parts, data: Images, out: Path, device: torch.device, launch: Launch) -> None:
-    """Detections of the test images, and their AP in run.json."""
-    found = found_in(parts, data, "test", device, launch.workers)
+def _watchers(parts: _Parts, data: Images, device: torch.device, workers: int | None) -> list[Watcher]:
+    return [_Precision(parts, data, device, workers)] if "val" in data.splits and len(data.indices("val")) else []
 
-    def write() -> None:
-        about, content = json.loads((out / "run.json").read_text()), write_detections(found, data.classes)
-        about["results"] = _numbers(parts, data, truth_of(data, "test"), parse_detections(content))
-        ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
-        ownership.write(out, out / FILE, content)  # last: where it is, all is done
 
-    by_first(write)
+def _find(parts: _Parts, data: Images, device: torch.device, workers: int | None) -> dict[str, Detections]:
+    return _found_in(parts, data, "test", device, workers)
+
+
+def _write(parts: _Parts, data: Images, found: Mapping[str, Detections]) -> tuple[dict[str, float], bytes]:
+    """AP of the test images, as it is of what can be read again, and the detections."""
+    content = write_detections(found, data.classes)
+    return _numbers(parts, data, truth_of(data, "test"), parse_detections(content)), content
+
+
+_DETECTOR = HeadTraining(NAME, FILE, make_recipe, _prepare, _watchers, _find, _write, _feed)

@@ -11,34 +11,29 @@ and, if the encoder was trained along, `run:FOLDER` is that encoder.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, nearest
-from sightline.core.processes import barrier, by_first, rank
 from sightline.core.schedules import Progress
 from sightline.encoders.encoder import Encoder
-from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes
-from sightline.training.feed import Feed, check_batch
-from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
+from sightline.training.feed import check_batch
+from sightline.training.folder import compile_blocks
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop
+from sightline.training.watchers import Watcher
 from sightline.transfer.classifier_head import layers_of
-from sightline.transfer.detection.cached import fitted, whole_image
 from sightline.transfer.detection.features import FeatureMaps, Standard, trainable, whole_patches
-from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
+from sightline.transfer.head_training import HeadTraining, Parts, train_head
+from sightline.transfer.recipe import TransferRecipe, assemble
 from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead, Scales, UperNet
 from sightline.transfer.segmentation.objective import Objective
 from sightline.transfer.segmentation.sliding import Segmented, Sliding
@@ -49,7 +44,6 @@ __all__ = ["NAME", "Config", "check", "make_recipe", "shown_ids", "train_segment
 NAME = "segment"  # of the objective in recipes
 HEADS = ("linear", "upernet")
 FILE = "segments.npz"
-MEASURED = 256  # training images that the channels are standardised by
 SHOWN = 6  # test images whose decisions are kept as pictures
 
 
@@ -113,27 +107,12 @@ def train_segmenter(
 
     `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it.
     """
-    launch, out = launch or Launch(), Path(out)
-    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
-    begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
-    fabric, data = start(wanted, images, launch)
-    parts = _prepare(wanted, begins_with, data)
-    with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with):
-        if not (out / FILE).is_file():
-            feed = _feed(wanted, parts, data, fabric.device, launch)
-            _train(wanted, data, parts, feed, out, fabric, launch)
-            _finish(parts, data, out, fabric.device, launch)
-            if launch.show_progress:
-                tell_skipped(feed)
-    barrier()  # the first process has written everything
+    train_head(_SEGMENTER, what, images, out := Path(out), recipe, settings, launch or Launch())
     return _read(out / FILE)
 
 
-class _Parts(NamedTuple):
-    encoder: Encoder
-    objective: Objective
-    features: FeatureMaps
-    policy: Policy  # of the views that are trained on
+@dataclass(frozen=True)
+class _Parts(Parts[Objective]):
     window: Preprocess  # of the views that are evaluated
 
     def sliding(self, data: Images, device: torch.device, workers: int | None) -> Sliding:
@@ -142,10 +121,10 @@ class _Parts(NamedTuple):
 
 def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> None:
     """Say what cannot be, before the first of several encoders is trained."""
-    _prepare(wanted, encoder, data)
+    _prepare(wanted, encoder, data, Launch())
 
 
-def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images) -> _Parts:
+def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     for split in ("train", "test"):
@@ -211,61 +190,13 @@ def _objective(config: Config, encoder: Encoder, features: FeatureMaps, classes:
     )
 
 
-def _feed(wanted: TransferRecipe[Config], parts: _Parts, data: Images, device: torch.device, launch: Launch) -> Feed:
-    """The images of the steps; the channels are measured first."""
-    objective, preprocess = parts.objective.to(device), parts.encoder.preprocess
-    if wanted.config.standardize:
-        some = data.sample(MEASURED, wanted.training.seed)
-        policy = whole_image(parts.policy.size, parts.policy.interpolation)
-        objective.standard.learn(
-            parts.features.look(preprocess.normalize(part.pixels.to(device)))
-            for part in fitted(some, some.indices("train"), policy, workers=launch.workers)
-            if part.rows
-        )
-    return Feed(
-        data,
-        (parts.policy,),
-        batch=wanted.optimization.batch,
-        epochs=wanted.optimization.epochs,
-        seed=wanted.training.seed,
-        accumulate=wanted.optimization.accumulate,
-        mean=preprocess.mean,
-        std=preprocess.std,
-        device=device,
-        workers=launch.workers,
-        targets=True,
-    )
-
-
-def _train(
-    wanted: TransferRecipe[Config], data: Images, parts: _Parts, feed: Feed, out: Path, fabric: Fabric, launch: Launch
-) -> None:
-    torch.manual_seed(wanted.training.seed + 1 + rank())  # what is dropped differs between processes
-    left = None if wanted.config.frozen else parts.encoder
-    watched = wanted.training.evaluate_every and {"val", "test"} <= set(data.splits)
-    Loop(
-        objective=parts.objective,
-        feed=feed,
-        settings=wanted.optimization,
-        folder=out,
-        fabric=fabric,
-        title=f"{parts.encoder.name} on {data.name}",
-        encoder=left,
-        watchers=[_Overlap(parts, data, fabric.device, launch)] if watched else [],
-        evaluate_every=wanted.training.evaluate_every,
-        log_every=wanted.training.log_every,
-        save_minutes=wanted.training.save_minutes,
-        show_progress=launch.show_progress,
-    ).run()
-
-
 class _Overlap:
     """mIoU on val on the way."""
 
     evaluates = True
 
-    def __init__(self, parts: _Parts, data: Images, device: torch.device, launch: Launch) -> None:
-        self.data, self.sliding = data, parts.sliding(data, device, launch.workers)
+    def __init__(self, data: Images, sliding: Sliding) -> None:
+        self.data, self.sliding = data, sliding
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
         """Over all images of the split."""
@@ -286,19 +217,21 @@ def shown_ids(data: Images) -> list[str]:
     return [str(data.ids[i]) for i in where[:: max(1, len(where) // SHOWN)][:SHOWN]]
 
 
-def _finish(parts: _Parts, data: Images, out: Path, device: torch.device, launch: Launch) -> None:
-    """What came of the test images, and their mIoU in run.json."""
-    found = parts.sliding(data, device, launch.workers).over(data, "test", frozenset(shown_ids(data)))
+def _watchers(parts: _Parts, data: Images, device: torch.device, workers: int | None) -> list[Watcher]:
+    apart = {"val", "test"} <= set(data.splits)  # without a test split, val is what is measured at the end
+    return [_Overlap(data, parts.sliding(data, device, workers))] if apart else []
+
+
+def _find(parts: _Parts, data: Images, device: torch.device, workers: int | None) -> dict[str, Segmented]:
+    found = parts.sliding(data, device, workers).over(data, "test", frozenset(shown_ids(data)))
     if not found:
         raise InputError(f"None of the test images of {data.name} could be read; give some")
+    return found
 
-    def write() -> None:
-        about = json.loads((out / "run.json").read_text())
-        about["results"] = {"test_miou": _miou(found)}
-        ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
-        ownership.write(out, out / FILE, _written(found))
 
-    by_first(write)
+def _write(parts: _Parts, data: Images, found: Mapping[str, Segmented]) -> tuple[dict[str, float], bytes]:
+    """mIoU of the test images, and what came of each of them."""
+    return {"test_miou": _miou(found)}, _written(found)
 
 
 def _written(found: Mapping[str, Segmented]) -> bytes:
@@ -321,3 +254,6 @@ def _read(file: Path) -> dict[str, Segmented]:
         raise InputError(
             f"{file} is damaged; delete it, and the same command segments the test images again"
         ) from error
+
+
+_SEGMENTER = HeadTraining(NAME, FILE, make_recipe, _prepare, _watchers, _find, _write)

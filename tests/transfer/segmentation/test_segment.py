@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_all_pixels_and_void_ones_count_nothing() -> N
 
     torch.manual_seed(0)
     data = sl.load_images(SCENES)
-    parts = _prepare(make_recipe(QUICK, {"head": "upernet", "dropout": 0.0}), sl.load_encoder(DEEP), data)
+    parts = _prepare(make_recipe(QUICK, {"head": "upernet", "dropout": 0.0}), sl.load_encoder(DEEP), data, LAUNCH)
     objective = parts.objective.eval()
     truth = torch.randint(-1, 16, (2, 32, 32))
     truth[0, :9] = VOID
