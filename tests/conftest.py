@@ -83,7 +83,7 @@ def small() -> str:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where one tier is asked for, as in `-m unit`, files of others that do not mark a test so need not be imported.
 
-    Nor need those of the package that have no example in a docstring. They took half of the time before the first test.
+    Nor need those of the package that have no example in a docstring.
     """
     if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
         return None
