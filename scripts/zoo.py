@@ -9,7 +9,7 @@ scripts/zoo.py                       train all reference encoders that runs/zoo 
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
 scripts/zoo.py cnns seeds sizes windows weights      what only studies need: it stays in runs/zoo
 scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10, likewise
-scripts/zoo.py --bf16 dino           in bfloat16 autocast: not everywhere faster (benchmarks/pretrain.py), the recipe says so
+scripts/zoo.py --bf16 dino           in bfloat16, as its recipe will say: not always faster (benchmarks/pretrain.py)
 scripts/zoo.py --list                names, and what is finished
 scripts/zoo.py --pack                train nothing, store what is finished
 scripts/zoo.py --pixels              train nothing, print the k-NN accuracy of raw pixels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import hypothesis
@@ -54,10 +55,12 @@ TIERS = {
     "generation/test_noise.py": "unit",
     "measure": "pass",
     "measure/estimators": "unit",
+    "measure/estimators/test_probes.py": "train",
+    "measure/estimators/test_sweep.py": "train",
     "report": "pass",
     "report/test_browser.py": "browser",
     "studies": "train",
-    "studies/figures": "unit",
+    "studies/figures": "pass",
     "studies/findings": "unit",
     "studies/test_evidence.py": "unit",
     "studies/test_roles.py": "unit",
@@ -68,13 +71,28 @@ TIERS = {
     "transfer/detection/test_detect_processes.py": "processes",
     "transfer/test_finetune_processes.py": "processes",
 }
-NAMES = ("machines", "processes", "browser", "train", "pass", "unit")  # in the order in which they run
+NAMES = ("machines", "processes", "browser", "train", "pass", "chance", "unit")  # in the order in which they run
 
 
 @pytest.fixture
 def small() -> str:
     """A reference to a ViT of two blocks on 32 pixels."""
     return SMALL
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where one tier is asked for, as in `-m unit`, files of others that do not mark a test so need not be imported.
+
+    Nor need those of the package that have no example in a docstring.
+    """
+    if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    tier, text = config.option.markexpr, collection_path.read_text("utf-8")
+    if not collection_path.is_relative_to(TESTS) and ">>>" not in text:
+        return True
+    if tier in NAMES and tier != _tier(collection_path) and not re.search(rf'(mark\.|mark, "|support\.){tier}\b', text):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

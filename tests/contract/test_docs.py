@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -66,13 +67,18 @@ def test_modules_that_a_page_names_are_there(page: Any) -> None:
             break
 
 
+@functools.cache
+def known_commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(cli.app)
+    return group.commands
+
+
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_can_be_typed(words: list[str]) -> None:
     """It parses, and its recipes, references, images, analyses and settings are of things that are there."""
-    group: Any = typer.main.get_command(cli.app)
-    name = words[0]
-    assert name in group.commands, name
-    given = group.commands[name].make_context(name, spread_sites(words)[1:]).params
+    name, known = words[0], known_commands()
+    assert name in known, name
+    given = known[name].make_context(name, spread_sites(words)[1:]).params
     if given.get("recipe"):
         assert given["recipe"] in RECIPES
     for reference in _encoders(name, given):

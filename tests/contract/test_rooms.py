@@ -61,6 +61,7 @@ def test_rooms_import_downwards_only(path: Path) -> None:
             assert any(within(target, place) for place in allowed), f"{path.relative_to(PACKAGE)} imports {imported}"
 
 
+@pytest.mark.processes
 def test_loading_an_encoder_loads_no_training_code() -> None:
     script = (
         "import sys, sightline as sl; sl.load_encoder('timm:resnet18@random?size=32'); "

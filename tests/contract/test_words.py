@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,14 @@ def avoided() -> list[str]:
     return [word for cell in cells for word in cell.split(", ") if word]
 
 
+@functools.cache
+def parsed() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+
+
 def shown() -> Iterator[tuple[Path, str]]:
     """What users read: sentences in the code, docstrings of commands, markup, recipes, README and docs."""
-    for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text("utf-8"))
+    for path, tree in parsed().items():
         unseen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         if path.parent.name == "cli":
             unseen = set()
@@ -62,8 +67,8 @@ CONTRACTS = {"Analysis", "Config", "Objective"}  # plugins have them by these na
 def classes() -> dict[str, list[str]]:
     """Public classes of all modules, and where they are."""
     found: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.parse(path.read_text("utf-8")).body:
+    for path, tree in parsed().items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     return found

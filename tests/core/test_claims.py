@@ -87,6 +87,7 @@ with claimed(path):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("left", [False, True], ids=["free", "left by another"])
 def test_killed_at_any_step_of_claiming_it_leaves_nothing_to_wait_for(tmp_path, left):
     pid = dead_process()

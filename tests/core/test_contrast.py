@@ -277,6 +277,7 @@ def assert_covers(make: Callable[[np.random.Generator], Run], truth: float, **mo
     assert low / SETS <= share <= high / SETS, share
 
 
+@pytest.mark.chance
 def test_intervals_of_a_difference_of_means_cover() -> None:
     def make(random: np.random.Generator) -> Run:
         hard = random.exponential(size=(96, 1))  # an image that is hard for one is hard for both
@@ -285,6 +286,7 @@ def test_intervals_of_a_difference_of_means_cover() -> None:
     assert_covers(make, 0.2)
 
 
+@pytest.mark.chance
 def test_intervals_of_a_difference_of_accuracies_with_seeds_cover() -> None:
     """Three seeds each, whose true accuracies differ as much as images let them."""
 
@@ -304,6 +306,7 @@ def hsic(x: Array, y: Array) -> float:
     return float(parts / (n * (n - 3)))
 
 
+@pytest.mark.chance
 def test_intervals_of_a_difference_of_cka_cover() -> None:
     """Of Gaussian features y = a x + noise the CKA with x is a² / (a² + 1)."""
     strengths = (1.0, 0.7)
@@ -326,6 +329,7 @@ def test_intervals_of_a_difference_of_cka_cover() -> None:
     assert_covers(make, 1 / 2 - 0.49 / 1.49)
 
 
+@pytest.mark.chance
 def test_intervals_of_a_difference_of_spreads_cover() -> None:
     """Standard deviation over heads of means over images, which is not linear in the images."""
     heads = np.array([[0.0, 1.0, 2.0, 3.0], [1.0, 1.5, 2.0, 2.5]])
@@ -345,6 +349,7 @@ def test_intervals_of_a_difference_of_spreads_cover() -> None:
     assert_covers(make, heads[0].std() - heads[1].std())
 
 
+@pytest.mark.chance
 def test_intervals_from_numbers_without_each_group_cover() -> None:
     """The logarithm of a variance."""
 
@@ -358,6 +363,7 @@ def test_intervals_from_numbers_without_each_group_cover() -> None:
     assert_covers(make, np.log(4.0))
 
 
+@pytest.mark.chance
 def test_drawn_intervals_cover() -> None:
     def make(random: np.random.Generator) -> Run:
         return mean_run(random.exponential(size=(96, 2)) + np.array([0.2, 0.0]), 24)

@@ -62,6 +62,7 @@ def test_one_process_needs_nothing() -> None:
     }
 
 
+@pytest.mark.processes
 def test_two_processes(tmp_path: Path) -> None:
     python_in_two(__file__, str(tmp_path))
     told = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
+from sightline.generation import samples
 from sightline.generation.denoiser import Denoiser, Model, Shape
+from sightline.generation.noise import normal_noise
 from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
 
 KEYS = np.arange(3, dtype=np.uint64)
@@ -20,7 +24,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return Model(denoiser.eval(), ({"name": "a"},))
 
 
-def test_the_seed_decides(model: Model) -> None:
+def test_the_seed_decides(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     told = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     first = draw(model, 0, told, KEYS, 2, steps=3, seed=1)
     assert first.shape == (3, 2, 3, 4, 4)
@@ -28,7 +32,12 @@ def test_the_seed_decides(model: Model) -> None:
     assert not torch.equal(first, draw(model, 0, told, KEYS, 2, steps=3, seed=2))
     assert not torch.equal(first[:, 0], first[:, 1])
     if model.process.name == "flow":  # one source alone has the same pictures
-        torch.testing.assert_close(draw(model, 0, told[1:2], KEYS[1:2], 2, steps=3, seed=1), first[1:2])
+        # In float64: this network makes rounding, which other batches do differently, some hundred times as large.
+        exact, told = Model(copy.deepcopy(model.denoiser).double(), model.encoders), told.double()
+        monkeypatch.setattr(samples, "normal_noise", lambda *of: normal_noise(*of).double())
+        together, alone = (draw(exact, 0, told[of], KEYS[of], 2, steps=3, seed=1) for of in (slice(3), slice(1, 2)))
+        torch.testing.assert_close(together.float(), first, rtol=0, atol=1e-3)
+        torch.testing.assert_close(alone, together[1:2], rtol=0, atol=1e-5)
 
 
 def test_shared_variance_is_the_intraclass_correlation() -> None:

@@ -63,6 +63,7 @@ def test_start_resumes_where_a_pass_stopped():
     assert all_batches(numbered(), start=13) == []
 
 
+@pytest.mark.processes
 def test_worker_processes_see_the_same_as_none():
     plain, parallel = all_batches(numbered()), all_batches(numbered(), workers=2)
     assert [b.ids for b in plain] == [b.ids for b in parallel]
@@ -77,12 +78,14 @@ def test_a_pass_leaves_the_global_generators_alone(workers):
     assert np.array_equal(before[1], np.random.get_state()[1])
 
 
+@pytest.mark.processes
 def test_small_shared_memory_sends_arrays_instead(monkeypatch):
     monkeypatch.setattr("sightline.images.workers._shared_memory", lambda: 0)
     plain, parallel = all_batches(numbered()), all_batches(numbered(), workers=1)
     assert all(torch.equal(a.pixels[SMALL], b.pixels[SMALL]) for a, b in zip(plain, parallel, strict=True))
 
 
+@pytest.mark.processes
 def test_no_process_stays_behind_when_the_consumer_stops_early():
     stream = batches(numbered(), [SMALL], splits=["train"], batch=4, seed=0, workers=2)
     next(stream)

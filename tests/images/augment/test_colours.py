@@ -77,6 +77,7 @@ def test_operation_of_strength_zero_is_left_out() -> None:
     assert ((orders >= 0).sum(axis=1) == 2).all()
 
 
+@pytest.mark.chance
 @pytest.mark.parametrize("strengths", [(0.4, 0.4, 0.2, 0.1), (0.8, 1.5, 0.8, 0.2)])
 def test_colours_are_drawn_as_color_jitter_draws(strengths: tuple[float, float, float, float]) -> None:
     n = 4000

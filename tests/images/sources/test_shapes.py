@@ -59,6 +59,7 @@ def test_bits_are_pinned(reference, split, number):
     assert hashlib.sha256(image.tobytes()).hexdigest() == PINS[reference, split, number]
 
 
+@pytest.mark.processes
 def test_bits_do_not_depend_on_the_vector_unit():
     """The same images from another process, in which numpy may not use what this processor has beyond the baseline."""
     core = pytest.importorskip("numpy._core._multiarray_umath")
@@ -170,6 +171,7 @@ def test_objects_wear_the_texture_of_their_label(kind, monkeypatch):
     assert drawn == list(zip(images.labels[:240].tolist(), textures[:240].tolist(), strict=True))
 
 
+@pytest.mark.chance
 def test_background_textures_say_nothing_about_the_class(monkeypatch):
     images = load_images("shapes?size=8")
     seen = np.zeros((16, 16))
@@ -195,6 +197,7 @@ def test_exact_functions_agree_with_the_library():
     assert np.allclose(drawing.wave(turns), np.sin(2 * np.pi * turns), atol=2e-3)
 
 
+@pytest.mark.chance
 def test_colours_do_not_depend_on_the_class():
     images = load_images("shapes?size=16&train=3200&val=0&test=0")
     means = pixels(images, range(3200)).mean((1, 2)).reshape(200, 16, 3)  # classes take turns

@@ -53,6 +53,7 @@ def share_that_covers(ends: Any) -> float:
     return float(np.mean([low[0, 1] <= TRUTH <= high[0, 1] for low, high in ends]))
 
 
+@pytest.mark.chance
 def test_intervals_of_cka_cover_with_few_batches() -> None:
     """Plain percentiles of 8 batches cover 88 % of the time."""
     random = np.random.default_rng(0)
@@ -72,6 +73,7 @@ def test_a_pair_of_layers_has_the_interval_of_the_pair_turned_round() -> None:
         np.testing.assert_array_equal(once, once.swapaxes(-1, -2))
 
 
+@pytest.mark.chance
 def test_intervals_of_full_batches_cover() -> None:
     """Those of the minibatches on the same images, moved to the value of the full batch."""
     random = np.random.default_rng(1)
