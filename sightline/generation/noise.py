@@ -174,7 +174,7 @@ class DDPM:
         small, large = self._at(self.small, times), self._at(self.large, times)
         log_variance = small + (share + 1) / 2 * (large - small)
         kept = self._at(self.kept, times)
-        guess = ((noisy - (1 - kept).sqrt() * seen) / kept.sqrt()).clamp(-1, 1)
+        guess = (noisy - (1 - kept).sqrt() * seen) / kept.sqrt()  # clipped in samples only
         to, of = self._at(self.from_picture, times), self._at(self.from_noisy, times)
         true, model = to * pictures + of * noisy, to * guess + of * noisy
         apart = (true - model).square() * torch.exp(-log_variance)

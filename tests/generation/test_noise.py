@@ -103,6 +103,24 @@ def test_the_bound_is_smallest_at_the_true_variance_and_trains_nothing_else() ->
     assert share.grad.abs().min() > 0
 
 
+def test_the_bound_does_not_clip_the_picture_that_is_guessed() -> None:
+    """As in the training of guided diffusion (clip_denoised=False): late in the process a wrong guess is far outside.
+
+    With the smallest variance the bound is (μ − μ̂)² / 2β̃ in bits, which is the error of the noise with a weight.
+    """
+    process, step = DDPM(), 900
+    beta = np.linspace(1e-4, 0.02, 1000)
+    kept = np.cumprod(1 - beta)
+    weight = beta[step] / (2 * (1 - beta[step]) * (1 - kept[step - 1]))
+    seen = NOISE + 0.3 * NOISE.flip(0)
+    found = process.losses(
+        lambda noisy, times: torch.cat([seen, torch.full_like(NOISE, -1.0)], 1),
+        PICTURES, NOISE, torch.full((2,), (step + 0.5) / 1000),
+    )  # fmt: skip
+    error = (seen - NOISE).square().mean((1, 2, 3))
+    torch.testing.assert_close(found - error, error * weight / math.log(2), rtol=1e-3, atol=1e-6)
+
+
 def test_errors_weigh_as_they_say() -> None:
     """The oracle's distance: a network that sees another picture errs by weight · distance, in either process."""
     other = PICTURES + 0.1
