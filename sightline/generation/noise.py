@@ -148,7 +148,9 @@ class DDPM:
 
     def scheduler(self) -> Any:
         """The steps of DDPM, fewer of them, with the variance that was learned."""
-        return diffusers().DDPMScheduler(TIMES, variance_type="learned_range", clip_sample=True)
+        return diffusers().DDPMScheduler(
+            TIMES, variance_type="learned_range", clip_sample=True, timestep_spacing="linspace"
+        )
 
     def sample(self, network: Network, noise: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Ancestral sampling, one evaluation a step."""

@@ -83,6 +83,20 @@ def test_ddpm_is_the_process_of_diffusers() -> None:
     torch.testing.assert_close(process._noisy(PICTURES, NOISE, times), scheduler.add_noise(PICTURES, NOISE, times))
 
 
+@pytest.mark.parametrize("steps", [2, 12, 100])
+def test_ddpm_draws_from_the_noisiest_time_on_as_the_released_code_does(steps: int) -> None:
+    """`space_timesteps` of guided diffusion: evenly from 0 to 999, both included."""
+    expected = [round(number * 999 / (steps - 1)) for number in range(steps)]
+    seen: list[int] = []
+
+    def network(noisy: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        seen.append(int(times[0]))
+        return torch.zeros(len(noisy), 6, *noisy.shape[2:])
+
+    DDPM().sample(network, NOISE, steps, torch.Generator().manual_seed(0))
+    assert seen == expected[::-1]
+
+
 def test_the_bound_is_smallest_at_the_true_variance_and_trains_nothing_else() -> None:
     """With the noise known, KL is 0 at the smallest variance (share −1), and grows from there."""
     process = DDPM()
