@@ -102,6 +102,9 @@ class Flow:
     def sample(self, network: Network, noise: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Heun's method, two evaluations a step; deterministic, so that the generator is not used."""
         scheduler = self.scheduler()
+        # Steps of equal length. The scheduler's own next to last σ is 0.001, where x_σ − x̂ is what the network errs by,
+        # and the correction of a step would divide it by σ.
+        scheduler.sigma_min = 1 / steps
         scheduler.set_timesteps(steps, device=noise.device)
         pictures = noise
         for time in scheduler.timesteps:

@@ -28,7 +28,8 @@ def test_the_seed_decides(model: Model) -> None:
     assert not torch.equal(first, draw(model, 0, told, KEYS, 2, steps=3, seed=2))
     assert not torch.equal(first[:, 0], first[:, 1])
     if model.process.name == "flow":  # one source alone has the same pictures
-        torch.testing.assert_close(draw(model, 0, told[1:2], KEYS[1:2], 2, steps=3, seed=1), first[1:2])
+        alone = draw(model, 0, told[1:2], KEYS[1:2], 2, steps=3, seed=1)
+        torch.testing.assert_close(alone, first[1:2], rtol=0, atol=1e-4)  # other batches round otherwise
 
 
 def test_shared_variance_is_the_intraclass_correlation() -> None:
