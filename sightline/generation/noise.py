@@ -102,6 +102,9 @@ class Flow:
     def sample(self, network: Network, noise: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Heun's method, two evaluations a step; deterministic, so that the generator is not used."""
         scheduler = self.scheduler()
+        # Steps of equal length. The scheduler's own next to last σ is 0.001, where x_σ − x̂ is what the network errs by,
+        # and the correction of a step would divide it by σ.
+        scheduler.sigma_min = 1 / steps
         scheduler.set_timesteps(steps, device=noise.device)
         pictures = noise
         for time in scheduler.timesteps:
@@ -148,7 +151,9 @@ class DDPM:
 
     def scheduler(self) -> Any:
         """The steps of DDPM, fewer of them, with the variance that was learned."""
-        return diffusers().DDPMScheduler(TIMES, variance_type="learned_range", clip_sample=True)
+        return diffusers().DDPMScheduler(
+            TIMES, variance_type="learned_range", clip_sample=True, timestep_spacing="linspace"
+        )
 
     def sample(self, network: Network, noise: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Ancestral sampling, one evaluation a step."""
@@ -174,7 +179,7 @@ class DDPM:
         small, large = self._at(self.small, times), self._at(self.large, times)
         log_variance = small + (share + 1) / 2 * (large - small)
         kept = self._at(self.kept, times)
-        guess = ((noisy - (1 - kept).sqrt() * seen) / kept.sqrt()).clamp(-1, 1)
+        guess = (noisy - (1 - kept).sqrt() * seen) / kept.sqrt()  # clipped in samples only
         to, of = self._at(self.from_picture, times), self._at(self.from_noisy, times)
         true, model = to * pictures + of * noisy, to * guess + of * noisy
         apart = (true - model).square() * torch.exp(-log_variance)

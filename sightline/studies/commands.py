@@ -298,7 +298,7 @@ OF_RCDM: Mapping[str, Any] = {"samples": 8, "sources": 32, "compared": 256, "tra
 
 def _command(kind: _Training, run: Callable[[Work], None], **more: Any) -> Command:
     options = {**TRAINED, **more.pop("options", {})}
-    return Command(1, options, kind.decisive, kind.images, kind.splits, run, kind.recipe, **more)
+    return Command(more.pop("format", 1), options, kind.decisive, kind.images, kind.splits, run, kind.recipe, **more)
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -309,7 +309,7 @@ COMMANDS: Mapping[str, Command] = {
         _Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)
     ),
     "rcdm": _command(
-        _Training(RCDM, rcdm_recipe), _trainings(rcdm, *OF_RCDM), options=OF_RCDM, trains=False
+        _Training(RCDM, rcdm_recipe), _trainings(rcdm, *OF_RCDM), options=OF_RCDM, trains=False, format=2
     ),
     "reinit": _command(
         _Training(FINETUNE, finetuning_recipe), _trainings(reinit, "counts", "ends"),

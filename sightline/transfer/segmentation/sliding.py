@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Segmented", "Sliding", "starts"]
 
 
-OVERLAP = 3  # a window moves on by its size less one of so many parts
+OVERLAP = 3  # a window moves on by all but one of so many parts of its size
 TOGETHER = 8  # images that are read at once, and windows that are looked at
 
 
@@ -48,9 +48,9 @@ def starts(length: int, size: int) -> list[int]:
     """Where windows begin along a side.
 
     >>> starts(512, 512), starts(683, 512), starts(1024, 512)
-    ([0], [0, 171], [0, 342, 512])
+    ([0], [0, 171], [0, 341, 512])
     """
-    stride = size - size // OVERLAP
+    stride = max(1, size * (OVERLAP - 1) // OVERLAP)
     count = max(0, -(-(length - size) // stride)) + 1
     return [min(i * stride, length - size) for i in range(count)]
 

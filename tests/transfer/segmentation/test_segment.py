@@ -121,6 +121,15 @@ def test_windows_slide_over_an_image_and_their_scores_are_averaged() -> None:
     assert sliding.decide(torch.zeros(3, 6, 6, dtype=torch.uint8), (12, 12)).shape == (12, 12)
 
 
+@pytest.mark.parametrize("length", [512, 513, 683, 853, 854, 1024, 2048])
+def test_windows_move_on_as_in_the_published_protocol(length: int) -> None:
+    """512 and 341 pixels, as in mmsegmentation's `slide_inference`."""
+    crop, stride = 512, 341
+    count = max(length - crop + stride - 1, 0) // stride + 1
+    ends = [min(i * stride + crop, length) for i in range(count)]
+    assert starts(length, crop) == [max(end - crop, 0) for end in ends]
+
+
 def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> None:
     data = sl.load_images(SCENES)
     shallow, cnn = sl.load_encoder("timm:test_vit@random?size=32&patch_size=8&depth=2"), "timm:resnet18@random?size=32"
