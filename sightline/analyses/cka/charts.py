@@ -183,7 +183,7 @@ def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
-    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=not of.distance)
+    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=True)
 
 
 def _stage_titles(table: pd.DataFrame) -> dict[str, str]:
