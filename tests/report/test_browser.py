@@ -289,6 +289,18 @@ def test_print_shows_the_open_page_or_all_of_them_without_the_controls(reader: R
         reader.tab.emulate_media(media="screen")
 
 
+def test_no_chart_is_higher_than_a_printed_page(browser: Any, many: SampleRun) -> None:
+    reader = Reader(browser, many, viewport={"width": 390, "height": 844})  # panels stand below each other
+    reader.open("cka")
+    heights = (
+        "[...document.querySelectorAll('.page.open figure .chart svg')].map(s => s.getBoundingClientRect().height)"
+    )
+    assert max(reader.tab.evaluate(heights)) > 800
+    reader.tab.emulate_media(media="print")
+    assert 100 < max(reader.tab.evaluate(heights)) <= 19 / 2.54 * 96 + 1
+    reader.context.close()
+
+
 # One choice of encoders for the whole report
 
 
