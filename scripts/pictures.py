@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The pictures of the README, from the report of the demo: docs/report.png and docs/report-cka.png.
+"""The pictures of the README: docs/report.png and docs/report-cka.png from the demo, docs/study.png from a study.
 
-make demo && .venv/bin/python scripts/pictures.py runs/demo
+make demo && .venv/bin/python scripts/pictures.py runs/demo [runs/papers]
 
 A browser, such as Debian's `chromium`, has to be there.
 """
@@ -17,7 +17,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parents[1] / "docs"
-DRAWN = "[...document.querySelectorAll('.page.open .chart')].every((chart) => chart.dataset.ready)"
+SEEN = "[...document.querySelectorAll('.page.open .chart')].filter((chart) => !chart.closest('details:not([open])'))"
+DRAWN = f"{SEEN}.every((chart) => chart.dataset.ready)"
 WIDTH = 1280
 
 
@@ -31,6 +32,7 @@ def picture(browser: Any, report: Path, page: str, name: str, height: int, schem
     while not tab.evaluate(DRAWN):
         tab.wait_for_timeout(50)
     tab.wait_for_timeout(500)  # the last chart is on the screen
+    tab.evaluate("scrollTo(0, 0)")
     path = DOCS / name
     tab.screenshot(path=path)
     context.close()
@@ -38,15 +40,19 @@ def picture(browser: Any, report: Path, page: str, name: str, height: int, schem
 
 
 def main() -> None:
-    """Both pictures."""
+    """All pictures whose runs are given."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("run", type=Path, help="folder of the demo")
-    report = arguments.parse_args().run / "report.html"
+    arguments.add_argument("study", type=Path, nargs="?", help="folder of a study; without it docs/study.png stays")
+    given = arguments.parse_args()
+    report = given.run / "report.html"
     with sync_playwright() as engine:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = engine.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         picture(browser, report, "overview", "report.png", 1180, "light")
-        picture(browser, report, "cka", "report-cka.png", 1060, "dark", a="moco_v3", b="mae")
+        picture(browser, report, "cka", "report-cka.png", 1480, "dark", a="moco_v3", b="mae")
+        if given.study is not None:
+            picture(browser, given.study / "report.html", "findings/finding-S1", "study.png", 1500, "light")
         browser.close()
 
 

@@ -189,6 +189,7 @@ class Analysis(Pooled):
             coords={
                 "measure": list(names),
                 "is_distance": ("measure", [MEASURES[name].distance for name in names]),
+                "measure_title": ("measure", [MEASURES[name].title for name in names]),
                 "tokens": list(self.config.tokens),
                 **self.layers.pair_coords(),
             },
@@ -387,13 +388,21 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """For each measure what the page of CKA shows of CKA."""
-    return [
-        replace(figure, name=f"{name}-{figure.name}", title=f"{MEASURES[name].title}: {figure.title.lower()}")
+    """For each measure, of which the page shows one at a time, what the page of CKA shows of CKA."""
+    found = [
+        replace(
+            figure,
+            name=f"{name}-{figure.name}",
+            title=f"{MEASURES[name].title}: {figure.title.lower()}",
+            choice=name,
+            folded=figure.name.startswith("distance"),
+        )
         for name in result.measure.values.tolist()
         for figure in pair_figures(result.sel(measure=name, drop=True), MEASURES[name])
         if len(figure.table)
     ]
+    places = {name: place for place, name in enumerate(result.measure.values.tolist())}
+    return sorted(found, key=lambda figure: (places[figure.choice], figure.folded))
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

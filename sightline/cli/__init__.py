@@ -9,6 +9,7 @@ contrast      contrast
 train         pretrain, finetune, reinit, detect, segment
 generate      rcdm, imagine
 study         study
+verdicts      how a study ends
 figure        figure
 files         list, inspect, convert, report, export
 arguments     encoders, analyses and sites as the user writes them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from sightline.cli.application import app
 from sightline.cli.ending import stoppable
 from sightline.cli.options import Device, Workers
 from sightline.cli.saying import say
+from sightline.cli.verdicts import show_verdicts
 from sightline.core.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -99,6 +99,9 @@ def study(
     dry: Annotated[bool, typer.Option("--dry", help="Print the plan, and run nothing.")] = False,
     device: Device = "auto",
     workers: Workers = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="End in a table of all findings, with effects and claims.")
+    ] = False,
 ) -> None:
     """See which published findings hold for encoders: run all that decides them, and end in verdicts.
 
@@ -119,6 +122,7 @@ def study(
     from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
     from sightline.studies.commands import Machine
+    from sightline.studies.findings import all_findings
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
 
@@ -144,7 +148,8 @@ def study(
         outcome = run_study(made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, tell=_tell)
     verdicts = made.verdicts()
     made.save(verdicts)
-    _show_verdicts(made, verdicts)
+    show_verdicts(verdicts, all_findings(), verbose)
+    say(f"Verdicts: {made.path / 'verdicts.csv'}")
     say(f"Report: {study_report(made, verdicts)}")
     _end(outcome)
 
@@ -227,8 +232,18 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
                     else "All steps are there already")  # fmt: skip
     if missing := undecided(study):
         console().print(f"\n{counted(len(missing), 'finding')} cannot be decided by these steps:", style="dim")
-        for finding, needs in missing.items():
-            console().print(f"  {finding}  needs {needs}", style="dim", markup=False)
+        for line in _needing(missing):
+            console().print(f"  {line}", style="dim", markup=False)
+
+
+def _needing(missing: Mapping[str, str]) -> list[str]:
+    """Findings that need the same on one line.
+
+    >>> _needing({"S12": "detectors", "S17": "`--steps dynamics`", "S13": "detectors"})
+    ['S12, S13 need detectors', 'S17 needs `--steps dynamics`']
+    """
+    those = {needs: [finding for finding, own in missing.items() if own == needs] for needs in missing.values()}
+    return [f"{', '.join(own)} {'needs' if len(own) == 1 else 'need'} {needs}" for needs, own in those.items()]
 
 
 def _state(placed: StepFolder) -> str:
@@ -269,54 +284,12 @@ def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
         console().print(f"The process of {name} ended ({ended.why}); it is done again")
 
 
-def _show_verdicts(study: Study, verdicts: Sequence[Verdict]) -> None:
-    """A sentence for each paper, and the table."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from sightline.core import progress
-    from sightline.studies.findings import all_findings, by_chance
-    from sightline.studies.findings.contract import VERDICTS
-
-    terminal, known = progress.terminal(), all_findings()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("finding", "verdict", "effect", "95 %", "claim"):
-        table.add_column(column, overflow="fold")
-    colours = dict(zip(VERDICTS, ("green", "red", "yellow", "dim"), strict=True))
-    for verdict in verdicts:
-        numbers = (
-            ("", "")
-            if not verdict.parts
-            else (_number(verdict.effect), f"{_number(verdict.low)} … {_number(verdict.high)}")
-        )
-        table.add_row(
-            verdict.finding,
-            Text(verdict.verdict, style=colours[verdict.verdict]),
-            *numbers,
-            known[verdict.finding].claim,
-        )
-    terminal.print(table)
-    for title, initial in PAPERS.items():
-        own = Counter(verdict.verdict for verdict in verdicts if verdict.finding.startswith(initial))
-        if own:
-            told = [f"{own[kind]} {SAID[kind]}" for kind in VERDICTS if own[kind]]
-            terminal.print(f"{title}: of {counted(own.total(), 'finding')} {', '.join(told)}")
-    terminal.print(by_chance(verdicts).sentence)
-    terminal.print(f"Verdicts: {study.path / 'verdicts.csv'}", soft_wrap=True)
-
-
-SAID = {"holds": "hold", "fails": "fail", "unclear": "are unclear", "not measured": "are not measured"}
-PAPERS = {"Shekhar et al. 2022, 2023": "S", "Park et al. 2023": "P", "Grigg et al. 2021": "G"}
 TITLES = {
     "000": 'Shekhar et al. 2022, "Understanding contrastive versus reconstructive representation learning"',
     "001": 'Shekhar et al. 2023, "Objectives Matter"',
     "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
     "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
 }
-
-
-def _number(value: float) -> str:
-    return f"{value:+.3g}"
 
 
 def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:

@@ -26,7 +26,7 @@ def chart(run: Run, analysis: str, figure: str | None = None) -> Any:
         raise InputError(f"There is nothing to draw of {analysis!r}: no number of it is known in this run")
     name = next(iter(found)) if figure is None else figure
     if name not in found:
-        raise InputError(f"{analysis!r} has no figure {name!r}{nearest(name, found)}; choose from {', '.join(found)}")
+        raise InputError(f"{analysis!r} has no figure {name!r}{nearest(name, found)}")
     with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
         spec = found[name].chart.to_dict()
     same_colours(spec, [clean(encoder["name"]) for encoder in run.request.get("encoders", [])])

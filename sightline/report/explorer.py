@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,25 @@ from sightline.report.packing import MISSING, packed, places_of, whole_numbers
 __all__ = ["pack_explorer"]
 
 
+VIEWS = ("measure", "tokens")
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 
 def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
-    """Whatever compares every layer of every encoder with every other gets the linked view; None for other results."""
-    result = _choices(result) if "measure" in result.dims else result
-    names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and v.dims[:-4] in {(), ("tokens",)}]
+    """Whatever compares every layer of every encoder with every other gets the linked view; None for other results.
+
+    Where there are several measures of the same pairs, all are packed, one after the other, each with all token views.
+    """
+    names = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR and set(v.dims[:-4]) <= set(VIEWS)]
     main = next((n for n in names if not n.endswith(("_low", "_high", "_null"))), None)
     if main is None:
         return None
-    label = main.upper() if len(main) <= 4 else main
-    views = result if "tokens" in result[main].dims else result.expand_dims("tokens")
+    shown = result[[*names, *(["reason"] if "reason" in result else [])]]
+    views = shown.expand_dims([axis for axis in VIEWS if axis not in result[main].dims])
     parts = {"value": main, "low": f"{main}_low", "high": f"{main}_high", "null": f"{main}_null"}
-    values = {part: views[n].transpose("tokens", *PAIR).values for part, n in parts.items() if n in names}
+    values = {part: views[n].transpose(*VIEWS, *PAIR).values for part, n in parts.items() if n in names}
+    measures = _measures(views, main, values)
+    values = {part: array.reshape(-1, *array.shape[2:]) for part, array in values.items()}
     places = places_of(*values.values())
     whole = {part: whole_numbers(array, places) for part, array in values.items()}
     for end, sign in (("low", 1), ("high", -1)):
@@ -37,10 +42,11 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
             missing = (whole[end] == MISSING) | (whole["value"] == MISSING)
             whole[end] = np.where(missing, MISSING, sign * (whole["value"] - whole[end])).astype(np.int16)
     encoders, sites = ([clean(v) for v in result[axis].values] for axis in ("encoder_a", "site_a"))
-    shape = (values["value"].shape[0], len(encoders), len(sites))
+    shape = (views.sizes["tokens"], len(encoders), len(sites))
     reason = np.full(shape, "", dtype=object)
     if "reason" in views:
-        reason = views.reason.transpose("tokens", "encoder", "site").values.astype(object)
+        own_reason = views.reason.isel(measure=0, drop=True) if "measure" in views.reason.dims else views.reason
+        reason = own_reason.transpose("tokens", "encoder", "site").values.astype(object)
     kinds = result.layer_type.values.astype(str) if "layer_type" in result.coords else np.full(len(sites), "all")
     blocks = result.block.values.astype(int) if "block" in result.coords else np.full(len(sites), -1)
     has = ((reason != "") & (reason != ABSENT)).any(0) | np.isfinite(values["value"]).any((0, 2, 4))  # (encoder, site)
@@ -48,8 +54,9 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     words, codes = np.unique(reason.astype(str), return_inverse=True)
     codes = codes.reshape(shape)
     found = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
+    alike = -values["value"][0] if measures[0]["distance"] else values["value"][0]
     return {
-        "variable": main, "label": label, "title": title, "encoders": encoders,
+        "variable": main, "measures": measures, "title": title, "encoders": encoders,
         "tokens": [clean(t) for t in views.tokens.values] if "tokens" in views.coords else ["all"],
         "types": [*sorted(set(found) - {"all"}, key=lambda k: (k != "block", found.index(k))), "all"],
         "sites": [[sites[i] for i in mine] for mine in own],
@@ -57,31 +64,33 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
         "blocks": [[int(blocks[i]) for i in mine] for mine in own],
         "reasons": [clean(w) for w in words],
         "reason": [[codes[t, e, mine].tolist() for e, mine in enumerate(own)] for t in range(shape[0])],
-        "order": _clustered(values["value"], own, kinds),
+        "order": _clustered(alike, own, kinds),
         "places": places, "values": {part: _packed(array, own) for part, array in whole.items()},
-        "spec": linked_charts(label),
+        "spec": linked_charts(),
     }  # fmt: skip
 
 
-def _choices(result: xr.Dataset) -> xr.Dataset:
-    """Several measures of the same pairs: each token view of each as one choice.
-
-    Distances are left to the figures: here the highest value is marked as the best match.
-    """
-    if "is_distance" in result.coords:
-        result = result.sel(measure=~result.is_distance)
-    reason = {"reason": result.reason.expand_dims(measure=result.measure)} if "reason" in result else {}
-    pairs = [str(n) for n, v in result.data_vars.items() if v.dims[-4:] == PAIR]
-    stacked = result[pairs].assign(reason).stack(choice=("measure", "tokens"))
-    labels = [f"{measure}, {tokens}" for measure, tokens in stacked.choice.values]
-    choices = stacked.drop_vars(["choice", "measure", "tokens", "is_distance"], errors="ignore").rename(choice="tokens")
-    return choices.assign_coords(tokens=labels).transpose("tokens", ...)
+def _measures(views: xr.Dataset, main: str, values: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
+    """What each measure is called, whether small means alike, and where its axis ends."""
+    if "measure" not in views.coords:
+        return [{"name": main, "title": main.upper() if len(main) <= 4 else main, "distance": False, "top": 1}]
+    names = [clean(name) for name in views.measure.values]
+    titles = [clean(title) for title in views.measure_title.values] if "measure_title" in views.coords else names
+    far = views.is_distance.values.tolist() if "is_distance" in views.coords else [False] * len(names)
+    tops = [max(float(np.nanmax(array[m], initial=0)) for array in values.values()) for m in range(len(names))]
+    return [
+        {"name": name, "title": title, "distance": distance, "top": round(top, 4) if distance and top > 0 else 1}
+        for name, title, distance, top in zip(names, titles, far, tops, strict=True)
+    ]
 
 
 def _clustered(
     values: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]], kinds: np.ndarray[Any, Any]
 ) -> list[int]:
-    """Encoders in an order that puts like beside like: average linkage of their mean values, leaves turned to fit."""
+    """Encoders in an order that puts like beside like: average linkage of their mean values, leaves turned to fit.
+
+    `values` (A, B, site of A, site of B): large for what is alike.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
@@ -90,7 +99,7 @@ def _clustered(
     blocks = [mine[kinds[mine] == "block"] if (kinds[mine] == "block").any() else mine for mine in own]
     with np.errstate(invalid="ignore"):
         mean = np.array(
-            [[_mean(values[0, a, b][np.ix_(i, j)]) for b, j in enumerate(blocks)] for a, i in enumerate(blocks)]
+            [[_mean(values[a, b][np.ix_(i, j)]) for b, j in enumerate(blocks)] for a, i in enumerate(blocks)]
         )
     mean = (mean + mean.T) / 2
     far = np.nan_to_num(np.nanmax(mean) - mean if np.isfinite(mean).any() else mean, nan=1.0)
@@ -105,7 +114,7 @@ def _mean(values: np.ndarray[Any, Any]) -> float:
 
 
 def _packed(array: np.ndarray[Any, Any], own: Sequence[np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """(tokens, A, B, site of A, site of B) in one row, without absent sites and without a mirrored half."""
+    """(view, A, B, site of A, site of B) in one row, without absent sites and without a mirrored half."""
     symmetric = np.array_equal(array, array.transpose(0, 2, 1, 4, 3))
     blocks = [
         array[t, a, b][np.ix_(own[a], own[b])].ravel()

@@ -63,6 +63,8 @@ class FigureText:
     caption: str
     analysis: str
     folder: str  # of the run, for whoever wants the numbers
+    choice: str = ""  # one of several that are shown one at a time
+    folded: bool = False  # drawn when a reader opens it
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -92,6 +94,8 @@ class AnalysisPage:
     tables: Sequence[Table]
     gallery: Gallery | None
     figures: Sequence[FigureText]
+    choices: Sequence[str]  # of figures that are shown one at a time, unless the linked view has the same choice
+    chosen: str  # the first of them
     problem: str
     formula: str
     how_to_read: str
@@ -275,7 +279,8 @@ def _analysis(run: Run, name: str, shown: Sequence[Shown]) -> tuple[AnalysisPage
             drawn = draw_figure(run.path, name, figure, shown)
             if not (figure.linked and explorer):
                 data["figures"][stem] = drawn
-                figures.append(FigureText(stem, figure.title, figure.caption, name, run.path.name))
+                more = {"choice": clean(figure.choice), "folded": figure.folded}
+                figures.append(FigureText(stem, figure.title, figure.caption, name, run.path.name, **more))
     except InputError:
         raise
     except Exception as error:  # a plugin may be anyone's: the other pages are still worth having
@@ -283,6 +288,9 @@ def _analysis(run: Run, name: str, shown: Sequence[Shown]) -> tuple[AnalysisPage
         warnings.warn(problem, stacklevel=2)
     left_out = run.request.get("left_out", {}).get(name)
     short = sentences(" ".join(said))
+    choices = list(dict.fromkeys(figure.choice for figure in figures if figure.choice))
+    offered = [measure["name"] for measure in explorer["measures"]] if explorer else []
+    linked = set(choices) <= set(offered)
     page = AnalysisPage(
         key=name,
         title=title,
@@ -299,6 +307,8 @@ def _analysis(run: Run, name: str, shown: Sequence[Shown]) -> tuple[AnalysisPage
         tables=tables,
         gallery=pack_gallery(result),
         figures=figures,
+        choices=[] if linked else choices,
+        chosen=(offered if linked else choices)[0] if choices else "",
         problem=problem,
         formula=word("FORMULA", "").strip(),
         how_to_read=word("HOW_TO_READ", "").strip(),

@@ -73,16 +73,19 @@ def shown_encoders(names: Sequence[str], kinds: Mapping[str, str] | None = None)
     ['#0072b2', '#d55e00', '#4aa3df']
     >>> [e.light for e in shown_encoders(["a", "b"])]
     ['#0072b2', '#d55e00']
+    >>> many = shown_encoders("abcdefghij", {name: name for name in "abcdefghij"})
+    >>> len({e.light for e in many}), len({e.dark for e in many})
+    (10, 10)
     """
     known = {name: (kinds or {}).get(name, "") for name in names}
     if not any(known.values()):
         return [Shown(clean(n), LIGHT[i % len(LIGHT)], DARK[i % len(DARK)], "") for i, n in enumerate(names)]
-    hues = {kind: HUES[i % len(HUES)] for i, kind in enumerate(dict.fromkeys(known.values()))}
-    used: dict[str, int] = {}
+    hues = {kind: i % len(HUES) for i, kind in enumerate(dict.fromkeys(known.values()))}
+    used: dict[int, int] = {}  # by hue: where there are more kinds than hues, two share one and still differ in shade
     found = []
     for name, kind in known.items():
-        shade = used[kind] = used.get(kind, -1) + 1
-        light, dark = (shades[shade % len(shades)] for shades in hues[kind])
+        shade = used[hues[kind]] = used.get(hues[kind], -1) + 1
+        light, dark = (shades[shade % len(shades)] for shades in HUES[hues[kind]])
         found.append(Shown(clean(name), light, dark, clean(kind)))
     return found
 

@@ -110,7 +110,7 @@ def study_page(
         printed = pd.DataFrame() if figure.paper is None or shown_in_it else figure.paper
         rows = printed.astype(str).to_numpy().tolist()
         head = [str(word) for word in printed.columns]
-        those[name] = Beside(f"paper-{stem}", f"{name}: {figure.title}", figure.caption, head, rows)
+        those[name] = Beside(f"paper-{stem}", f"{name}: {figure.title}", figure.caption, out.name, head, rows)
     beside = {id: those[finding.figure] for id, finding in findings.items() if finding.figure in those}
     page = findings_page(
         verdicts,

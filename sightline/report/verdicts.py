@@ -51,6 +51,7 @@ class Beside:
     stem: str
     title: str
     caption: str
+    folder: str  # of the study, for whoever wants the numbers
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
 
@@ -132,7 +133,7 @@ def _row(
         place=(next(i for i, one in enumerate([*PAPERS, letters]) if one == letters), letters, int(number or 0)),
         paper="" if finding is None else finding.paper,
         where="" if finding is None else finding.where,
-        claim="" if finding is None else finding.claim,
+        claim="" if finding is None else finding.claim.rstrip("."),
         measure="" if finding is None else finding.measure,
         paper_says="" if finding is None else finding.paper_says,
         needs=verdict.needs,

@@ -197,7 +197,9 @@ def make_study(
         sets = Sets(images, detection, segmentation, second)
         design = papers(str(what), given, sets, contents, steps=steps, findings=findings, settings=settings)
     else:
-        raise InputError(f"There is no study {str(what)!r}{nearest(str(what), STUDIES)}, and a file ends in .toml")
+        raise InputError(
+            f"There is no study {str(what)!r}, nor is it a file that ends in .toml{nearest(str(what), STUDIES)}"
+        )
     out = Path(out)
     ownership.holds(out, KIND)
     where = out / "steps" if steps_folder is None else Path(steps_folder)

@@ -132,13 +132,30 @@ def test_a_sample_is_bounded_and_the_same_for_all(plan: Plan) -> None:
     assert float(pair.sel(measure="rsa")) == pytest.approx(rsa(x[random], y[random]), abs=1e-6)
 
 
-def test_the_linked_view_offers_every_similarity(result: xr.Dataset) -> None:
+def test_the_linked_view_offers_every_measure(result: xr.Dataset) -> None:
     packed = pack_explorer(result, similarity.TITLE)
     assert packed is not None
-    assert packed["tokens"][:4] == ["procrustes, mean", "procrustes, cls", "procrustes, all", "procrustes, patches"]
-    assert len(packed["tokens"]) == 5 * 4  # not the distance
+    assert packed["tokens"] == ["mean", "cls", "all", "patches"]
+    assert [measure["name"] for measure in packed["measures"]] == list(MEASURES)
+    titles = {measure["name"]: measure["title"] for measure in packed["measures"]}
+    assert titles == {name: similarity.MEASURES[name].title for name in MEASURES}
+    assert [measure["name"] for measure in packed["measures"] if measure["distance"]] == ["shape"]
+    farthest = max(float(result[f"similarity{end}"].sel(measure="shape").max()) for end in ("", "_high", "_null"))
+    assert {measure["name"]: measure["top"] for measure in packed["measures"]} == {
+        name: pytest.approx(farthest, abs=1e-4) if name == "shape" else 1 for name in MEASURES
+    }
     assert packed["values"]["value"]["symmetric"]
-    assert packed["label"] == "similarity"
+
+
+def test_the_page_shows_one_measure_at_a_time(result: xr.Dataset) -> None:
+    found = similarity.figures(result)
+    assert list(dict.fromkeys(figure.choice for figure in found)) == list(MEASURES)
+    for name in MEASURES:
+        own = [(figure.name, figure.linked, figure.folded) for figure in found if figure.choice == name]
+        assert own == [
+            (f"{name}-pairs", True, False), (f"{name}-depth", False, False), (f"{name}-closest", False, False),
+            (f"{name}-distance", False, True), (f"{name}-distance-across", False, True),
+        ]  # fmt: skip
 
 
 def test_figures_of_a_distance_rise(result: xr.Dataset) -> None:

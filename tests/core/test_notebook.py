@@ -62,8 +62,10 @@ def test_figures_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(any(abs(value - number) < 1e-6 for number in known) for value in values)
     names = {name: run.figure("cka", name).to_dict()["$schema"] for name in ("pairs", "depth")}
     assert all("vega-lite" in schema for schema in names.values())
-    with pytest.raises(sl.InputError, match=r"'cka' has no figure 'pair'; did you mean 'pairs'.*choose from pairs"):
+    with pytest.raises(sl.InputError, match=r"^'cka' has no figure 'pair'; did you mean 'pairs'\?$"):
         run.figure("cka", "pair")
+    with pytest.raises(sl.InputError, match=r"^'cka' has no figure 'xyz'; choose from pairs, depth, [\w, -]+$"):
+        run.figure("cka", "xyz")
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     page = run.report()

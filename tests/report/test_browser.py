@@ -22,6 +22,7 @@ from support.results import (
     request,
     resnet_sites,
     sample_run,
+    similarity_result,
     vit_sites,
 )
 from support.verdicts import finding, part, verdict
@@ -288,6 +289,18 @@ def test_print_shows_the_open_page_or_all_of_them_without_the_controls(reader: R
         reader.tab.emulate_media(media="screen")
 
 
+def test_no_chart_is_higher_than_a_printed_page(browser: Any, many: SampleRun) -> None:
+    reader = Reader(browser, many, viewport={"width": 390, "height": 844})  # panels stand below each other
+    reader.open("cka")
+    heights = (
+        "[...document.querySelectorAll('.page.open figure .chart svg')].map(s => s.getBoundingClientRect().height)"
+    )
+    assert max(reader.tab.evaluate(heights)) > 800
+    reader.tab.emulate_media(media="print")
+    assert 100 < max(reader.tab.evaluate(heights)) <= 19 / 2.54 * 96 + 1
+    reader.context.close()
+
+
 # One choice of encoders for the whole report
 
 
@@ -389,6 +402,72 @@ def test_a_pair_and_a_type_of_layer_are_chosen_by_their_small_matrices(visitor: 
     assert "norm1" in visitor.tab.evaluate("document.activeElement.textContent")
 
 
+# Several measures of the same pairs
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> SampleRun:
+    """Three encoders, compared by three measures."""
+    sites = {"dino": vit_sites(4), "mae": vit_sites(4), "moco": vit_sites(6)}
+    results = {"similarity": similarity_result(sites)}
+    run = SampleRun(tmp_path_factory.mktemp("measured"), request(list(sites), sites, ["similarity"]), results)
+    write_report(run)
+    return run
+
+
+@pytest.fixture
+def measurer(browser: Any, measured: SampleRun) -> Iterator[Reader]:
+    reader = Reader(browser, measured, viewport={"width": 1400, "height": 900})
+    yield reader
+    assert reader.problems == []
+    reader.context.close()
+
+
+FIGURES = "[...document.querySelectorAll('.page.open figure')].filter(f => f.offsetParent).map(f => f.id).join()"
+
+
+def test_one_selector_turns_the_linked_view_and_the_figures_to_a_measure(measurer: Reader, measured: SampleRun) -> None:
+    measurer.open("similarity")
+    own = "similarity-{0}-depth,similarity-{0}-closest,similarity-{0}-distance,similarity-{0}-distance-across"
+    assert measurer.tab.evaluate(FIGURES) == own.format("procrustes")
+    assert measurer.tab.locator(".measures .tile").all_inner_texts()[0].startswith("Procrustes similarity · mean 0.")
+    measurer.choose(measure="shape distance (radians)", tokens="mean")
+    assert measurer.tab.evaluate(FIGURES) == own.format("shape")
+    where = {"measure": "shape", "tokens": "mean", "encoder_a": "dino", "encoder_b": "mae"}
+    values = measured["similarity"].similarity.sel(where)
+    title = "shape distance (radians)"
+    told = measurer.hover("block.1", "block.3")[title]
+    assert told.startswith(f"{float(values.sel(site_a='block.1', site_b='block.3')):.4f}")
+    # Small means alike: the closest layer has the least value, and the brightest cell.
+    closest = values.sel(site_a="block.1").sel(site_b=[f"block.{i}" for i in range(4)])
+    assert f"Best match of block.1 in mae: {closest.idxmin().item()}" in measurer.tab.locator(".readout").inner_text()
+    measurer.until("document.querySelector('#similarity-shape-depth .chart').dataset.ready")
+    measurer.tab.locator(".measures .tile", has_text="RSA").click()
+    measurer.until(f"{FIGURES} === '{own.format('rsa')}'")
+    measurer.until("document.querySelector('#similarity-rsa-depth .chart').dataset.ready")
+    assert measurer.tab.evaluate("document.querySelector('[name=measure]').value") == "rsa"
+
+
+def test_what_is_folded_or_not_chosen_is_reached_by_search_and_downloads(measurer: Reader, measured: SampleRun) -> None:
+    measurer.open("similarity")
+    assert measurer.tab.evaluate("document.documentElement.scrollHeight") < 4 * 900
+    measurer.tab.keyboard.press("/")
+    measurer.tab.keyboard.type("rsa two encoders against distance")
+    measurer.tab.keyboard.press("Enter")
+    measurer.until("document.querySelector('#similarity-rsa-distance-across .chart').dataset.ready")
+    assert measurer.tab.locator("#similarity-rsa-distance-across .chart svg").is_visible()
+    table = pd.read_csv(io.BytesIO(measurer.download(".explorer", 2)), keep_default_na=False)
+    assert list(table.columns[:4]) == ["measure", "tokens", "encoder_a", "site_a"]
+    assert set(table.measure) == {"procrustes", "shape", "rsa"}
+    row = table.query(
+        "measure == 'rsa' and tokens == 'cls' and encoder_a == 'mae' and encoder_b == 'moco'"
+        " and site_a == 'block.2' and site_b == 'block.5'"
+    ).iloc[0]
+    where = {"measure": "rsa", "tokens": "cls", "encoder_a": "mae", "encoder_b": "moco"}
+    expected = measured["similarity"].similarity.sel(where).sel(site_a="block.2", site_b="block.5")
+    assert float(row.similarity) == pytest.approx(float(expected), abs=1e-4)
+
+
 def test_search_finds_figures_and_opens_them(visitor: Reader) -> None:
     visitor.open("overview")
     visitor.tab.keyboard.press("/")
@@ -411,7 +490,7 @@ def test_findings_are_filtered_and_opened(visitor: Reader) -> None:
     visitor.tab.select_option("select[name=paper]", "")
     visitor.tab.select_option("select[name=order]", "verdict")
     assert visitor.tab.evaluate(shown) == "S1,S2,P1"
-    visitor.tab.locator("#finding-S1 summary").click()
+    visitor.tab.locator("#finding-S1 > summary").click()
     assert visitor.tab.locator("#finding-S1 .forest").is_visible()
     assert "CKA(dino, moco)" in visitor.tab.locator("#finding-S1").inner_text()
 

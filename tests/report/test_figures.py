@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
@@ -205,8 +207,15 @@ def test_names_of_users_never_become_part_of_an_expression() -> None:
 
 
 def test_the_linked_charts_mark_what_the_page_tells_them() -> None:
-    spec = linked_charts("CKA")
-    heat = json.loads(json.dumps(spec["heat"]).replace('["@rows"]', '["x", "y"]').replace('["@columns"]', '["x", "y"]'))
+    text = json.dumps(linked_charts()["heat"])
+    for place, value in (
+        ('["@rows"]', '["x", "y"]'),
+        ('["@columns"]', '["x", "y"]'),
+        ('"@dark"', "0"),
+        ('"@bright"', "1"),
+    ):
+        text = text.replace(place, value)
+    heat = json.loads(text)
     pairs = itertools.product("xy", "xy")
     heat["datasets"] = {"cells": [{"row": r, "column": c, "value": 0.5, "best": r == c} for r, c in pairs]}
     count = vl_convert.vegalite_to_svg(heat, config=theme()).count(theme()["style"]["marked"]["color"])
@@ -262,3 +271,14 @@ def test_the_cka_figures_say_what_the_result_says() -> None:
 def test_an_empty_result_has_no_figures() -> None:
     empty = cka_result({"a": ["embed", "norm"]})
     assert plugins.find("analyses", "cka").figures(empty) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_legends_of_shapes_are_seen_on_any_paper(dark: bool) -> None:
+    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "kind": ["a", "b"], "what": ["c", "d"]})
+    chart = alt.Chart(table).mark_point(filled=True).encode(x="x", y="y", color="kind", shape="what")
+    svg = vl_convert.vegalite_to_svg(chart.to_dict(), config=theme(dark))
+    soft = theme(dark)["legend"]["labelColor"]
+    symbols = re.findall(r"<path [^>]*>", svg.partition('class="mark-group role-legend"')[2])
+    assert sum(f'fill="{soft}"' in symbol for symbol in symbols) == 2  # those of shapes
+    assert not [symbol for symbol in symbols if re.search('"(black|#000|#000000)"', symbol)]

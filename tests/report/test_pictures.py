@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 
 import numpy as np
 import xarray as xr
@@ -52,6 +53,19 @@ def test_the_markup_is_escaped_and_has_no_picture_where_there_is_none() -> None:
     assert "What &lt;they&gt; show." in markup
     assert markup.count("<img ") == 11
     assert '<option value="1">b</option>' in markup
+
+
+def test_of_many_sheets_the_first_is_shown() -> None:
+    three = xr.concat([result(), result().isel(picture_sheet=[1]).assign_coords(picture_sheet=["c"])], "picture_sheet")
+
+    class Page:
+        pictures = pack_pictures(three)
+
+    markup = render("pictures.html", page=Page())
+    assert '<option value="0" selected>&lt;a&gt;</option><option value="1">b</option>' in markup
+    assert re.findall(r'<div class="sheet"( hidden)?>\s*<h3 class="long">(.*?)</h3>', markup) == [
+        ("", "&lt;a&gt;"), (" hidden", "b"), (" hidden", "c"),
+    ]  # fmt: skip
 
 
 def test_results_without_pictures_have_none() -> None:

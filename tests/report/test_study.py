@@ -98,6 +98,15 @@ def test_all_figures_have_a_page_and_what_is_missing_is_told(text: str) -> None:
     assert f"<h1>Study {html.escape(EVIL)}</h1>".replace("&quot;", "&#34;") in text
 
 
+def test_figures_of_papers_say_how_to_get_their_numbers(tmp_path: Path) -> None:
+    page = write(tmp_path)
+    told = re.findall(r"pd\.read_csv\(&#39;(.*?)&#39;\)", page)
+    assert told == [f"{tmp_path.name}/figures/paper-001-fig-1a.csv"] * 4
+    table = pd.read_csv(tmp_path.parent / told[0])
+    assert table.value.tolist() == [0.2, 0.5, 0.3, 0.4]
+    assert f"sl.open_study(&#39;{tmp_path.name}&#39;).runs" in page
+
+
 def test_effects_lie_on_one_axis_with_what_they_are_held_against() -> None:
     parts = [
         part("first", 0.5, 0.1), part("second", 0.0, 0.2),
@@ -122,7 +131,7 @@ def test_a_reader_opens_a_finding_on_a_phone(browser: Any, tmp_path: Path) -> No
     write(tmp_path)
     reader = Reader(browser, SimpleNamespace(path=tmp_path), viewport={"width": 390, "height": 844})
     reader.open("findings")
-    reader.tab.locator("#finding-S1 summary").click()
+    reader.tab.locator("#finding-S1 > summary").click()
     reader.until("document.querySelector('#finding-S1 .chart').dataset.ready")
     assert reader.tab.locator("#finding-S1 .chart svg .mark-line path").count() == 2
     assert reader.tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -131,6 +140,8 @@ def test_a_reader_opens_a_finding_on_a_phone(browser: Any, tmp_path: Path) -> No
     reader.open("figures")
     reader.until("document.querySelector('.page.open .chart').dataset.ready")
     assert reader.tab.locator(".page.open .chart svg .mark-line path").count() == 2
+    reader.tab.locator(".page.open figure .table summary").click()
+    reader.until("document.querySelectorAll('.page.open figure .table tbody tr').length === 4")
     assert reader.tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert reader.tab.evaluate("window.hacked") is None
     assert reader.problems == []

@@ -130,7 +130,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path, made):
         make_study(made.path.parent / "tiny.toml", out=tmp_path)
     with pytest.raises(sl.InputError, match=r"is not a study: it has no study\.json"):
         sl.open_study(tmp_path)
-    with pytest.raises(sl.InputError, match="There is no study 'paper'; did you mean 'papers'"):
+    with pytest.raises(
+        sl.InputError,
+        match=r"There is no study 'paper', nor is it a file that ends in .toml; did you mean 'papers'.*\?$",
+    ):
         make_study("paper", out=tmp_path / "x")
 
 

@@ -101,6 +101,25 @@ def cka_result(sites: Mapping[str, Sequence[str]], without_cls: Sequence[str] = 
     )
 
 
+def similarity_result(sites: Mapping[str, Sequence[str]]) -> xr.Dataset:
+    """The same of blocks by three measures, one of them a distance."""
+    cka = cka_result({name: [site for site in own if layer_type(site) == "block"] for name, own in sites.items()})
+    ends = ("", "_low", "_high", "_null")
+    measures = {
+        "procrustes": [cka[f"cka{end}"] for end in ends],
+        "shape": [np.arccos(cka[f"cka{end}"].clip(0, 1)) for end in ("", "_high", "_low", "_null")],
+        "rsa": [cka[f"cka{end}"] ** 2 for end in ends],
+    }
+    parts = {
+        f"similarity{end}": xr.concat([of[at] for of in measures.values()], "measure") for at, end in enumerate(ends)
+    }
+    return xr.Dataset({**parts, "reason": cka.reason}).assign_coords(
+        measure=list(measures),
+        is_distance=("measure", [False, True, False]),
+        measure_title=("measure", ["Procrustes similarity", "shape distance (radians)", "RSA"]),
+    )
+
+
 def constant_site(
     result: xr.Dataset, encoder: str, site: str, why: str = "the activations are the same for all images"
 ) -> xr.Dataset:

@@ -50,6 +50,7 @@ class Measure(NamedTuple):
 
 
 CKA = Measure("cka", "CKA")
+FEW = 3  # encoders, whose pairs fit into one chart
 
 
 # Figures
@@ -183,7 +184,7 @@ def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
-    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=not of.distance)
+    return Figure("pairs", "All pairs of encoders", text, chart, cells, linked=True)
 
 
 def _stage_titles(table: pd.DataFrame) -> dict[str, str]:
@@ -227,14 +228,18 @@ def _by_distance(short: xr.Dataset, within: bool, of: Measure) -> Figure:
     table = short[[mean, "distance_pairs"]].isel(tokens=0, drop=True).to_dataframe().reset_index()
     names = list(map(str, short.encoder_a.values))
     a, b = (table[side].map(names.index) for side in ("encoder_a", "encoder_b"))
-    table = table[((a == b) & (table.distance > 0) if within else a < b) & (table.distance_pairs > 0)]
-    series = table.encoder_a if within else table.encoder_a + " × " + table.encoder_b
+    panels = not within and len(names) > FEW  # lines of all pairs in one chart could not be told from each other
+    chosen = (a == b) & (table.distance > 0) if within else a != b if panels else a < b
+    table = table[chosen & (table.distance_pairs > 0)]
+    series = table.encoder_a if within else table.encoder_b if panels else table.encoder_a + " × " + table.encoder_b
     columns = {"relative_distance": "depth", mean: "value", "distance_pairs": "pairs"}
-    table = table.assign(series=series).rename(columns=columns)[["series", "distance", *columns.values()]]
+    kept = [*(["encoder_a"] if panels else []), "series", "distance", *columns.values()]
+    table = table.assign(series=series).rename(columns=columns)[kept]
+    title = "encoder" if within else "compared with" if panels else "encoders"
     chart = curve_over_depth(
         table, value_title=f"mean {of.title}", depth_title="distance in relative depth", domain=of.domain,
-        series_title="encoder" if within else "encoders", series=names if within else list(table.series.unique()),
-        details={"distance": "blocks apart", "pairs": "pairs of blocks"},
+        series_title=title, series=names if within or panels else list(table.series.unique()),
+        facet="encoder_a" if panels else None, details={"distance": "blocks apart", "pairs": "pairs of blocks"},
     )  # fmt: skip
     if within:
         slow = "rise" if of.distance else "fall"

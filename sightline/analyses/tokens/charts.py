@@ -98,7 +98,9 @@ def _cloud_figure(values: xr.DataArray, name: str, title: str, caption: str) -> 
     table = points[[place in drawn for place in zip(points.encoder, points.site, strict=True)]]
     table = table.assign(panel_name=table.encoder.astype(str) + " · " + table.site)
     colour = alt.Color("moment:N", title="attention").scale(domain=["after", "before"], range="ordinal")
-    shape = alt.Shape("cloud_image:N", title="image").scale(domain=[str(image) for image in values.cloud_image.values])
+    # A single image needs no shape, nor a scale that is not that of a chart of several beside it.
+    images = [str(image) for image in values.cloud_image.values]
+    shape = alt.Shape("cloud_image:N", title="image").scale(domain=images) if len(images) > 1 else None
     tip = ["moment:N", alt.Tooltip("cloud_image:N", title="image")]
     chart = _scatter(table, "panel_name", colour, shape, tip, "moment", "cloud_image")
     return Figure(name, title, caption, chart, table)
@@ -110,13 +112,16 @@ def _points(values: xr.DataArray, axis: str, pair: tuple[int, int]) -> pd.DataFr
     return xr.Dataset({"x": x, "y": y}).to_dataframe().dropna().reset_index()
 
 
-def _scatter(table: pd.DataFrame, facet: str, colour: alt.Color, shape: alt.Shape, tip: list[Any], *groups: str) -> Any:
+def _scatter(
+    table: pd.DataFrame, facet: str, colour: alt.Color, shape: alt.Shape | None, tip: list[Any], *groups: str
+) -> Any:
     """Points in square panels, each with axes of its own; with `groups`, the centre of each group as a cross."""
     base = alt.Chart(table.assign(panel=pd.factorize(table[facet])[0]))
     x, y = (kind(f"{name}:Q", title=None) for kind, name in ((alt.X, "x"), (alt.Y, "y")))
     x, y = (axis.axis(grid=False, tickCount=4).scale(zero=False) for axis in (x, y))
     points = base.mark_point(filled=True, size=14, opacity=0.7)
-    layers = [points.encode(x=x, y=y, color=colour, shape=shape, tooltip=tip)]
+    told = {} if shape is None else {"shape": shape}
+    layers = [points.encode(x=x, y=y, color=colour, tooltip=tip, **told)]
     if groups:
         centres = base.transform_aggregate(x="mean(x)", y="mean(y)", groupby=list(groups))
         layers.append(centres.mark_point(size=180, shape="cross", strokeWidth=2).encode(x=x, y=y, color=colour))

@@ -1,5 +1,5 @@
-// The linked view: two encoders, a type of layer and a token view are chosen; a heat map of all their pairs of layers, beside it the
-// curve over depth. The values come as float32 arrays: for each token view and pair of encoders one block, rows the layers of A.
+// The linked view: two encoders, a type of layer, a measure and a token view are chosen; a heat map of all their pairs of layers, beside it
+// the curve over depth. The values come as one row of numbers: for each measure, token view and pair of encoders a block, rows the layers of A.
 "use strict";
 
 class Explorer {
@@ -23,7 +23,7 @@ class Explorer {
   placed(values, symmetric) {
     const sizes = this.data.sites.map((sites) => sites.length), n = sizes.length, starts = [];
     let at = 0;
-    for (let t = 0; t < this.data.tokens.length; t++)
+    for (let t = 0; t < this.data.measures.length * this.data.tokens.length; t++)
       for (let a = 0; a < n; a++)
         for (let b = symmetric ? a : 0; b < n; b++) {
           starts[(t * n + a) * n + b] = at;
@@ -49,7 +49,7 @@ class Explorer {
   }
 
   reason(t, a, b, i, j) {
-    const word = (e, k) => this.data.reasons[this.data.reason[t][e][k]];
+    const word = (e, k) => this.data.reasons[this.data.reason[t % this.data.tokens.length][e][k]];
     const parts = [[a, i], [b, j]].filter(([e, k]) => word(e, k)).map(([e, k]) => `${this.data.sites[e][k]} of ${this.data.encoders[e]}: ${word(e, k)}`);
     return [...new Set(parts)].join("; ");
   }
@@ -64,8 +64,14 @@ class Explorer {
   }
 
   chosen() {
-    const pick = (name) => Number(this.element.querySelector(`[name=${name}]`).value);
-    return { a: pick("a"), b: pick("b"), t: pick("tokens"), type: this.data.types[pick("type")] };
+    const pick = (name) => Number(this.element.querySelector(`[name=${name}]`)?.value ?? 0), { measures, tokens, types } = this.data;
+    const m = Math.max(0, measures.findIndex(({ name }) => name === this.element.querySelector("[name=measure]")?.value));
+    return { a: pick("a"), b: pick("b"), t: m * tokens.length + pick("tokens"), measure: measures[m], type: types[pick("type")] };
+  }
+
+  // Of two cells the one whose layers are more alike.
+  static closer(one, other, measure) {
+    return !one || (measure.distance ? other.value < one.value : other.value > one.value) ? other : one;
   }
 
   ofType(encoder, type) {
@@ -73,7 +79,7 @@ class Explorer {
   }
 
   compute() {
-    const { a, b, t, type } = this.chosen(), { encoders, sites } = this.data;
+    const { a, b, t, type, measure } = this.chosen(), { encoders, sites } = this.data;
     const rows = this.ofType(a, type), columns = this.ofType(b, type);
     const cells = rows.flatMap((i) => columns.map((j) => ({
       row: sites[a][i], column: sites[b][j], a: encoders[a], b: encoders[b], site_a: sites[a][i], site_b: sites[b][j], best: false,
@@ -81,10 +87,10 @@ class Explorer {
     })));
     const best = rows.map((i, r) => {
       const own = cells.slice(r * columns.length, (r + 1) * columns.length).filter((c) => c.value !== null && !(a === b && c.row === c.column));
-      return own.reduce((top, c) => (top === null || c.value > top.value ? c : top), null);
+      return own.reduce((top, c) => Explorer.closer(top, c, measure), null);
     });
     if (a !== b) for (const cell of best) if (cell) cell.best = true;
-    return { a, b, t, type, rows, columns, cells, best, points: this.points(a, b, type, rows, columns, cells, best) };
+    return { a, b, t, type, measure, rows, columns, cells, best, points: this.points(a, b, type, rows, columns, cells, best) };
   }
 
   // Each layer of A with the layer of B at the same depth (of the same encoder: with the next layer), and with its best match.
@@ -105,7 +111,8 @@ class Explorer {
     const longest = Math.max(...names(s.a, s.rows).map((name) => name.length), 1);
     const side = Math.max(120, Math.min(width - Math.min(longest * 6.2, 180) - 40, 40 * s.columns.length + 60, 720));
     const label = (step) => Math.max(8, Math.min(11, Math.floor(step - 1)));
-    const filled = Charts.fill(spec.heat, { "@row": encoders[s.a], "@column": encoders[s.b], "@rows": names(s.a, s.rows), "@columns": names(s.b, s.columns) });
+    const { title, distance, top } = s.measure; // what is alike is bright
+    const filled = Charts.fill(spec.heat, { "@label": title, "@dark": distance ? top : 0, "@bright": distance ? 0 : top, "@row": encoders[s.a], "@column": encoders[s.b], "@rows": names(s.a, s.rows), "@columns": names(s.b, s.columns) });
     const height = Math.max(100, Math.min(side * (s.rows.length / s.columns.length), 1.6 * side));
     return {
       ...filled, width: Math.floor(side), height: Math.floor(height), datasets: { cells: s.cells },
@@ -116,7 +123,7 @@ class Explorer {
   curveSpec(width) {
     const s = this.state;
     const series = [...new Set(s.points.rows.map((p) => p.series))].reverse();
-    const filled = Charts.fill(this.data.spec.curve, { "@depth": s.points.title, "@series": series });
+    const filled = Charts.fill(this.data.spec.curve, { "@label": s.measure.title, "@top": s.measure.top, "@depth": s.points.title, "@series": series });
     const fitted = Charts.fit({ ...filled, datasets: { points: s.points.rows } }, width);
     for (const { encoding } of s.points.title === "block" ? fitted.layer : [])
       if (encoding?.x?.axis) Object.assign(encoding.x.axis, { tickMinStep: 1, labelExpr: "datum.value % 1 ? '' : format(datum.value, 'd')" });
@@ -128,6 +135,7 @@ class Explorer {
 
   paint(canvas, t, a, b, type) {
     const rows = this.ofType(a, type), columns = this.ofType(b, type), unit = 10 ** this.data.places, ramp = Explorer.RAMP;
+    const { distance, top } = this.data.measures[Math.floor(t / this.data.tokens.length)];
     canvas.width = Math.max(1, columns.length);
     canvas.height = Math.max(1, rows.length);
     const pixels = new ImageData(canvas.width, canvas.height);
@@ -137,7 +145,7 @@ class Explorer {
       if (Number.isNaN(value)) return pixels.data.set([150, 155, 165, 90], at);
       sum += value;
       count += 1;
-      const place = Math.min(1, Math.max(0, value)) * (ramp.length - 1), k = Math.min(ramp.length - 2, Math.floor(place));
+      const share = Math.min(1, Math.max(0, value / top)), place = (distance ? 1 - share : share) * (ramp.length - 1), k = Math.min(ramp.length - 2, Math.floor(place));
       pixels.data.set([...ramp[k].map((from, part) => from + (place - k) * (ramp[k + 1][part] - from)), 255], at);
     }));
     canvas.getContext("2d").putImageData(pixels, 0, 0);
@@ -155,8 +163,12 @@ class Explorer {
   }
 
   pick(values) {
-    for (const [name, value] of Object.entries(values)) this.element.querySelector(`[name=${name}]`).value = value;
-    return this.show();
+    for (const [name, value] of Object.entries(values)) {
+      const select = this.element.querySelector(`[name=${name}]`);
+      select.value = value;
+      if (name === "measure") select.dispatchEvent(new Event("change")); // the figures below follow it, too
+    }
+    if (!("measure" in values)) this.show();
   }
 
   // The arrow keys move within a group of tiles, so that it is one stop of the tabulator.
@@ -172,15 +184,23 @@ class Explorer {
     });
   }
 
-  // Layer types side by side, and all pairs of encoders: made once, painted again whenever the choice changes.
-  small() {
-    const { types, encoders, order } = this.data, place = this.element.querySelector(".types"), pairs = this.element.querySelector(".pairs");
-    this.types = types.filter((type) => type !== "all" || types.length > 2).map((type) => {
-      const tile = this.tile(place, () => this.pick({ type: types.indexOf(type) })), words = document.createElement("span");
+  // Tiles with words below them, one for each of `names`.
+  row(place, names, act) {
+    if (!place) return [];
+    const tiles = names.map((name) => {
+      const tile = this.tile(place, () => act(name)), words = document.createElement("span");
       tile.button.append(words);
-      return { ...tile, words, type };
+      return { ...tile, words, name };
     });
-    Explorer.roam(place, () => this.types.length);
+    Explorer.roam(place, () => tiles.length);
+    return tiles;
+  }
+
+  // Measures and layer types side by side, and all pairs of encoders: made once, painted again whenever the choice changes.
+  small() {
+    const { types, measures, encoders, order } = this.data, pairs = this.element.querySelector(".pairs");
+    this.measures = this.row(this.element.querySelector(".measures"), measures, ({ name }) => this.pick({ measure: name }));
+    this.types = this.row(this.element.querySelector(".types"), types, (type) => this.pick({ type: types.indexOf(type) }));
     this.pairs = [];
     if (!pairs) return;
     pairs.style.setProperty("--count", encoders.length);
@@ -198,20 +218,21 @@ class Explorer {
   }
 
   paintSmall() {
-    const { a, b, t, type } = this.state, { encoders, label } = this.data;
-    for (const one of this.types) {
-      const mean = this.paint(one.canvas, t, a, b, one.type), text = mean === null ? "none" : `mean ${mean}`;
-      one.words.textContent = `${one.type} · ${text}`;
-      one.button.setAttribute("aria-pressed", String(one.type === type));
-      one.button.tabIndex = one.type === type ? 0 : -1;
-    }
-    if (this.types.every((one) => one.type !== type) && this.types.length) this.types[0].button.tabIndex = 0;
+    const { a, b, t, type, measure } = this.state, { encoders, measures, tokens } = this.data;
+    const show = ({ canvas, words, button }, view, ofType, title, pressed) => {
+      const mean = this.paint(canvas, view, a, b, ofType);
+      words.textContent = `${title} · ${mean === null ? "none" : `mean ${mean}`}`;
+      button.setAttribute("aria-pressed", String(pressed));
+      button.tabIndex = pressed ? 0 : -1;
+    };
+    for (const one of this.types) show(one, t, one.name, one.name, one.name === type);
+    this.measures.forEach((one, m) => show(one, m * tokens.length + (t % tokens.length), type, one.name.title, measures[m] === measure));
     const key = `${t} ${type}`, again = key !== this.painted;
     this.painted = key;
     for (const one of this.pairs) {
       if (again) {
         const mean = this.paint(one.canvas, t, one.a, one.b, type);
-        one.button.title = `${encoders[one.a]} × ${encoders[one.b]}: ${mean === null ? "no value" : `mean ${label} ${mean}`}`;
+        one.button.title = `${encoders[one.a]} × ${encoders[one.b]}: ${mean === null ? "no value" : `mean ${measure.title} ${mean}`}`;
         one.button.setAttribute("aria-label", one.button.title);
       }
       one.button.setAttribute("aria-pressed", String(one.a === a && one.b === b));
@@ -222,8 +243,8 @@ class Explorer {
   async show() {
     this.state = this.compute();
     this.paintSmall();
-    const { cells, best, rows, columns } = this.state;
-    this.closest = best.reduce((top, c) => (c && (!top || c.value > top.value) ? c : top), null);
+    const { cells, best, rows, columns, measure } = this.state;
+    this.closest = best.reduce((top, c) => (c ? Explorer.closer(top, c, measure) : top), null);
     this.cell = this.closest ?? cells[0];
     this.pinned = false;
     this.state.empty = !rows.length || !columns.length;
@@ -264,14 +285,14 @@ class Explorer {
   }
 
   read(cell) {
-    const { rows, columns, best, cells, a, b } = this.state, number = (v) => v.toFixed(4);
+    const { rows, columns, best, cells, a, b, measure } = this.state, number = (v) => v.toFixed(4);
     const top = best[Math.floor(cells.indexOf(cell) / columns.length)];
     const strong = document.createElement("strong"), more = document.createElement("div"), where = document.createElement("div");
     where.textContent = `${cell.row} of ${cell.a} × ${cell.column} of ${cell.b}`;
     strong.textContent = cell.value === null ? "NaN" : number(cell.value);
     const tail = [cell.low !== null && cell.high !== null && `95 % interval ${number(cell.low)} – ${number(cell.high)}`, cell.null !== null && `shuffled null ${number(cell.null)}`];
     const line = document.createElement("div");
-    line.append(`${this.data.label} `, strong, cell.value === null ? ` — ${cell.reason || "no value"}` : tail.filter(Boolean).map((part) => ` · ${part}`).join(""));
+    line.append(`${measure.title} `, strong, cell.value === null ? ` — ${cell.reason || "no value"}` : tail.filter(Boolean).map((part) => ` · ${part}`).join(""));
     if (top) more.textContent = a === b ? `Most similar other layer: ${top.column} (${number(top.value)})` : `Best match of ${cell.row} in ${top.b}: ${top.column} (${number(top.value)})`;
     if (this.closest && a !== b) more.textContent += ` · closest layers of all: ${this.closest.row} and ${this.closest.column} (${number(this.closest.value)})`;
     this.readout.replaceChildren(where, line, more);
@@ -290,16 +311,17 @@ class Explorer {
   }
 
   csvLine(t, a, b, i, j) {
-    const { tokens, encoders, sites } = this.data, v = this.value(t, a, b, i, j);
-    return Charts.line([tokens[t], encoders[a], sites[a][i], encoders[b], sites[b][j], v.value, v.low, v.high, v.null, v.reason]);
+    const { measures, tokens, encoders, sites } = this.data, v = this.value(t, a, b, i, j);
+    const which = measures.length > 1 ? [measures[Math.floor(t / tokens.length)].name] : [];
+    return Charts.line([...which, tokens[t % tokens.length], encoders[a], sites[a][i], encoders[b], sites[b][j], v.value, v.low, v.high, v.null, v.reason]);
   }
 
   csv(all) {
-    const label = this.data.variable, { a, b, t, rows, columns } = this.state;
-    const parts = [Charts.line(["tokens", "encoder_a", "site_a", "encoder_b", "site_b", label, `${label}_low`, `${label}_high`, `${label}_null`, "reason"])];
+    const label = this.data.variable, { a, b, t, rows, columns } = this.state, { measures, tokens } = this.data;
+    const parts = [Charts.line([...(measures.length > 1 ? ["measure"] : []), "tokens", "encoder_a", "site_a", "encoder_b", "site_b", label, `${label}_low`, `${label}_high`, `${label}_null`, "reason"])];
     if (!all) for (const i of rows) for (const j of columns) parts.push(this.csvLine(t, a, b, i, j));
     else
-      this.data.tokens.forEach((_, t) => this.data.sites.forEach((own, a) => this.data.sites.forEach((other, b) =>
+      measures.flatMap(() => tokens).forEach((_, t) => this.data.sites.forEach((own, a) => this.data.sites.forEach((other, b) =>
         parts.push(own.map((_, i) => other.map((_, j) => this.csvLine(t, a, b, i, j)).join("")).join("")))));
     return parts;
   }

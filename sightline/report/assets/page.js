@@ -10,6 +10,7 @@
     if (started.has(page)) return Charts.redraw(false);
     started.add(page);
     const data = await Data.of(page.dataset.from ?? page.dataset.page);
+    for (const select of page.querySelectorAll("[data-chooses]")) select.addEventListener("change", () => turn(page, select.value));
     for (const element of page.querySelectorAll("[data-pictures] select")) element.addEventListener("change", () => choose(element));
     for (const table of page.querySelectorAll("[data-sortable]")) Tables.sortable(table);
     for (const element of page.querySelectorAll("[data-findings]")) Tables.findings(element);
@@ -29,12 +30,14 @@
 
   // What is far from the screen is drawn when there is nothing else to do, so that a page can be printed.
   async function rest() {
-    const next = [...waiting.keys()].find((element) => element.clientWidth && !element.closest("details"));
+    const next = [...waiting.keys()].find((element) => element.clientWidth && !folding(element));
     if (next) await waiting.get(next)(), idle(rest);
   }
 
+  const folding = (element) => element.closest("details") ?? element.querySelector(":scope > .fold");
+
   function late(element, data) {
-    const details = element.closest("details");
+    const details = folding(element);
     const draw = () => {
       waiting.delete(element);
       near.unobserve(element);
@@ -44,6 +47,21 @@
     if (!details) near.observe(element), idle(rest);
     else if (details.open) draw();
     else details.addEventListener("toggle", () => waiting.get(element)?.(), { once: true });
+  }
+
+  // Figures of one choice, such as a measure, are shown at a time.
+  function turn(page, choice) {
+    for (const figure of page.querySelectorAll("[data-choice]")) figure.hidden = figure.dataset.choice !== choice;
+    Charts.redraw(false);
+    idle(rest);
+  }
+
+  // A figure that is hidden by a choice is chosen.
+  function uncover(page, target) {
+    const select = target?.hidden && target.dataset.choice !== undefined && page.querySelector("[data-chooses]");
+    if (!select) return;
+    select.value = target.dataset.choice;
+    select.dispatchEvent(new Event("change"));
   }
 
   // One sheet of pictures, or all of them.
@@ -66,7 +84,12 @@
     const target = place && document.getElementById(place);
     if (target?.tagName === "DETAILS") target.open = true;
     const started = (async () => { for (const p of shown) await start(p); })();
-    started.then(() => target && page.contains(target) && target.scrollIntoView());
+    started.then(() => {
+      if (!target || !page.contains(target)) return;
+      uncover(page, target);
+      target.querySelector(":scope > .fold")?.setAttribute("open", "");
+      target.scrollIntoView();
+    });
   }
 
   addEventListener("hashchange", () => {
@@ -88,7 +111,7 @@
   const entries = () =>
     (entries.known ??= pages.flatMap((page) => {
       const title = page.getAttribute("aria-label");
-      const own = [...page.querySelectorAll("h1, .lede, figure, .finding, .card h3, .sentences li, .method p, .printed h2, summary")].map((element) => {
+      const own = [...page.querySelectorAll("h1, .lede, figure, .finding, .card h3, .sentences li, .method p, .printed h2, summary")].filter((element) => !element.matches(".table > *, .python > *, .fold > *")).map((element) => {
         const figure = element.tagName === "FIGURE";
         const text = figure ? element.querySelector("h2, h3").textContent : element.textContent.trim().replace(/\s+/g, " ");
         const more = figure ? (element.querySelector("figcaption")?.textContent ?? "") : "";

@@ -35,6 +35,10 @@ class Figure:
     table: pd.DataFrame
     # The linked view of a page shows the same: only its files are written.
     linked: bool = field(default=False, kw_only=True)
+    # One of several things that a page shows one at a time, such as a measure; empty: always shown.
+    choice: str = field(default="", kw_only=True)
+    # Of second rank: drawn when a reader opens it.
+    folded: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -126,21 +130,22 @@ def curve_over_depth(
     return chart.properties(usermeta={"shape": "curve"})
 
 
-def linked_charts(label: str) -> dict[str, Any]:
+def linked_charts() -> dict[str, Any]:
     """The two charts of the report's linked view, with places (@…) for what is chosen in the page.
 
-    The page marks a cell or a depth by the parameters `marked_row` and `marked_column`; dots are where a cell is the
-    `best` of its row.
+    These are the measure (@label), the values that are dark and bright, and the end of its axis. The page marks a cell
+    or a depth by the parameters `marked_row` and `marked_column`; dots are where a cell is the `best` of its row.
     """
     sites = {"site_a": "layer of A", "site_b": "layer of B"}
     rows, columns = alt.param(name="marked_row", value=""), alt.param(name="marked_column", value="")
     heat = _Heat(alt.NamedData("cells"), ("@row", ["@rows"]), ("@column", ["@columns"]), labelAngle=-90)
     here = "datum.row == marked_row && datum.column == marked_column"
     marked = heat.base.mark_rect(style="marked", filled=False).transform_filter(here)
-    cells = heat.layers(label, {"a": "A", "site_a": sites["site_a"], "b": "B", "site_b": sites["site_b"]}, (0, 1))
+    told = {"a": "A", "site_a": sites["site_a"], "b": "B", "site_b": sites["site_b"]}
+    cells = heat.layers("@label", told, ("@dark", "@bright"))
     cells += [heat.dots(), marked.encode(x=heat.x, y=heat.y)]
     matrix = alt.layer(*cells).properties(width=alt.Step(18), height=alt.Step(18)).add_params(rows, columns)
-    curve = _Curve(alt.NamedData("points"), label, "@depth", (0, 1))
+    curve = _Curve(alt.NamedData("points"), "@label", "@depth", (0, "@top"))
     ring = curve.base.transform_filter("datum.site == marked_row").mark_point(
         style="marked", filled=False, size=150, shape="circle"
     )
@@ -171,7 +176,9 @@ class _Heat:
         self.x = x.scale(domain=list(column[1])) if column[1] is not None else x
         self.y = y.scale(reverse=True, domain=list(row[1])) if row[1] is not None else y.scale(reverse=True)
 
-    def layers(self, value_title: str, details: Mapping[str, str], domain: tuple[float, float]) -> list[alt.Chart]:
+    def layers(
+        self, value_title: str, details: Mapping[str, str], domain: tuple[float | str, float | str]
+    ) -> list[alt.Chart]:
         """What is missing, its hatching, and the values."""
         tip = [alt.Tooltip(f"{name}:N", title=title) for name, title in details.items()]
         tip += [alt.Tooltip("shown:N", title=value_title), alt.Tooltip("chance:N", title="shuffled null")]
@@ -223,7 +230,7 @@ class _Curve:
         points: pd.DataFrame | alt.NamedData,
         value_title: str,
         depth_title: str,
-        domain: tuple[float, float] | None,
+        domain: tuple[float, float | str] | None,
         percent: bool = False,
         named: Mapping[int, str] | None = None,
     ) -> None:
@@ -237,7 +244,8 @@ class _Curve:
         x = alt.X("depth:Q", title=depth_title).axis(grid=False, tickMinStep=1 if whole else 0.1, labelExpr=words)
         self.x = x.scale(nice=False, padding=8)
         scale = alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
-        number = "%" if percent else ".1f" if domain and domain[1] - domain[0] >= 0.4 else "~r"
+        wide = domain is not None and (isinstance(domain[1], str) or domain[1] - domain[0] >= 0.4)
+        number = "%" if percent else ".1f" if wide else "~r"
         axis = alt.Axis(format=number, tickCount=6)
         self.y, self.low = (alt.Y(f"{n}:Q", title=value_title, axis=axis, scale=scale) for n in ("value", "low"))
 

@@ -42,7 +42,15 @@ def theme(dark: bool = False, encoders: Sequence[str] = ()) -> dict[str, Any]:
             "titlePadding": 8,
         },
         "axisBand": {"grid": False, "ticks": False, "domain": False},
-        "legend": words | {"gradientThickness": 10, "symbolStrokeWidth": 2, "labelLimit": 220, "titleLimit": 220},
+        "legend": words
+        | {
+            "gradientThickness": 10,
+            "symbolStrokeWidth": 2,
+            "symbolBaseFillColor": soft,  # where the colour means something else
+            "symbolBaseStrokeColor": soft,
+            "labelLimit": 220,
+            "titleLimit": 220,
+        },
         "header": words | {"labelColor": ink, "labelFontWeight": 600, "labelLimit": 220},
         "title": {"color": ink, "fontSize": 13, "anchor": "start"},
         "view": {"stroke": None},

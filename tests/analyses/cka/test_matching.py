@@ -8,6 +8,7 @@ import torch
 import vl_convert
 import xarray as xr
 from support.references import SMALL
+from support.results import cka_result, vit_sites
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses.cka import Config
@@ -259,3 +260,18 @@ def test_study_of_captured_features() -> None:
     figure = study_figure(found)
     assert len(figure.table) == 6
     assert vl_convert.vegalite_to_svg(figure.chart.to_dict()).startswith("<svg")
+
+
+def test_of_many_encoders_each_has_a_panel_with_all_others() -> None:
+    sites = {name: vit_sites(3) for name in "abcd"}
+    result = cka_result(sites)
+    figure = next(one for one in figures(result) if one.name == "distance-across")
+    pairs = figure.table.groupby(["encoder_a", "series"]).value.mean()
+    assert len(pairs) == 4 * 3  # both ways
+    assert all(pairs[a, b] == pytest.approx(pairs[b, a]) for a, b in pairs.index)
+    blocks = [site for site in sites["a"] if site.count(".") == 1 and site.startswith("block")]
+    same = result.cka.isel(tokens=0).sel(encoder_a="a", encoder_b="b", site_a=blocks, site_b=blocks)
+    shown = figure.table.query("encoder_a == 'a' and series == 'b' and distance == 0").value.item()
+    assert shown == pytest.approx(float(np.diagonal(same).mean()))
+    few = next(one for one in figures(cka_result({n: vit_sites(3) for n in "abc"})) if one.name == "distance-across")
+    assert list(dict.fromkeys(few.table.series)) == ["a × b", "a × c", "b × c"]

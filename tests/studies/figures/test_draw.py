@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import altair as alt
 import pytest
 from support.figures import frames
 
@@ -129,3 +130,26 @@ def test_letters_are_in_order() -> None:
     for figure in all_figures().values():
         letters = list(figure.parts)
         assert letters in ([""], ["b"]) or letters == list(itertools.islice("abcdefgh", len(letters)))
+
+
+@pytest.mark.parametrize("name", [n for n, f in all_figures().items() if f.one_legend and len(f.parts) > 1])
+def test_parts_that_share_a_scale_name_the_same_values(evidence: Evidence, name: str) -> None:
+    """Vega would join two lists, and warn of it in the reader's console."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        spec = draw(name, evidence).chart.to_dict()
+    shared = {channel for channel, how in spec["resolve"]["scale"].items() if how == "shared"}
+    found: dict[str, list[object]] = {channel: [] for channel in shared}
+
+    def look(part: object) -> None:
+        if isinstance(part, list):
+            for one in part:
+                look(one)
+        elif isinstance(part, dict):
+            for channel in shared & part.get("encoding", {}).keys():
+                domain = (part["encoding"][channel].get("scale") or {}).get("domain")
+                if isinstance(domain, list) and domain not in found[channel]:
+                    found[channel].append(domain)
+            look([value for key, value in part.items() if key != "datasets"])
+
+    look(spec)
+    assert [domains for domains in found.values() if len(domains) > 1] == []
