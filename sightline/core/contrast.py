@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]
     Statistic = Callable[..., Any]  # of numbers in order, over `axis`, such as np.mean or np.max
 
-__all__ = ["Contrast", "Estimate", "Factor", "contrast", "estimate"]
+__all__ = ["Contrast", "Estimate", "Factor", "contrast", "drawn_seeds", "estimate"]
 
 
 DRAWS = 2000
@@ -300,6 +300,13 @@ def _weights(factor: Factor, count: int, draws: int, seed: int) -> Numbers:
     return random.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
 
 
+def drawn_seeds(factor: Factor, drawn: Numbers, seed: int = 0) -> Numbers:
+    """Draws of each seed (…, n, R) → of their mean, with seeds drawn as well (…, R)."""
+    count, draws = drawn.shape[-2:]
+    weights = _weights(factor, count, draws, seed) / count  # (R, n)
+    return np.asarray(np.einsum("...nr,rn->...r", drawn, weights))
+
+
 def _over_seeds(
     found: Sequence[_Resampled],
     members: Mapping[str, Sequence[str]],
@@ -321,8 +328,7 @@ def _over_seeds(
         if len(of) > 1:
             rest = [np.delete(value, number, axis).mean() for number in range(len(of))]
             left_out[factor], used[factor] = np.array(rest), np.ones(len(of), bool)
-        weights = _weights(factor, len(of), draws, seed) / len(of)  # (R, n)
-        drawn = np.einsum("...nr,rn->...r", drawn, weights)  # the last axis of seeds first
+        drawn = drawn_seeds(factor, drawn, seed)  # the last axis of seeds first
     return Estimate(
         float(value.mean()), left_out, used, drawn if draws else None, what, found[0].why if not left_out else ""
     )

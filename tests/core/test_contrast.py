@@ -358,6 +358,17 @@ def test_intervals_from_numbers_without_each_group_cover() -> None:
     assert_covers(make, np.log(4.0))
 
 
+def test_a_group_without_which_there_is_no_number_leaves_no_interval() -> None:
+    """All small objects in one part of the images, say."""
+    rest = np.array([[0.51], [0.49], [0.52], [np.nan]])
+    kept = Kept(AXIS)
+    kept.add("x", LeftOut("rest"), rest=(("group", "encoder"), rest))
+    run = run_of(xr.Dataset({"x": ("encoder", [0.5])}, coords={"encoder": ["e0"]}), kept)
+    found = run.contrast("made.x", {"encoder": "e0"})
+    assert np.isnan([found.low, found.high, found.p]).all()
+    assert "there is no number" in found.how
+
+
 def test_drawn_intervals_cover() -> None:
     def make(random: np.random.Generator) -> Run:
         return mean_run(random.exponential(size=(96, 2)) + np.array([0.2, 0.0]), 24)
