@@ -21,7 +21,7 @@ from sightline.measure.feature_cache import describe_encoder
 from sightline.studies.commands import COMMANDS, command_of
 from sightline.studies.steps import Step, in_order, step_of
 
-__all__ = ["Contents", "keys_of"]
+__all__ = ["Contents", "key_of", "keys_of"]
 
 
 class Contents:
@@ -56,25 +56,28 @@ def keys_of(steps: Sequence[Step], contents: Contents) -> dict[str, str]:
     keys: dict[str, str] = {}
     by_name = {step.name: step for step in steps}
     for step in in_order(steps):
-        command = command_of(step)
-        encoders = [
-            [name, _encoder(step, reference, keys, by_name, contents)] for name, reference in step.encoders.items()
-        ]
-        further = {
-            name: _digest(command.images(dataclasses.replace(step, images=reference)), {"test"})
-            for name, reference in step.options.get("further", {}).items()
-        }
-        keys[step.name] = fingerprint(
-            {
-                "command": step.command,
-                "format": command.format,
-                "settings": command.decisive(step),
-                "images": contents.images(step),
-                "encoders": sorted(encoders, key=lambda one: str(one[0])),
-                **({"further": further} if further else {}),
-            }
-        )
+        keys[step.name] = key_of(step, keys, by_name, contents)
     return keys
+
+
+def key_of(step: Step, keys: Mapping[str, str], by_name: Mapping[str, Step], contents: Contents) -> str:
+    """The key of a step, from those of the steps that it needs."""
+    command = command_of(step)
+    encoders = [[name, _encoder(step, reference, keys, by_name, contents)] for name, reference in step.encoders.items()]
+    further = {
+        name: _digest(command.images(dataclasses.replace(step, images=reference)), {"test"})
+        for name, reference in step.options.get("further", {}).items()
+    }
+    return fingerprint(
+        {
+            "command": step.command,
+            "format": command.format,
+            "settings": command.decisive(step),
+            "images": contents.images(step),
+            "encoders": sorted(encoders, key=lambda one: str(one[0])),
+            **({"further": further} if further else {}),
+        }
+    )
 
 
 def _encoder(
