@@ -9,7 +9,8 @@ several seeds of an encoder each of them is left out as well:
     SE² = Σ_f  (m_f − 1)/m_f · Σ_i (θ₍ᵢ₎ − θ̄)²      over what is resampled, f: images, seeds; m_f groups or seeds
     interval = θ ± t(ν) · SE,     ν = SE⁴ / Σ_f SE_f⁴/(m_f − 1)     (Satterthwaite 1946)
 
-For what is not smooth, such as the place of a maximum, a bootstrap of the same groups and seeds.
+For what is not smooth, such as the place of a maximum, a bootstrap of the same groups and seeds: percentiles of the
+draws or, where so few groups or seeds ask for more than they reach, θ ± t(ν) · their standard deviation.
 
 Source: Efron & Stein 1981 (jackknife); Welch 1947; Hesterberg 2015 (percentiles for small samples).
 """
@@ -149,6 +150,8 @@ class Estimate:
             return math.nan, math.nan, math.nan
         wider = math.sqrt((freedom + 1) / freedom)
         tail = float(norm.cdf(wider * t.ppf((1 - confidence) / 2, freedom)))
+        if tail < 1 / (len(draws) + 1):  # further out than any draw, with a few groups or seeds: their error tells
+            return self._student(wider * float(draws.std()), freedom, confidence)
         low, high = np.quantile(draws, [tail, 1 - tail])
         beyond = (1 + min((draws <= 0).sum(), (draws >= 0).sum())) / (len(draws) + 1)
         return float(low), float(high), min(1.0, float(2 * t.cdf(norm.ppf(beyond) / wider, freedom)))

@@ -25,7 +25,7 @@ from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import above, below, cases_of, written
 from sightline.studies.roles import HYBRID, JE, REC, Role
 
-__all__ = ["FINDINGS"]
+__all__ = ["FINDINGS", "WEIGHT", "Sweep", "sweeps"]
 
 
 Parts = Callable[..., Sequence[Part]]
@@ -162,7 +162,7 @@ def _blocks(evidence: Evidence, je: str, rec: str) -> list[Part]:
     ]
 
 
-class _Sweep(NamedTuple):
+class Sweep(NamedTuple):
     """Hybrids that can be held against each other, and pairs of what they mix: joint embedding, reconstruction."""
 
     hybrids: list[Role]
@@ -174,7 +174,7 @@ class _Sweep(NamedTuple):
         return min(self.hybrids, key=lambda role: abs((role.weight or 0.0) - WEIGHT))
 
 
-def _sweeps(evidence: Evidence) -> list[_Sweep]:
+def sweeps(evidence: Evidence) -> list[Sweep]:
     """Hybrids of one size each, against λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
     every = evidence.need(HYBRID)
     mixed: dict[float | None, list[Role]] = {}
@@ -190,19 +190,19 @@ def _sweeps(evidence: Evidence) -> list[_Sweep]:
             own = [role for role in every if role.weight == weight and role.size == size]
             others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
-        found.append(_Sweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
+        found.append(Sweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
     return found
 
 
 def _nearest(evidence: Evidence) -> list[tuple[str, str, str]]:
     """Of each sweep the hybrid with the weight nearest to the paper's, with the pairs that it is held against."""
-    return [(sweep.nearest.name, *pair) for sweep in _sweeps(evidence) for pair in sweep.ends]
+    return [(sweep.nearest.name, *pair) for sweep in sweeps(evidence) for pair in sweep.ends]
 
 
 def _swept(evidence: Evidence) -> list[Case]:
     """The hybrid of a sweep whose linear probe is best on the images that choose settings, not on the test images."""
     found = []
-    for hybrids, ends in _sweeps(evidence):
+    for hybrids, ends in sweeps(evidence):
         best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
         rest = [role.name for role in hybrids if role is not best]
         names = [(best.name, *pair) for pair in ends]

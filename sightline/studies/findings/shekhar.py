@@ -202,19 +202,11 @@ def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
     vits = {family: _named(evidence, family) for family in (JE, REC)}
     found = []
     for family, other, least in ((JE, REC, 0.0), (REC, JE, LARGER)):
-        cnns = [role.name for role in evidence.encoders(family, "cnn")]
+        cnns = [role.name for role in evidence.need(family, "cnn")]
         for cnn, own, foreign in itertools.product(cnns, vits[family], vits[other]):
             parts = partial(_curve_above, evidence, cnn, own, foreign, least)
             found.append(Case((cnn, own, foreign), parts, side=family))
-        if not cnns:
-            found.append(Case((f"a {family} CNN",), partial(_need, evidence, family, "cnn"), side=family))
     return found
-
-
-def _need(evidence: Evidence, family: str, network: str) -> list[Part]:
-    """No parts, but what is missing."""
-    evidence.need(family, network)
-    return []
 
 
 def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: float) -> list[Part]:
@@ -678,14 +670,14 @@ def _nothing_added(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; heat maps of CKA",
 )  # fmt: skip
 def _masked(evidence: Evidence) -> Sequence[Case]:
-    def parts(m: str, a: str, r: str) -> list[Part]:
+    def parts(m: tuple[str, str], a: str, r: str) -> list[Part]:
         return [
             above(f"CKA({one}, {a}) − CKA({one}, {r})", _diagonal(evidence, one, a) - _diagonal(evidence, one, r))
-            for one in (m, evidence.need_tuned(m).name)
+            for one in m
         ]
 
-    every = itertools.product(_named(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
-    return [Case(names, partial(parts, *names)) for names in every]
+    every = itertools.product(_before_and_after(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
+    return [Case((*m, a, r), partial(parts, m, a, r)) for m, a, r in every]
 
 
 # ---------------------------------------------------------------------------------------------------------------
