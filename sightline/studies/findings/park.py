@@ -25,7 +25,7 @@ from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import above, below, cases_of, written
 from sightline.studies.roles import HYBRID, JE, REC, Role
 
-__all__ = ["FINDINGS", "WEIGHT", "Sweep", "sweeps"]
+__all__ = ["FINDINGS", "WEIGHT", "WeightSweep", "sweeps"]
 
 
 Parts = Callable[..., Sequence[Part]]
@@ -162,7 +162,7 @@ def _blocks(evidence: Evidence, je: str, rec: str) -> list[Part]:
     ]
 
 
-class Sweep(NamedTuple):
+class WeightSweep(NamedTuple):
     """Hybrids that can be held against each other, and pairs of what they mix: joint embedding, reconstruction."""
 
     hybrids: list[Role]
@@ -174,7 +174,7 @@ class Sweep(NamedTuple):
         return min(self.hybrids, key=lambda role: abs((role.weight or 0.0) - WEIGHT))
 
 
-def sweeps(evidence: Evidence) -> list[Sweep]:
+def sweeps(evidence: Evidence) -> list[WeightSweep]:
     """Hybrids of one size each, against λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
     every = evidence.need(HYBRID)
     mixed: dict[float | None, list[Role]] = {}
@@ -190,7 +190,7 @@ def sweeps(evidence: Evidence) -> list[Sweep]:
             own = [role for role in every if role.weight == weight and role.size == size]
             others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
-        found.append(Sweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
+        found.append(WeightSweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
     return found
 
 
