@@ -9,7 +9,8 @@ several seeds of an encoder each of them is left out as well:
     SE² = Σ_f  (m_f − 1)/m_f · Σ_i (θ₍ᵢ₎ − θ̄)²      over what is resampled, f: images, seeds; m_f groups or seeds
     interval = θ ± t(ν) · SE,     ν = SE⁴ / Σ_f SE_f⁴/(m_f − 1)     (Satterthwaite 1946)
 
-For what is not smooth, such as the place of a maximum, a bootstrap of the same groups and seeds.
+For what is not smooth, such as the place of a maximum, a bootstrap of the same groups and seeds: percentiles of the
+draws or, where so few groups or seeds ask for more than they reach, θ ± t(ν) · their standard deviation.
 
 Source: Efron & Stein 1981 (jackknife); Welch 1947; Hesterberg 2015 (percentiles for small samples).
 """
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]
     Statistic = Callable[..., Any]  # of numbers in order, over `axis`, such as np.mean or np.max
 
-__all__ = ["Contrast", "Estimate", "Factor", "contrast", "estimate"]
+__all__ = ["Contrast", "Estimate", "Factor", "contrast", "drawn_seeds", "estimate"]
 
 
 DRAWS = 2000
@@ -149,6 +150,8 @@ class Estimate:
             return math.nan, math.nan, math.nan
         wider = math.sqrt((freedom + 1) / freedom)
         tail = float(norm.cdf(wider * t.ppf((1 - confidence) / 2, freedom)))
+        if tail < 1 / (len(draws) + 1):  # further out than any draw, with a few groups or seeds: their error tells
+            return self._student(wider * float(draws.std()), freedom, confidence)
         low, high = np.quantile(draws, [tail, 1 - tail])
         beyond = (1 + min((draws <= 0).sum(), (draws >= 0).sum())) / (len(draws) + 1)
         return float(low), float(high), min(1.0, float(2 * t.cdf(norm.ppf(beyond) / wider, freedom)))
@@ -300,6 +303,13 @@ def _weights(factor: Factor, count: int, draws: int, seed: int) -> Numbers:
     return random.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
 
 
+def drawn_seeds(factor: Factor, drawn: Numbers, seed: int = 0) -> Numbers:
+    """Draws of each seed (…, n, R) → of their mean, with seeds drawn as well (…, R)."""
+    count, draws = drawn.shape[-2:]
+    weights = _weights(factor, count, draws, seed) / count  # (R, n)
+    return np.asarray(np.einsum("...nr,rn->...r", drawn, weights))
+
+
 def _over_seeds(
     found: Sequence[_Resampled],
     members: Mapping[str, Sequence[str]],
@@ -321,8 +331,7 @@ def _over_seeds(
         if len(of) > 1:
             rest = [np.delete(value, number, axis).mean() for number in range(len(of))]
             left_out[factor], used[factor] = np.array(rest), np.ones(len(of), bool)
-        weights = _weights(factor, len(of), draws, seed) / len(of)  # (R, n)
-        drawn = np.einsum("...nr,rn->...r", drawn, weights)  # the last axis of seeds first
+        drawn = drawn_seeds(factor, drawn, seed)  # the last axis of seeds first
     return Estimate(
         float(value.mean()), left_out, used, drawn if draws else None, what, found[0].why if not left_out else ""
     )

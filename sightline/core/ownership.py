@@ -28,6 +28,7 @@ __all__ = [
     "LIST",
     "STUDIES",
     "begin",
+    "bring",
     "claim",
     "holds",
     "new_folder",
@@ -138,12 +139,7 @@ def writing(folder: Path, path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def new_folder(run: Path, folder: Path) -> Iterator[Path]:
     """Give a temporary folder to fill; it takes the place of `folder`, whole or not at all; its files are listed."""
-    home, owned = _home(run)
-    _remove(home, owned, [name for name in owned.files if name.endswith("/")])  # left by a process that was killed
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    drafted = f"{_name(home, temporary)}/"
-    _update(home, owned, add={drafted})
-    try:
+    with _draft(run, folder) as temporary:
         temporary.mkdir(parents=True)
         yield temporary
         files = [folder / path.name for path in temporary.iterdir()]
@@ -154,6 +150,35 @@ def new_folder(run: Path, folder: Path) -> Iterator[Path]:
                 os.replace(temporary / file.name, file)
         else:
             os.replace(temporary, folder)
+
+
+def bring(run: Path, source: Path, folder: Path) -> None:
+    """Take over a finished run from elsewhere to below this one, whole or not at all; both share its weights."""
+    claim(run, folder / LIST)
+    with _draft(run, folder) as temporary:
+        shutil.copytree(source, temporary, copy_function=_link, ignore=shutil.ignore_patterns(LOCK))
+        os.replace(temporary, folder)
+
+
+def _link(source: str, target: str) -> None:
+    """A copy; of weights, which are replaced as a whole and never changed, the same file by another name."""
+    if source.endswith(".safetensors"):
+        with contextlib.suppress(OSError):  # a file system without such links
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
+
+
+@contextlib.contextmanager
+def _draft(run: Path, folder: Path) -> Iterator[Path]:
+    """A temporary folder, listed until it is gone."""
+    home, owned = _home(run)
+    _remove(home, owned, [name for name in owned.files if name.endswith("/")])  # left by a process that was killed
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    drafted = f"{_name(home, temporary)}/"
+    _update(home, owned, add={drafted})
+    try:
+        yield temporary
     except OSError as error:
         raise InputError(explain(error, folder)) from error
     finally:

@@ -36,6 +36,7 @@ from sightline.transfer.finetune import finetune
 from sightline.transfer.finetune import make_recipe as finetuning_recipe
 from sightline.transfer.segmentation.segment import NAME as SEGMENT
 from sightline.transfer.segmentation.segment import make_recipe as segmentation_recipe
+from sightline.transfer.trainings import Reuse
 
 __all__ = ["COMMANDS", "OPTION_KINDS", "PASS", "Command", "Machine", "OptionKind", "Work", "analyses_of", "command_of"]
 
@@ -58,6 +59,7 @@ class Work:
     out: Path
     anew: bool = False  # replace what is in the folder
     machine: Machine = field(default_factory=Machine)
+    reuse: Reuse = field(default_factory=dict)  # trainings of other steps
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Command:
     recipe: Callable[[Step], Any] = lambda step: None  # of a training
     encoders: tuple[int, int] = (1, 1000)  # fewest and most
     trains: bool = True  # whether `step:NAME` of it is an encoder
+    apart: bool = False  # whether what it trains upon an encoder does not depend on the others
 
 
 @dataclass(frozen=True)
@@ -282,12 +285,13 @@ def _finetune(work: Work) -> None:
     finetune(encoder, **_arguments(work), resume=not work.anew, overwrite=work.anew)
 
 
-def _trainings(function: Callable[..., Any], *more: str) -> Callable[[Work], None]:
-    """Of a command that trains something on each of several encoders."""
+def _trainings(function: Callable[..., Any], *more: str, apart: bool = True) -> Callable[[Work], None]:
+    """Of a command that trains something on each of several encoders, on each apart or on all together."""
 
     def run(work: Work) -> None:
         given = {key: work.step.options[key] for key in more if key in work.step.options}
-        function(work.members, **_arguments(work), **given, overwrite=work.anew)
+        shared = {"reuse": work.reuse} if apart else {}
+        function(work.members, **_arguments(work), **given, **shared, overwrite=work.anew)
 
     return run
 
@@ -303,17 +307,17 @@ def _command(kind: _Training, run: Callable[[Work], None], **more: Any) -> Comma
 
 COMMANDS: Mapping[str, Command] = {
     "compare": Command(1, PASS, _decisive_pass, _images_of_pass, _splits_of_pass, _compare, trains=False),
-    "detect": _command(_Training(DETECT, detection_recipe), _trainings(detect), trains=False),
+    "detect": _command(_Training(DETECT, detection_recipe), _trainings(detect), trains=False, apart=True),
     "finetune": _command(_Training(FINETUNE, finetuning_recipe), _finetune, encoders=(1, 1)),
     "pretrain": _command(
         _Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)
     ),
     "rcdm": _command(
-        _Training(RCDM, rcdm_recipe), _trainings(rcdm, *OF_RCDM), options=OF_RCDM, trains=False, format=2
+        _Training(RCDM, rcdm_recipe), _trainings(rcdm, *OF_RCDM, apart=False), options=OF_RCDM, trains=False, format=2
     ),
     "reinit": _command(
         _Training(FINETUNE, finetuning_recipe), _trainings(reinit, "counts", "ends"),
-        options={"counts": None, "ends": None}, trains=False,
+        options={"counts": None, "ends": None}, trains=False, apart=True,
     ),
-    "segment": _command(_Training(SEGMENT, segmentation_recipe), _trainings(segment), trains=False),
+    "segment": _command(_Training(SEGMENT, segmentation_recipe), _trainings(segment), trains=False, apart=True),
 }  # fmt: skip

@@ -32,6 +32,7 @@ from sightline.studies.keys import Contents
 from sightline.studies.steps import Step, step_of
 from sightline.training.backbones import build
 from sightline.training.monitor import read_metrics
+from sightline.transfer.trainings import finished, folder_of
 
 __all__ = ["StepCost", "cost_of"]
 
@@ -57,7 +58,7 @@ def cost_of(
     """What a step that is not done will take, None where no trial can tell."""
     trial = _Trial(steps, contents, machine)
     with contextlib.suppress(InputError, RuntimeError, OSError):
-        return trial.passing(placed.step) if placed.step.command == "compare" else trial.training(placed.step)
+        return trial.passing(placed.step) if placed.step.command == "compare" else trial.training(placed)
     return None
 
 
@@ -124,21 +125,25 @@ class _Trial:
 
     # A training
 
-    def training(self, step: Step) -> StepCost:
-        """All steps of all its trainings at the speed of the first ones."""
+    def training(self, placed: StepFolder) -> StepCost:
+        """All steps of all its trainings that are not made yet, at the speed of the first ones."""
+        step = placed.step
         command = command_of(step)
         recipe = command.recipe(step)
         optimization, images = recipe.optimization, command.images(step)
         members = self.members(step)
         seen = optimization.epochs * len(images.indices("train"))
         seconds = disk = 0.0
-        for encoder in members.values() or [None]:
+        for name, encoder in members.items() or [("", None)]:
+            times = _variants(step, encoder) if step.command == "reinit" else 1
+            times -= min(times, len(_made(placed, name))) if command.apart else 0
+            if not times:
+                continue
             kind = {k: v for k, v in command.decisive(step).items() if k not in ("epochs", "limit", "seed", "counts")}
             speed = self._remembered(
                 [step.command, kind, None if encoder is None else _shape(encoder)],
                 lambda e=encoder: self._speed(step, e, images),
             )
-            times = _variants(step, encoder) if step.command == "reinit" else 1
             seconds += EVALUATION * times * seen / speed
             size = sum(p.numel() * 4 for p in self._trained(step, encoder).parameters())
             kept = optimization.epochs + 1 if getattr(recipe.config, "save_epochs", False) else 0
@@ -220,6 +225,15 @@ def _wait(device: torch.device) -> None:
     """Until a GPU has computed what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _made(placed: StepFolder, encoder: str) -> set[str]:
+    """The trainings upon an encoder that are finished here or can be taken over from another step."""
+    found = set()
+    for run in (placed.folder, *placed.reuse.get(encoder, ())):
+        own = folder_of(run, encoder)
+        found |= {str(file.parent.relative_to(own)) for file in own.rglob("run.json") if finished(file.parent)}
+    return found
 
 
 def _variants(step: Step, encoder: Encoder | None) -> int:

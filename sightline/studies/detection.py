@@ -49,7 +49,7 @@ from sightline.transfer.detection.average_precision import (
 from sightline.transfer.detection.detect import ALL, NAME, Config, check, make_recipe, train_detector, truth_of
 from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
-from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
 __all__ = [
     "FORMULA",
@@ -101,13 +101,14 @@ def detect(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    reuse: Reuse | None = None,
     **arguments: Unpack[Placed],
 ) -> Run:
     """Train a detector on each encoder and measure it on the test images; gives `run["detection"]`.
 
     `recipe` is the name of one of Sightline's or a file, by default `detect`, the small one; `settings` override it:
     `detect(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"frozen": False})`. Called again it goes on where it
-    stopped.
+    stopped. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
@@ -133,6 +134,7 @@ def detect(
         result,
         fabric=fabric,
         overwrite=overwrite,
+        reuse=reuse,
     )
 
 

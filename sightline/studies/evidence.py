@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.core.contrast import ENCODERS, Estimate, Factor
+from sightline.core.contrast import ENCODERS, Estimate, Factor, drawn_seeds
 from sightline.core.errors import InputError
-from sightline.core.run_folder import Run
+from sightline.core.run_folder import Run, fingerprint
 from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles, refuse_circles
 
 if TYPE_CHECKING:
@@ -181,6 +181,30 @@ class Evidence:
             return run[result]
         raise self._nobody(result, encoders)
 
+    def tables(
+        self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None
+    ) -> Iterator[tuple[str, xr.Dataset]]:
+        """The result of each encoder, and of each of its seeds, by its own name; each may have a run of its own."""
+        apart = self.apart()
+        for name in self._members(encoders):
+            yield name, apart.table(result, name, among=among)
+
+    def alike(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> Callable[[Run], bool]:
+        """Runs in which all of these encoders were trained upon with the same settings and images, one run or several.
+
+        What was trained otherwise says nothing about encoders, so that numbers of it cannot be held against each other.
+        """
+        wanted, groups = set(self._members(encoders)), dict[str, list[Run]]()
+        for run in self._holding(result, (), among):
+            groups.setdefault(_trained_how(run), []).append(run)
+        for runs in groups.values():
+            if wanted <= {name for run in runs for name in _encoders_of(run[result])}:
+                return lambda run: any(run is one for one in runs)
+        missing = [name for name in self._members(encoders) if not self.apart().holds(result, name, among=among)]
+        if not missing and wanted:
+            raise Missing(f"{result} of {' and '.join(encoders)} with the same settings and images")
+        raise self._nobody(result, encoders)
+
     def holds(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> bool:
         """Whether some run has this result of these encoders."""
         return any(True for _ in self._holding(result, self._members(encoders), among))
@@ -232,14 +256,25 @@ def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:
     used = {
         factor: np.logical_or.reduce([part.used[factor] for part in parts if factor in part.used]) for factor in images
     }
+    seeds = Factor(f"seeds of {name}: {', '.join(found)}", f"seeds of {name}", seeds=True)
     if len(parts) > 1:
-        seeds = Factor(f"seeds of {name}: {', '.join(found)}", f"seeds of {name}", seeds=True)
-        left_out[seeds] = (value.sum() - value) / (len(parts) - 1)
+        left_out[seeds] = np.array([np.delete(value, number).mean() for number in range(len(parts))])
         used[seeds] = np.ones(len(parts), bool)
+    draws = [part.draws for part in parts if part.draws is not None]
+    drawn = drawn_seeds(seeds, np.stack(draws)) if len(draws) == len(parts) else None
     why = "" if left_out else parts[0].why
-    return Estimate(
-        float(value.mean()), left_out, used, None, re.sub(re.escape(next(iter(found))), name, parts[0].what), why
-    )
+    what = re.sub(re.escape(next(iter(found))), name, parts[0].what)
+    return Estimate(float(value.mean()), left_out, used, drawn, what, why)
+
+
+ASIDE = ("log_every", "save_minutes")  # settings that no number depends on
+
+
+def _trained_how(run: Run) -> str:
+    """Settings and images of a run, as one word."""
+    settings = {key: value for key, value in run.request.get("settings", {}).items() if key not in ASIDE}
+    images = run.request.get("images", {})
+    return fingerprint([settings, images.get("digest", images.get("name"))])
 
 
 def _encoders_of(table: xr.Dataset) -> set[str]:

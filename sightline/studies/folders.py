@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from sightline.core.claims import Holder, claimed, holder_of
 from sightline.core.errors import InputError
 from sightline.core.files import read_json, write_atomically
 from sightline.core.references import Reference
+from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.sources.run import every_epoch
 from sightline.studies.steps import Step, step_of
 
-__all__ = ["StepFolder", "do", "place"]
+__all__ = ["StepFolder", "do", "made_before", "place"]
 
 
 SHORT = 8  # letters of the key in the name of a folder
@@ -43,6 +44,7 @@ class StepFolder:
     step: Step
     key: str
     folder: Path
+    reuse: Mapping[str, tuple[Path, ...]] = field(default_factory=dict, compare=False)  # see made_before
 
     @property
     def about(self) -> dict[str, Any]:
@@ -93,6 +95,34 @@ def place(step: Step, key: str, steps: Path) -> StepFolder:
     return StepFolder(step, key, steps / f"{step.name}-{key[:SHORT]}")
 
 
+def made_before(step: Step, key: str, steps: Path, key_now: Callable[[Step], str]) -> dict[str, tuple[Path, ...]]:
+    """Steps that have trained the same upon some of the encoders of a step, by encoder; they differ in the others.
+
+    `key_now` gives the key that a step has today: where it is still the one that was written down, then its images and
+    weights are those of today, too. What cannot be looked at any more is left aside.
+    """
+    found: dict[str, tuple[Path, ...]] = {}
+    for file in sorted(steps.glob("*.json")):
+        about = _read(file)
+        if about.get("command") != step.command or about.get("key") == key:
+            continue
+        try:
+            other = make_settings(Step, {name: value for name, value in about.items() if name != "key"})
+            shared = [name for name, reference in other.encoders.items() if step.encoders.get(name) == reference]
+            same = other.images == step.images and _of_training(other) == _of_training(step)
+            if same and shared and key_now(other) == about["key"]:
+                found |= {name: (*found.get(name, ()), file.with_suffix("")) for name in shared}
+        except (InputError, LookupError, AttributeError, TypeError):
+            continue
+    return found
+
+
+def _of_training(step: Step) -> dict[str, Any]:
+    """Options that decide a training, and not which of them are made."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(step.options)))
+    return {name: value for name, value in plain.items() if name not in ("counts", "ends")}
+
+
 def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
     """Run a step unless it is done or someone else is at it; whether it is done now.
 
@@ -108,7 +138,7 @@ def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any]
         began = time.monotonic()
         members = members_of(placed.step, folders)
         anew = _note(placed)
-        work(Work(placed.step, members, placed.folder, anew, machine))
+        work(Work(placed.step, members, placed.folder, anew, machine, {} if anew else placed.reuse))
         _finish(placed, time.monotonic() - began)
         return True
 

@@ -9,10 +9,12 @@ Names of files and folders are no part of it, and neither is the order of settin
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.core.errors import InputError
+from sightline.core.references import parse_reference
 from sightline.core.run_folder import fingerprint
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
@@ -21,7 +23,10 @@ from sightline.measure.feature_cache import describe_encoder
 from sightline.studies.commands import COMMANDS, command_of
 from sightline.studies.steps import Step, in_order, step_of
 
-__all__ = ["Contents", "keys_of"]
+__all__ = ["Contents", "key_of", "keys_of"]
+
+
+NAMED = ("timm", "torchvision", "zoo")  # sources whose encoders have names, and no files
 
 
 class Contents:
@@ -56,25 +61,28 @@ def keys_of(steps: Sequence[Step], contents: Contents) -> dict[str, str]:
     keys: dict[str, str] = {}
     by_name = {step.name: step for step in steps}
     for step in in_order(steps):
-        command = command_of(step)
-        encoders = [
-            [name, _encoder(step, reference, keys, by_name, contents)] for name, reference in step.encoders.items()
-        ]
-        further = {
-            name: _digest(command.images(dataclasses.replace(step, images=reference)), {"test"})
-            for name, reference in step.options.get("further", {}).items()
-        }
-        keys[step.name] = fingerprint(
-            {
-                "command": step.command,
-                "format": command.format,
-                "settings": command.decisive(step),
-                "images": contents.images(step),
-                "encoders": sorted(encoders, key=lambda one: str(one[0])),
-                **({"further": further} if further else {}),
-            }
-        )
+        keys[step.name] = key_of(step, keys, by_name, contents)
     return keys
+
+
+def key_of(step: Step, keys: Mapping[str, str], by_name: Mapping[str, Step], contents: Contents) -> str:
+    """The key of a step, from those of the steps that it needs."""
+    command = command_of(step)
+    encoders = [[name, _encoder(step, reference, keys, by_name, contents)] for name, reference in step.encoders.items()]
+    further = {
+        name: _digest(command.images(dataclasses.replace(step, images=reference)), {"test"})
+        for name, reference in step.options.get("further", {}).items()
+    }
+    return fingerprint(
+        {
+            "command": step.command,
+            "format": command.format,
+            "settings": command.decisive(step),
+            "images": contents.images(step),
+            "encoders": sorted(encoders, key=lambda one: str(one[0])),
+            **({"further": further} if further else {}),
+        }
+    )
 
 
 def _encoder(
@@ -84,7 +92,7 @@ def _encoder(
     needed = step_of(reference)
     if needed is None:
         try:
-            return describe_encoder(contents.encoder(reference))
+            return _without_place(describe_encoder(contents.encoder(reference)))
         except InputError as error:
             raise InputError(f"The step {step.name!r}: {error}") from error
     if not COMMANDS[by_name[needed.id].command].trains:
@@ -93,3 +101,13 @@ def _encoder(
             f"{by_name[needed.id].command} and leaves none; name a pretrain or finetune step"
         )
     return [keys[needed.id], needed.options]
+
+
+def _without_place(about: dict[str, Any]) -> dict[str, Any]:
+    """Without the names of files and folders in its reference: what is in them is known by the weights."""
+    reference, places = parse_reference(about["reference"]), dict[str, Any]()
+    if reference.source not in NAMED and os.path.lexists(os.path.expanduser(reference.id)):
+        places["id"] = ""
+    if reference.weights is not None and os.path.isfile(os.path.expanduser(reference.weights)):
+        places["weights"] = ""
+    return about | {"reference": str(dataclasses.replace(reference, **places))} if places else about

@@ -329,8 +329,10 @@ class _Plan:
     def _dynamics(self) -> list[Step]:
         """Epochs of the fine-tunings of what was given; those of short trainings say nothing new.
 
-        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well.
+        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well, for this alone.
         """
+        if "dynamics" not in self.groups:
+            return []
         starts = {
             name: one.role.tuned_from for name, one in self.given.items()
             if one.role.tuned_from in self.given and one.role.family in (JE, REC) and one.role.network == "vit"

@@ -49,8 +49,13 @@ def undecided(study: Study) -> dict[str, str]:
 
 def _roles_missing(finding: str, roles: tuple[Role, ...]) -> str:
     """What a finding lacks of encoders; their numbers are asked for later."""
+    evidence = Evidence(roles, ())
     try:
-        all_findings()[finding].cases(Evidence(roles, ()))
+        cases = all_findings()[finding].cases(evidence)
     except Missing as missing:
         return missing.needs
-    return ""
+    # Accuracies after fine-tuning are those of encoders that the cases do not name.
+    if "finetune" not in groups_of(finding) or "agreement" not in all_findings()[finding].analyses:
+        return ""
+    lacking = [[name for name in case.encoders if evidence.tuned(name) is None] for case in cases]
+    return "" if not all(lacking) or not lacking else f"a fine-tuned {lacking[0][0]}: add `--steps finetune`"

@@ -40,7 +40,7 @@ from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 from sightline.transfer.evaluate import decisions
 from sightline.transfer.finetune import NAME, finetune, make_recipe
-from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -89,13 +89,14 @@ def reinit(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    reuse: Reuse | None = None,
     **arguments: Unpack[Placed],
 ) -> Run:
     """Fine-tune each encoder with the first and with the last n blocks re-initialised; gives `run["reinit"]`.
 
     `counts` are the numbers n, by default 1, 2, 4, … below the depth; n = 0 belongs to it always. `recipe` and
     `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
-    trained.
+    trained. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
@@ -132,6 +133,7 @@ def reinit(
         lambda found: _result({k: one for k, one in found.items() if one is not None}, members, variants, data),
         fabric=fabric,
         overwrite=overwrite,
+        reuse=reuse,
     )
 
 

@@ -283,5 +283,6 @@ def ticket(placed: StepFolder, folders: Mapping[str, Path], machine: Machine) ->
         "key": placed.key,
         "folder": str(placed.folder.absolute()),
         "folders": {name: str(folders[name].absolute()) for name in placed.step.needs},
+        "reuse": {name: [str(run.absolute()) for run in runs] for name, runs in placed.reuse.items()},
         "machine": asdict(machine),
     }

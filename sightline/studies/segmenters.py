@@ -39,7 +39,7 @@ from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 from sightline.transfer.segmentation.segment import NAME, Config, check, make_recipe, shown_ids, train_segmenter
 from sightline.transfer.segmentation.sliding import Segmented
-from sightline.transfer.trainings import NOT_YET, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
 __all__ = [
     "FORMULA",
@@ -88,13 +88,14 @@ def segment(
     recipe: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    reuse: Reuse | None = None,
     **arguments: Unpack[Placed],
 ) -> Run:
     """Train a segmenter on each encoder and measure it on the test images; gives `run["segmenters"]`.
 
     `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it:
     `segment(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"head": "upernet"})`. Called again it goes on where it
-    stopped.
+    stopped. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
     """
     members, out = named_encoders(encoders), Path(out)
     base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
@@ -113,6 +114,7 @@ def segment(
         lambda found: _result(found, list(members), data, base.config),
         fabric=fabric,
         overwrite=overwrite,
+        reuse=reuse,
     )
 
 

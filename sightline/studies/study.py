@@ -19,7 +19,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ from sightline.core.files import is_file, read_json
 from sightline.core.run_folder import Run, open_run, provenance
 from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
-from sightline.studies.commands import Machine
+from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
 from sightline.studies.evidence import Evidence
 from sightline.studies.findings import Verdict, all_findings, decide_all
-from sightline.studies.folders import StepFolder, place
-from sightline.studies.keys import Contents, keys_of
+from sightline.studies.folders import StepFolder, made_before, place
+from sightline.studies.keys import Contents, key_of, keys_of
 from sightline.studies.papers import STUDIES, Sets, papers
 from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role, refuse_circles
 from sightline.studies.running import Ended, Executor, Here, Outcome, Processes, run_steps
@@ -207,8 +207,15 @@ def make_study(
 
 
 def _placed(design: Design, out: Path, where: Path, contents: Contents) -> Study:
-    keys = keys_of(design.steps, contents)
+    keys, by_name = keys_of(design.steps, contents), {step.name: step for step in design.steps}
+    key_now = partial(key_of, keys=keys, by_name=by_name, contents=contents)
     placed = [place(step, keys[step.name], where) for step in design.steps]
+    placed = [
+        replace(one, reuse=made_before(one.step, one.key, where, key_now))
+        if command_of(one.step).apart and not one.done
+        else one
+        for one in placed
+    ]
     return Study(out, design.name, design.roles, tuple(placed), design.findings)
 
 

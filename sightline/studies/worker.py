@@ -22,7 +22,8 @@ __all__ = ["work_off"]
 
 def work_off(ticket: Mapping[str, Any]) -> dict[str, str]:
     """Do the step of a ticket (running.ticket) in this process; how it ended, as plain data."""
-    placed = StepFolder(Step(**ticket["step"]), ticket["key"], Path(ticket["folder"]))
+    reuse = {name: tuple(map(Path, runs)) for name, runs in ticket.get("reuse", {}).items()}
+    placed = StepFolder(Step(**ticket["step"]), ticket["key"], Path(ticket["folder"]), reuse)
     folders = {name: Path(folder) for name, folder in ticket["folders"].items()}
     return asdict(perform(placed, folders, Machine(**ticket["machine"])))
 

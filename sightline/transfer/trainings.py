@@ -6,13 +6,16 @@ RUN/results/, …           see core/run_folder.py
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sightline.core import ownership
+from sightline.core.errors import InputError
+from sightline.core.files import read_json
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from lightning.fabric import Fabric
 
-__all__ = ["folder_of", "question", "train_each"]
+__all__ = ["Reuse", "finished", "folder_of", "question", "train_each"]
 
 
 FOLDER = "trainings"
@@ -32,6 +35,9 @@ NOT_YET = "it is not trained yet"  # the reason of numbers that are still missin
 
 Key = TypeVar("Key")
 Outcome = TypeVar("Outcome")
+# Runs of the same command whose trainings of an encoder, by its name, are known to be the same as those that are asked
+# for: the same settings, weights and images.
+Reuse: TypeAlias = Mapping[str, Sequence[str | Path]]
 
 
 def question(
@@ -67,11 +73,12 @@ def train_each(
     *,
     fabric: Fabric,
     overwrite: bool,
+    reuse: Reuse | None = None,
 ) -> Run:
     """Make one training after the other, each in its folder, and save the result as far as it is known after each.
 
     `asked` is the `question`; `train` is called by all processes, `result` by the first one. A run that is finished is
-    opened, and the trainings that are finished are not made again.
+    opened, and the trainings that are finished are not made again, here or in the runs that `reuse` names.
     """
     request, fingerprinted = asked
     run = plan_run(out, request, overwrite)
@@ -86,6 +93,7 @@ def train_each(
         run.save(kind, *split(result(found).assign_attrs(done)))
 
     for key, folder in trainings.items():
+        by_first(functools.partial(_take_over, out, folder, reuse or {}))
         by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
         found[key] = train(key, folder)
         by_first(save)
@@ -100,6 +108,24 @@ def _begin(run: Run, anew: bool) -> None:
     run.begin()
     if anew:
         ownership.remove(run.path, run.path / FOLDER)
+
+
+def _take_over(out: Path, folder: Path, reuse: Reuse) -> None:
+    """The same training of another run, if it is finished there and not begun here."""
+    runs = [run for name, runs in reuse.items() if folder_of(out, name) in (folder, *folder.parents) for run in runs]
+    for run in runs:
+        source = Path(run) / folder.relative_to(out)
+        if finished(source) and not folder.exists():
+            with contextlib.suppress(InputError):  # it has just gone: then it is trained
+                ownership.bring(out, source, folder)
+
+
+def finished(training: Path) -> bool:
+    """Whether a training has come to its end, which its run.json says."""
+    try:
+        return "results" in read_json(training / "run.json", dict, "")
+    except InputError:
+        return False
 
 
 def folder_of(out: Path, encoder: str) -> Path:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import sightline as sl
+from sightline.core.contrast import Estimate, Factor, drawn_seeds
 from sightline.core.groups import Alignment, Axis, Kept, LeftOut, Mean, Spread, TopChoices, split
 from sightline.core.run_folder import Run
 
@@ -361,6 +362,32 @@ def test_intervals_from_numbers_without_each_group_cover() -> None:
         return run_of(xr.Dataset({"x": ("encoder", np.log(values.var(0)))}, coords={"encoder": ["e0", "e1"]}), kept)
 
     assert_covers(make, np.log(4.0))
+
+
+@pytest.mark.parametrize("apart", [0.05, 0.2, 1.0, 4.0])
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 32])
+def test_drawn_intervals_and_p_agree_also_with_a_few_groups(count: int, apart: float) -> None:
+    """Of two seeds the draws reach no further than the two, which 95 % of all seeds do."""
+    values = 1.0 + apart * np.resize([1.0, -1.0, 0.3], count)
+    factor = Factor("seeds of x", "seeds of x", seeds=True)
+    left_out = np.array([np.delete(values, number).mean() for number in range(count)])
+    drawn = drawn_seeds(factor, np.repeat(values[:, None], 2000, 1))
+    made = Estimate(values.mean(), {factor: left_out}, {factor: np.ones(count, bool)}, drawn, "x")
+    found, plain = made.contrast(method="bootstrap"), made.contrast()
+    assert (found.p < 0.05) == (found.low > 0 or found.high < 0)
+    if count < 5:
+        assert (found.high - found.low) / (plain.high - plain.low) == pytest.approx(1, abs=0.1)
+
+
+def test_a_group_without_which_there_is_no_number_leaves_no_interval() -> None:
+    """All small objects in one part of the images, say."""
+    rest = np.array([[0.51], [0.49], [0.52], [np.nan]])
+    kept = Kept(AXIS)
+    kept.add("x", LeftOut("rest"), rest=(("group", "encoder"), rest))
+    run = run_of(xr.Dataset({"x": ("encoder", [0.5])}, coords={"encoder": ["e0"]}), kept)
+    found = run.contrast("made.x", {"encoder": "e0"})
+    assert np.isnan([found.low, found.high, found.p]).all()
+    assert "there is no number" in found.how
 
 
 @pytest.mark.chance

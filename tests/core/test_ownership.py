@@ -603,3 +603,23 @@ def test_comparisons_and_studies_without_a_list_go_on(
     forget(out)
     (out / "results" / "reinit.nc").unlink()
     assert study(out)["reinit"].identical(sl.open_run(runs["reinit"])["reinit"])
+
+
+def test_a_run_is_taken_over_whole_and_shares_its_weights(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for run in (one, other):
+        owned.begin(run, "detection")
+    source, target = one / "trainings" / "a", other / "trainings" / "a"
+    owned.claim(one, source / owned.LIST)
+    owned.begin(source, "training")
+    owned.write(source, source / "metrics.csv", b"step")
+    owned.write(source, source / "checkpoints" / "1" / "encoder.safetensors", b"weights")
+    (source / ".lock").touch()
+    owned.bring(other, source, target)
+    files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
+    assert set(files) == {owned.LIST, "metrics.csv", "checkpoints/1/encoder.safetensors"}
+    shared = {name for name, path in files.items() if path.samefile(source / name)}
+    assert shared == {"checkpoints/1/encoder.safetensors"}
+    owned.begin(other, "detection", anew=True)  # what was taken over is its own, and nobody else's
+    assert not target.exists()
+    assert (source / "checkpoints" / "1" / "encoder.safetensors").read_bytes() == b"weights"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +94,14 @@ def test_they_follow_the_contents_of_files_and_not_their_place(tmp_path):
     one = key(folder("one", 7))
     assert key(folder("moved", 7)) == one
     assert key(folder("other", 8)) != one  # a single pixel value of a single image
+
+
+def test_they_follow_the_weights_of_an_encoder_and_not_its_place(tmp_path):
+    where = [shutil.copytree(Path(sl.__file__).parent / "zoo" / "mae", tmp_path / name) for name in ("one", "moved")]
+    found = {keys(Contents(), replace(PASS, encoders={"a": f"run:{folder}"}))["cka"] for folder in where}
+    assert len(found) == 1
+    option = keys(Contents(), replace(PASS, encoders={"a": f"run:{where[0]}?decoder=true"}))["cka"]
+    assert option not in found
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
     assert set(steps) == {"finetune-a", "finetune-c", "dynamics"}
     paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
     assert steps["dynamics"].encoders == {**paths, "a": SMALL}
+    without = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["finetune"], out="x")
+    assert [placed.step.name for placed in without.steps] == ["finetune-a", "tuned", "tuned-noise"]
 
 
 def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
@@ -190,6 +192,11 @@ def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
     without = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES, steps=["passes"],
                          out="x")  # fmt: skip
     assert undecided(without)["S15"] == "a fine-tuned c: add `--steps finetune`"
+    assert undecided(without)["P1"] == "a fine-tuned a: add `--steps finetune`"
+    assert undecided(without)["S5"] == "a joint-embedding CNN: add `--cnn-je NAME=REFERENCE` or `--steps pretrain`"
+    tuned = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES,
+                       steps=["passes", "finetune"], out="x")  # fmt: skip
+    assert "P1" not in undecided(tuned)
 
 
 def test_passes_measure_what_their_findings_ask_for():

@@ -85,6 +85,7 @@ LABELS: dict[str, Sequence[Any]] = {
     "n": (0, 1, 2), "count": (1024, 2048), "batch": (32, 64, 128), "layer_a": (0, 1, 2), "layer_b": (0, 1, 2),
     "place": ("all", "block.0"), "weights": ("all", "attention"),
 }  # fmt: skip
+OF_ENCODERS = ("encoder", "encoder_a", "encoder_b", "other")
 KINDS = {"detection": ("box", "mask")}  # of the dimension kind, where it is not that of diversity
 
 
@@ -123,6 +124,34 @@ def made_run(
         variables = {n.partition(".")[2]: number for n, number in numbers.items() if n.partition(".")[0] == result}
         run.save(result, *_result(result, variables, inside, noise, groups, images, coords or {}, attrs or {}, depth))
     return run
+
+
+def select(run: Run, encoders: Sequence[str]) -> Run:
+    """The same run with some of its encoders alone."""
+    about = [entry for entry in run.request["encoders"] if entry["name"] in encoders]
+    found = Run(None, {**run.request, "encoders": about})
+    for name in run:
+        kept = run.measured(name).kept
+        parts = [
+            None if part is None else part.sel({dim: list(encoders) for dim in part.dims if dim in OF_ENCODERS})
+            for part in (run[name], kept)
+        ]
+        found.save(name, parts[0], parts[1])
+    return found
+
+
+def renamed(run: Run, names: Mapping[str, str]) -> Run:
+    """The same run with other names of encoders."""
+    about = [{**entry, "name": names.get(entry["name"], entry["name"])} for entry in run.request["encoders"]]
+    found = Run(None, {**run.request, "encoders": about})
+    for name in run:
+        parts = []
+        for part in (run[name], run.measured(name).kept):
+            dims = [] if part is None else [dim for dim in part.coords if dim in OF_ENCODERS]
+            new = {dim: [names.get(str(one), str(one)) for one in part[dim].values] for dim in dims}
+            parts.append(None if part is None else part.assign_coords(new))
+        found.save(name, parts[0], parts[1])
+    return found
 
 
 def _result(

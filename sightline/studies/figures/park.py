@@ -12,7 +12,7 @@ import altair as alt
 import pandas as pd
 
 from sightline.studies.evidence import Evidence, Missing
-from sightline.studies.figures.casting import cast, contrastive_and_masked, sizes_of, tuned, variants
+from sightline.studies.figures.casting import cast, contrastive_and_masked, first_seed, sizes_of, tuned, variants
 from sightline.studies.figures.contract import Lettered, Panel, PaperFigure
 from sightline.studies.figures.forms import (
     analysed,
@@ -32,6 +32,7 @@ from sightline.studies.figures.numbers import (
     rows_of,
     tuned_accuracy,
 )
+from sightline.studies.findings.park import WEIGHT, sweeps
 from sightline.studies.roles import HYBRID, JE, REC, SUPERVISED, Role
 
 __all__ = ["FIGURES"]
@@ -80,12 +81,25 @@ def _reconstructions(evidence: Evidence) -> list[str]:
     return list(dict.fromkeys([*cast(evidence, REC, "mae"), *cast(evidence, REC, "simmim")]))
 
 
+def _sweep(evidence: Evidence) -> tuple[str, str, list[Role]]:
+    """λ = 1 and λ = 0, and hybrids between: of one sweep, as findings have it, that with the most weights.
+
+    Where a sweep has no such ends of its own, they are the two objectives that it mixes.
+    """
+    known = {role.name for role in evidence.encoders(HYBRID)}
+    sweep = max(sweeps(evidence), key=lambda sweep: (len(sweep.hybrids), {*sweep.ends[0]} <= known))
+    hybrids = sorted(sweep.hybrids, key=lambda role: role.weight or 0)
+    if {*sweep.ends[0]} <= known:
+        je, rec = (first_seed(evidence, name) for name in sweep.ends[0])
+        return je, rec, hybrids
+    return cast(evidence, JE, "moco_v3")[0], cast(evidence, REC, "simmim")[0], hybrids
+
+
 def _hybrid_and_ends(evidence: Evidence) -> list[str]:
-    """The hybrid whose weight is nearest to 0.2, between the two objectives that it mixes."""
-    found = variants(evidence, HYBRID, "weight")
-    nearest = min(found, key=lambda role: abs((role.weight or 0) - 0.2))
-    rec, je = cast(evidence, REC, "simmim")[:1], cast(evidence, JE, "moco_v3")[:1]
-    return [*je, *rec, nearest.name]
+    """The hybrid whose weight is nearest to 0.2, after the two objectives that it mixes."""
+    je, rec, hybrids = _sweep(evidence)
+    nearest = min(hybrids, key=lambda role: abs((role.weight or 0) - WEIGHT))
+    return [je, rec, first_seed(evidence, nearest.name)]
 
 
 # Curves over depth
@@ -261,9 +275,11 @@ def _both_accuracies(
 def _over_weight(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over λ: 0 is reconstruction alone, 1 joint-embedding alone."""
     roles = {role.name: role for role in evidence.apart().encoders(None)}
-    ends = {cast(evidence, REC, "simmim")[0]: 0.0, cast(evidence, JE, "moco_v3")[0]: 1.0}
-    hybrids = {role.name: float(role.weight or 0) for role in variants(evidence, HYBRID, "weight")}
-    weights = dict(sorted((ends | hybrids).items(), key=lambda pair: pair[1]))
+    je, rec, hybrids = _sweep(evidence)
+    between = {first_seed(evidence, role.name): role.weight for role in hybrids if role.weight is not None}
+    if not between:
+        raise Missing("a hybrid with its weight: add `--role NAME:weight=0.2`")
+    weights = {rec: 0.0, **between, je: 1.0}
     table = _both_accuracies(evidence, [roles[name] for name in weights], lambda role: weights[role.name], "hybrid")
     return lines(
         table, x_title="λ, weight of the joint-embedding loss", y_title="accuracy", series_title="objective",
@@ -293,6 +309,8 @@ def _other_tasks(evidence: Evidence) -> Panel:
     """Table: the hybrid and the two objectives that it mixes, on other images and in segmentation."""
     je, rec, hybrid = _hybrid_and_ends(evidence)
     weight = next(role.weight for role in evidence.roles if role.name == hybrid)
+    if weight is None:
+        raise Missing(f"the weight of {hybrid}: add `--role {hybrid}:weight=0.2`")
     printed = {rec: ("62.1", "35.4"), hybrid: ("68.8", "42.2"), je: ("66.2", "39.7")}
     labels = {rec: f"0.0 ({rec})", hybrid: f"{weight:g} ({hybrid})", je: f"1.0 ({je})"}
     columns: dict[str, Callable[[Evidence, str], Number]] = {

@@ -80,15 +80,18 @@ def _added_block(evidence: Evidence) -> Panel:
     je, rec = pair_of_families(evidence)
     names = [*rec, *je]
     result = _probes(evidence, names, "linear", "multilayer")
-    printed = {(rec[0], "last block"): "67.73 ± 0.10", (rec[0], "last and another"): "69.53 ± 0.07 to 70.12 ± 0.04",
-               (rec[0], "gain"): "+1.8 to +2.4"}  # fmt: skip
+    mae = next((role.name for role in evidence.roles if role.name in rec and role.method == "mae"), "")
+    printed = {(mae, "last block"): "67.73 ± 0.10", (mae, "last and another"): "69.53 ± 0.07 to 70.12 ± 0.04",
+               (mae, "gain"): "+1.8 to +2.4"}  # fmt: skip
     rows = []
     for name in names:
         alone = last_probe(result, name, "linear")
         both = result.sel(encoder=name, probe="multilayer", feature=alone.feature.item())
-        if both.selection.isnull().all():
+        if not (both.selection.notnull() & (both.layer_type == "block")).any():
             raise Missing(f"a probe on the last and another block of {name}")
-        best = both.isel(site=int(both.selection.fillna(-np.inf).argmax("site")))
+        others = both.sel(site=both.site.values[both.selection.notnull().values & (both.layer_type == "block").values])
+        others = others.isel(site=slice(0, -1)) if others.sizes["site"] > 1 else others  # the last one is none of them
+        best = others.isel(site=int(others.selection.argmax("site")))
         texts = {
             "last block": _mean_and_std(alone),
             "last and another": f"{_mean_and_std(best)} (block {int(best.block)})",

@@ -66,18 +66,18 @@ def tuned_accuracies(evidence: Evidence, *starts: str) -> list[Estimate]:
     missing: list[Missing] = []
     for source in (_of_agreement, _of_noise, _of_reinit, _of_folder):
         try:
-            return [source(evidence, start) for start in starts]
+            return source(evidence, *starts)
         except Missing as error:
             missing.append(error)
     raise missing[0]
 
 
-def _of_agreement(evidence: Evidence, start: str) -> Estimate:
-    return _by_own_head(evidence, start, "agreement")
+def _of_agreement(evidence: Evidence, *starts: str) -> list[Estimate]:
+    return [_by_own_head(evidence, start, "agreement") for start in starts]
 
 
-def _of_noise(evidence: Evidence, start: str) -> Estimate:
-    return _by_own_head(evidence, start, "noise")
+def _of_noise(evidence: Evidence, *starts: str) -> list[Estimate]:
+    return [_by_own_head(evidence, start, "noise") for start in starts]
 
 
 def _by_own_head(evidence: Evidence, start: str, result: str) -> Estimate:
@@ -94,14 +94,22 @@ def _by_own_head(evidence: Evidence, start: str, result: str) -> Estimate:
     return evidence.estimate(f"{result}.test_accuracy", encoder=tuned, among=own_head)
 
 
-def _of_reinit(evidence: Evidence, start: str) -> Estimate:
+def _of_reinit(evidence: Evidence, *starts: str) -> list[Estimate]:
     """The study of re-initialised blocks begins with a fine-tuning of all of them."""
-    end = str(evidence.table("reinit", evidence.seeds.get(start, (start,))[0]).end.values[0])  # any of them
-    return evidence.estimate("reinit.accuracy", encoder=start, end=end, n=0)
+    among, found = evidence.alike("reinit", *starts), []
+    for start in starts:
+        _, table = next(evidence.tables("reinit", start, among=among))
+        end = str(table.end.values[0])  # any of them
+        found.append(evidence.estimate("reinit.accuracy", encoder=start, end=end, n=0, among=among))
+    return found
 
 
-def _of_folder(evidence: Evidence, start: str) -> Estimate:
+def _of_folder(evidence: Evidence, *starts: str) -> list[Estimate]:
     """From what fine-tunings have written down at their end: the share of right decisions, and how many images."""
+    return [_of_counts(evidence, start) for start in starts]
+
+
+def _of_counts(evidence: Evidence, start: str) -> Estimate:
     members = evidence.seeds.get(start, (start,))
     found = [next(_counts(evidence, member), None) for member in members]
     known = [one for one in found if one is not None]

@@ -6,7 +6,8 @@ case). Its verdict follows from the intervals alone:
     holds          in every case every interval lies on the claimed side
     fails          in at least one case an interval lies on the other side, and no case holds
     unclear        anything else: an interval crosses the threshold, there is none, or encoders disagree
-    not measured   roles or results are missing, and `needs` says which
+    not measured   roles or results are missing, of all cases or of one of the kinds of encoders that are spoken of in
+                   turn, and `needs` says which
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Case:
     # Sentences on what does not decide; they may raise Missing. Notes are told of the weakest case, warnings of all.
     notes: Callable[[], str] | None = None
     warns: Callable[[], str] | None = None
+    side: str = ""  # of findings that speak of several kinds of encoders in turn: of each some case has to be measured
 
 
 @dataclass(frozen=True)

@@ -108,16 +108,24 @@ def decide(finding: Finding, evidence: Evidence) -> Verdict:
 
 
 def judge(finding: str, cases: Sequence[Case]) -> Verdict:
-    """The verdict of cases; those that were not measured are left to the others, and told."""
+    """The verdict of cases; those that were not measured are left to the others of their side, and told."""
     measured: dict[int, tuple[Part, ...]] = {}
     missing: dict[str, str] = {}
+    sides: dict[str, list[str]] = {}  # what the cases of each side lack, nothing where one of them was measured
     for number, case in enumerate(cases):
         try:
-            measured[number] = tuple(replace(part, encoders=case.encoders) for part in case.parts())
+            found = tuple(replace(part, encoders=case.encoders) for part in case.parts())
+            if not found:
+                raise Missing(f"numbers of {' and '.join(case.encoders)} that it could be decided by")
         except Missing as error:
             missing[", ".join(case.encoders)] = error.needs
+            sides.setdefault(case.side, [error.needs])
+        else:
+            measured[number], sides[case.side] = found, []
+    if lacking := [needs for of_side in sides.values() for needs in of_side]:
+        raise Missing(lacking[0])
     if not measured:
-        raise Missing(next(iter(missing.values()), "encoders of the roles that it speaks of"))
+        raise Missing("encoders of the roles that it speaks of")
     parts = tuple(part for of_case in measured.values() for part in of_case)
     verdict = _verdict(list(measured.values()))
     weakest = min(parts, key=_strength)

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def _of_pairs(
 
 def _groups(evidence: Evidence, result: str, encoder: str) -> list[list[str]]:
     """The even layers of each block group."""
-    table, one = evidence.table(result, encoder), evidence.seeds.get(encoder, (encoder,))[0]
+    one, table = next(evidence.tables(result, encoder))
     stages = table.stage.sel(encoder=one).values if "stage" in table.coords else np.zeros(table.sizes["site"])
     sites = [str(site) for site in table.site.values]
     blocks = [
@@ -165,8 +166,10 @@ def _stalling(evidence: Evidence, je: str, sl: str) -> list[Part]:
 
 
 def _separability(evidence: Evidence) -> list[Case]:
-    names = [(role.name,) for role in (*evidence.need(JE, "cnn"), *evidence.need(SUPERVISED, "cnn"))]
-    return cases_of(evidence, _worst_step, names, otherwise=("From one block group to the next", _by_group))
+    roles = (*evidence.need(JE, "cnn"), *evidence.need(SUPERVISED, "cnn"))
+    names = [(role.name,) for role in roles]
+    cases = cases_of(evidence, _worst_step, names, otherwise=("From one block group to the next", _by_group))
+    return [replace(case, side=role.family) for case, role in zip(cases, roles, strict=True)]
 
 
 def _worst_step(evidence: Evidence, encoder: str) -> list[Part]:
@@ -174,9 +177,8 @@ def _worst_step(evidence: Evidence, encoder: str) -> list[Part]:
 
     It is the worst of many: its interval and its p are at 0.05 over their number (Bonferroni).
     """
-    table = evidence.table("probes", encoder)
-    members = list(evidence.seeds.get(encoder, (encoder,)))
-    known = table.accuracy.sel(encoder=members).notnull().any(("encoder", "probe", "feature")).values
+    member, table = next(evidence.tables("probes", encoder))
+    known = table.accuracy.sel(encoder=member).notnull().any(("probe", "feature")).values
     blocks = [str(site) for site in table.site.values[known] if re.fullmatch(r"block\.\d+", str(site))]
     if len(blocks) < 2:
         raise Missing(f"probes of the blocks of {encoder}: add `--steps passes`")
@@ -209,7 +211,8 @@ def _by_group(evidence: Evidence, encoder: str) -> list[Part]:
 
 def _policy(evidence: Evidence, encoder: str, kind: str) -> str:
     """The augmentation of that name; with settings of its own, if there is one, since these are the encoder's."""
-    names = [str(name) for name in evidence.table("invariance", encoder).policy.values]
+    _, table = next(evidence.tables("invariance", encoder))
+    names = [str(name) for name in table.policy.values]
     found = [name for name in names if name.partition("?")[0] == kind]
     if not found:
         raise Missing(f"invariance under the policy {kind}: add `--set 'invariance.policies=[\"{kind}\"]'`")

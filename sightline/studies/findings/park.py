@@ -7,6 +7,7 @@ here, is in docs/findings.md; the other reading is told beside the verdict.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import above, below, cases_of, written
 from sightline.studies.roles import HYBRID, JE, REC, Role
 
-__all__ = ["FINDINGS"]
+__all__ = ["FINDINGS", "WEIGHT", "WeightSweep", "sweeps"]
 
 
 Parts = Callable[..., Sequence[Part]]
@@ -161,7 +162,7 @@ def _blocks(evidence: Evidence, je: str, rec: str) -> list[Part]:
     ]
 
 
-class _Sweep(NamedTuple):
+class WeightSweep(NamedTuple):
     """Hybrids that can be held against each other, and pairs of what they mix: joint embedding, reconstruction."""
 
     hybrids: list[Role]
@@ -173,7 +174,7 @@ class _Sweep(NamedTuple):
         return min(self.hybrids, key=lambda role: abs((role.weight or 0.0) - WEIGHT))
 
 
-def _sweeps(evidence: Evidence) -> list[_Sweep]:
+def sweeps(evidence: Evidence) -> list[WeightSweep]:
     """Hybrids of one size each, against λ = 1 and λ = 0, or MoCo and SimMIM, or all encoders of the two families."""
     every = evidence.need(HYBRID)
     mixed: dict[float | None, list[Role]] = {}
@@ -189,19 +190,19 @@ def _sweeps(evidence: Evidence) -> list[_Sweep]:
             own = [role for role in every if role.weight == weight and role.size == size]
             others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
-        found.append(_Sweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
+        found.append(WeightSweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
     return found
 
 
 def _nearest(evidence: Evidence) -> list[tuple[str, str, str]]:
     """Of each sweep the hybrid with the weight nearest to the paper's, with the pairs that it is held against."""
-    return [(sweep.nearest.name, *pair) for sweep in _sweeps(evidence) for pair in sweep.ends]
+    return [(sweep.nearest.name, *pair) for sweep in sweeps(evidence) for pair in sweep.ends]
 
 
 def _swept(evidence: Evidence) -> list[Case]:
     """The hybrid of a sweep whose linear probe is best on the images that choose settings, not on the test images."""
     found = []
-    for hybrids, ends in _sweeps(evidence):
+    for hybrids, ends in sweeps(evidence):
         best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
         rest = [role.name for role in hybrids if role is not best]
         names = [(best.name, *pair) for pair in ends]
@@ -223,7 +224,9 @@ def _selection(evidence: Evidence, role: Role) -> float:
         if "selection" not in table:
             return -abs((role.weight or 0.0) - WEIGHT)
         last_site = str(table.last_site.sel(encoder=name).item())
-        probe = next(name for name in PROBES if name in table.probe.values)
+        probe = next((name for name in PROBES if name in table.probe.values), "")
+        if not probe:
+            raise Missing(f"linear probes of {name}: add `--steps passes`")
         found.append(float(table.selection.sel(encoder=name, site=last_site, probe=probe).max()))  # of the poolings
     return float(np.mean(found))
 
@@ -265,15 +268,17 @@ def _lifted(evidence: Evidence, free: str, restricted: str) -> Sequence[Part]:
 
 
 def _reinitialised(evidence: Evidence, je: str, rec: str) -> list[Part]:
-    table = evidence.table("reinit", je, rec)
-    members = [member for name in (je, rec) for member in evidence.seeds.get(name, (name,))]
-    known = table.accuracy_drop.sel(encoder=members).notnull().all(("encoder", "end"))
-    counts = [int(n) for n in table.n.values[known.values] if n > 0]
+    among = evidence.alike("reinit", je, rec)
+    every = []
+    for member, table in evidence.tables("reinit", je, rec, among=among):
+        known = table.accuracy_drop.sel(encoder=member).notnull().all("end")
+        every.append({int(n) for n in table.n.values[known.values] if n > 0})
+    counts = sorted(set.intersection(*every))
     if not counts:
         raise Missing(f"fine-tunings of {je} and {rec} with the same numbers of blocks re-initialised")
 
     def drop(encoder: str, end: str) -> Estimate:
-        return evidence.estimate("reinit.accuracy_drop", encoder=encoder, end=end, n=counts)
+        return evidence.estimate("reinit.accuracy_drop", encoder=encoder, end=end, n=counts, among=among)
 
     return [
         above(f"drop without the first blocks: {rec} − {je}", drop(rec, "first") - drop(je, "first"), percent=True),
@@ -304,11 +309,12 @@ def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]
 
 def _miou(evidence: Evidence, one: str, other: str) -> Estimate:
     """Difference of two trained segmentation heads, or of the linear ones of the pass."""
-    number = "segmenters.miou" if evidence.holds("segmenters", one, other) else "segmentation.softmax_miou"
-    try:
-        return evidence.estimate(number, encoder=one) - evidence.estimate(number, encoder=other)
-    except Missing:
-        raise Missing(f"segmentation by {one} and {other}: add `--steps segment`") from None
+    for number in ("segmenters.miou", "segmentation.softmax_miou"):
+        with contextlib.suppress(Missing):
+            among = evidence.alike(number.partition(".")[0], one, other)
+            own, others = (evidence.estimate(number, encoder=name, among=among) for name in (one, other))
+            return own - others
+    raise Missing(f"segmentation by {one} and {other}: add `--steps segment`")
 
 
 # ---------------------------------------------------------------------------------------------------------------

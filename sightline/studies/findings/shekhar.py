@@ -65,13 +65,23 @@ def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
     return [role.name for role in _main(evidence, family, count)]
 
 
-def _table(evidence: Evidence, number: str, *encoders: str) -> xr.Dataset:
-    """The result with this number; those of earlier versions may lack it."""
-    result, _, variable = number.partition(".")
-    table = evidence.table(result, *encoders)
+def _numbers(table: xr.Dataset, number: str, **where: Any) -> xr.DataArray:
+    """Numbers of a table; those of earlier versions, or with other settings, may lack them."""
+    variable = number.partition(".")[2]
     if variable not in table:
-        raise Missing(f"{number} of {' and '.join(encoders)}, which an earlier version did not measure: run it again")
-    return table
+        raise Missing(f"{number}, which an earlier version did not measure: run it again")
+    try:
+        return table[variable].sel(where)
+    except KeyError:
+        chosen = ", ".join(f"{word}={value}" for word, value in where.items())
+        raise Missing(f"{number} of {chosen}, which the settings of the run left out") from None
+
+
+def _first_pair(evidence: Evidence, number: str, a: str, b: str, **where: Any) -> xr.DataArray:
+    """Numbers of two encoders, or of the first seeds of both."""
+    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
+    table = evidence.apart().table(number.partition(".")[0], one, other)
+    return _numbers(table, number, encoder_a=one, encoder_b=other, **where)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -149,10 +159,9 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
 
 def _blocks(evidence: Evidence, a: str, b: str) -> int:
     """How many blocks of an encoder have a CKA with those of another."""
-    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
-    table = _table(evidence, "cka.cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all", site_a="block.0")
-    known = np.isfinite(table.cka.values)
-    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in table.site_b.values[known])
+    found = _first_pair(evidence, "cka.cka", a, b, tokens="all", site_a="block.0")
+    known = np.isfinite(found.values)
+    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in found.site_b.values[known])
 
 
 def _of_matches(values: npt.NDArray[np.float64], axis: int, blocks: int, number: Callable[..., Any]) -> Any:
@@ -193,18 +202,11 @@ def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
     vits = {family: _named(evidence, family) for family in (JE, REC)}
     found = []
     for family, other, least in ((JE, REC, 0.0), (REC, JE, LARGER)):
-        cnns = [role.name for role in evidence.encoders(family, "cnn")]
+        cnns = [role.name for role in evidence.need(family, "cnn")]
         for cnn, own, foreign in itertools.product(cnns, vits[family], vits[other]):
-            found.append(Case((cnn, own, foreign), partial(_curve_above, evidence, cnn, own, foreign, least)))
-        if not cnns:
-            found.append(Case((f"a {family} CNN",), partial(_need, evidence, family, "cnn")))
+            parts = partial(_curve_above, evidence, cnn, own, foreign, least)
+            found.append(Case((cnn, own, foreign), parts, side=family))
     return found
-
-
-def _need(evidence: Evidence, family: str, network: str) -> list[Part]:
-    """No parts, but what is missing."""
-    evidence.need(family, network)
-    return []
 
 
 def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: float) -> list[Part]:
@@ -225,12 +227,11 @@ def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: fl
 
 def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
-    one, other = (evidence.seeds.get(name, (name,))[0] for name in (a, b))
-    table = _table(evidence, "cka.distance_cka", a, b).sel(encoder_a=one, encoder_b=other, tokens="all")
-    known = np.isfinite(table.distance_cka.values)
-    distances = table.distance.values[known]
-    if "relative_distance" in table.coords:
-        shares = table.relative_distance.values[known]
+    found = _first_pair(evidence, "cka.distance_cka", a, b, tokens="all")
+    known = np.isfinite(found.values)
+    distances = found.distance.values[known]
+    if "relative_distance" in found.coords:
+        shares = found.relative_distance.values[known]
     else:
         shares = distances / max(1, distances.max())
     return {int(distance): float(share) for distance, share in zip(distances, shares, strict=True)}
@@ -274,12 +275,12 @@ def _class_separability(evidence: Evidence) -> Sequence[Case]:
 
 def _features(evidence: Evidence, result: str, *encoders: str) -> list[str]:
     """The poolings that all of these encoders have."""
-    members = [member for name in encoders for member in evidence.seeds.get(name, (name,))]
-    values = evidence.table(result, *encoders).accuracy.sel(encoder=members)
-    known = (
-        np.isfinite(values).any([str(dim) for dim in values.dims if dim not in ("encoder", "feature")]).all("encoder")
-    )
-    return [str(feature) for feature in values.feature.values[known.values]]
+    every = []
+    for member, table in evidence.tables(result, *encoders):
+        values = table.accuracy.sel(encoder=member)
+        known = np.isfinite(values).any([str(dim) for dim in values.dims if dim != "feature"])
+        every.append([str(feature) for feature in values.feature.values[known.values]])
+    return [feature for feature in every[0] if all(feature in features for features in every)]
 
 
 @_states(
@@ -364,10 +365,13 @@ def _helps_rec_not_je(evidence: Evidence, gain: Callable[[str], Estimate], label
 
 def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
     """What one more block gives to the linear probe of the last layer; the block is chosen on the selection split."""
-    table = _table(evidence, "probes.selection", encoder)
-    members = list(evidence.seeds.get(encoder, (encoder,)))
-    chosen = table.selection.sel(encoder=members, probe="multilayer", feature="cls").mean("encoder")
-    chosen = chosen.where(np.isfinite(chosen) & (table.layer_type == "block"), drop=True)
+    where = {"probe": "multilayer", "feature": "cls"}
+    selections = [
+        _numbers(table, "probes.selection", encoder=member, **where).drop_vars("encoder")
+        for member, table in evidence.tables("probes", encoder)
+    ]
+    chosen = sum(selections[1:], selections[0]) / len(selections)
+    chosen = chosen.where(np.isfinite(chosen) & (chosen.layer_type == "block"), drop=True)
     if not chosen.size:
         raise Missing(f"probes of two layers of {encoder}: add `--steps passes`")
     # The last block beside the final norm is no intermediate layer.
@@ -381,8 +385,7 @@ def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
 
 
 def _last_site(evidence: Evidence, encoder: str) -> str:
-    table = evidence.table("probes", encoder)
-    member = evidence.seeds.get(encoder, (encoder,))[0]
+    member, table = next(evidence.tables("probes", encoder))
     return str(table.last_site.sel(encoder=member).item()) if "last_site" in table else "norm"
 
 
@@ -485,8 +488,9 @@ def _ap(evidence: Evidence, encoder: str, kind: str, area: str, among: Callable[
 
 
 def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> list[str]:
-    known = evidence.table("detection", *encoders, among=among).kind.values
-    return [kind for kind in KINDS if kind in known]
+    """Boxes, and masks where all of these were trained with them."""
+    known = [set(table.kind.values) for _, table in evidence.tables("detection", *encoders, among=among)]
+    return [kind for kind in KINDS if all(kind in kinds for kinds in known)]
 
 
 @_states(
@@ -499,12 +503,12 @@ def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> 
     "30.04/45.77/14.37",
 )  # fmt: skip
 def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
-    among = _detectors("frozen")
     plain = [role.name for role in _main(evidence, JE) if not role.multicrop]
     if not plain:
         raise Missing("a joint-embedding ViT without multi-crop: add `--je NAME=REFERENCE`")
 
     def parts(r: str, a: str) -> list[Part]:
+        among = evidence.alike("detection", r, a, among=_detectors("frozen"))
         found = []
         for kind, (area, claims) in itertools.product(
             _kinds(evidence, among, r, a), {"all": above, "small": above, "large": below}.items()
@@ -521,12 +525,11 @@ def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
     claim="Trained end to end, detectors on reconstruction beat those on joint-embedding on objects of all sizes.",
     measure="AP of boxes and masks with the encoder trained along, REC − JE > 0: all, small, medium, large",
     says="box AP all/large/small: MAE 51.57/66.36/35.27, MoCo-v3 48.81/64.83/32.79, DINO 47.73/62.49/32.17; mask AP "
-    "45.84/63.84/27.27, 43.18/62.86/23.78, –/60.03/24.28",
+    "45.84/63.84/27.27, 43.18/62.86/23.78, 30.04/60.03/24.28 (30.04 as printed; it is also in table 6)",
 )  # fmt: skip
 def _trained_detection(evidence: Evidence) -> Sequence[Case]:
-    among = _detectors("trained along")
-
     def parts(r: str, a: str) -> list[Part]:
+        among = evidence.alike("detection", r, a, among=_detectors("trained along"))
         every = itertools.product(_kinds(evidence, among, r, a), ("all", "small", "medium", "large"))
         return [
             above(
@@ -557,11 +560,13 @@ def _more_blocks(evidence: Evidence) -> Sequence[Case]:
                 _ap(evidence, name, kind, "all", several) - _ap(evidence, name, kind, "all", one),
                 percent=True,
             )
-            for kind in _kinds(evidence, several, name)
+            for kind in _kinds(evidence, one, name)
+            if kind in _kinds(evidence, several, name)
         ]
 
-    every = [*_named(evidence, JE), *_named(evidence, REC)]
-    return [Case((name,), partial(parts, name)) for name in every]
+    return [
+        Case((name,), partial(parts, name), side=family) for family in (JE, REC) for name in _named(evidence, family)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -665,18 +670,14 @@ def _nothing_added(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; heat maps of CKA",
 )  # fmt: skip
 def _masked(evidence: Evidence) -> Sequence[Case]:
-    def parts(m: str, a: str, r: str) -> list[Part]:
-        tuned = evidence.tuned(m)
+    def parts(m: tuple[str, str], a: str, r: str) -> list[Part]:
         return [
             above(f"CKA({one}, {a}) − CKA({one}, {r})", _diagonal(evidence, one, a) - _diagonal(evidence, one, r))
-            for one in (m, *([] if tuned is None else [tuned.name]))
+            for one in m
         ]
 
-    def warns(m: str) -> str:
-        return "" if evidence.tuned(m) else f"After fine-tuning of {m}: not measured."
-
-    every = itertools.product(_named(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
-    return [Case(names, partial(parts, *names), warns=partial(warns, names[0])) for names in every]
+    every = itertools.product(_before_and_after(evidence, MASKED_JE), _named(evidence, JE), _named(evidence, REC))
+    return [Case((*m, a, r), partial(parts, m, a, r)) for m, a, r in every]
 
 
 # ---------------------------------------------------------------------------------------------------------------

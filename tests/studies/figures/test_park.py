@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.figures import BLOCKS, TUNED_ACCURACY, drawn_numbers, frames
 
 from sightline.studies.evidence import Evidence
 from sightline.studies.figures import draw
+from sightline.studies.roles import HYBRID, Role
 
 PAIR = ("moco", "simmim")
 TUNED = ("moco ft", "simmim ft")
@@ -212,3 +214,12 @@ def test_other_images_and_segmentation_beside_the_papers(evidence: Evidence) -> 
         ours = [f"{100 * float(values.sel(encoder=encoder)):.1f}" for values in (probes, miou)]
         assert table.ours[row].tolist() == ours
         assert table.paper[row].tolist() == printed
+
+
+def test_a_sweep_is_drawn_with_its_own_ends(evidence: Evidence) -> None:
+    """As findings hold hybrids against each other: of one size and budget, not with encoders of another one."""
+    other = {"dino": 0.0, "mae": 0.3, "msn": 0.5, "sup": 1.0}
+    sweep = [Role(name, HYBRID, "hybrid", weight=weight, size=1.4) for name, weight in other.items()]
+    roles = (*(role for role in evidence.roles if role.name not in other and role.tuned_from not in other), *sweep)
+    figure = draw("003 Fig 12b", replace(evidence, roles=roles))
+    assert list(dict.fromkeys(figure.table.series)) == ["sup", "dino", "mae"]

@@ -123,6 +123,29 @@ def test_what_is_missing_is_left_to_the_others_and_told() -> None:
     assert (nothing.verdict, nothing.needs) == (NOT_MEASURED, "a fine-tuned mae: add `--steps finetune`")
 
 
+def test_of_several_sides_each_has_to_be_measured() -> None:
+    def missing() -> Sequence[Part]:
+        raise Missing("a reconstruction CNN")
+
+    def verdict(*cases: Case) -> str:
+        finding = Finding("S5", "001", "", "", "", "", "", "passes", (), lambda evidence: cases)
+        found = finding.decide(Evidence((), ()))
+        assert found.needs in ("", "a reconstruction CNN")
+        return found.verdict
+
+    one = Case(("a",), lambda: [GOOD], side="one")
+    assert verdict(one, Case(("b",), missing, side="other")) == NOT_MEASURED
+    assert verdict(one, Case(("b",), missing, side="other"), Case(("c",), lambda: [GOOD], side="other")) == HOLDS
+    assert verdict(Case(("b",), missing, side="one"), one) == HOLDS
+
+
+def test_a_case_without_any_part_was_not_measured() -> None:
+    """Nothing at all would agree with everything."""
+    finding = Finding("S7", "001", "", "", "", "", "", "passes", (), lambda evidence: [Case(("a", "b"), list)])
+    found = finding.decide(Evidence((), ()))
+    assert (found.verdict, found.needs) == (NOT_MEASURED, "numbers of a and b that it could be decided by")
+
+
 def test_notes_are_those_of_the_weakest_case_and_warnings_those_of_all() -> None:
     def case(part: Part) -> Case:
         return Case((part.label,), lambda: [part], lambda: f"Note {part.label}.", lambda: "Mind this.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.evidence import block_sites, made_run
+from support.evidence import block_sites, made_run, select
 
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence
@@ -306,6 +306,31 @@ def test_folders_of_fine_tunings_give_counts() -> None:
     error = math.sqrt((0.6 * 0.4 + 0.8 * 0.2) / 399)  # of two proportions
     assert (tuned.high - tuned.low) / 2 == pytest.approx(1.963 * error, rel=1e-3)
     assert "only the counts are known" in tuned.how
+
+
+@pytest.mark.parametrize("finding", ["P20", "P21"])
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_encoders_may_have_runs_of_their_own(finding: str, sign: float) -> None:
+    """To the last digit the same, since the images are."""
+    names, together = MADE[finding][0], runs_of(finding, sign)
+    apart = [select(run, [name]) for run in together for name in reversed(names)]
+    roles = roles_of(names, {})
+    one, other = (all_findings()[finding].decide(Evidence(roles, tuple(runs))) for runs in (together, apart))
+    assert one.verdict != NOT_MEASURED
+    assert one == other
+
+
+def test_what_was_trained_otherwise_is_not_compared() -> None:
+    for finding, needs in (
+        ("P20", "reinit of je and rec with the same settings and images"),
+        ("P21", "segmentation by mix and je: add `--steps segment`"),
+    ):
+        names = MADE[finding][0]
+        apart = [select(run, [name]) for run in runs_of(finding, 1) for name in names]
+        for run in apart:
+            run.request["settings"] = {"lr": 0.1 * len(run.request["encoders"][0]["name"])}
+        found = all_findings()[finding].decide(Evidence(roles_of(names, {}), tuple(apart)))
+        assert (found.verdict, found.needs) == (NOT_MEASURED, needs)
 
 
 def test_seeds_may_have_runs_of_their_own() -> None:

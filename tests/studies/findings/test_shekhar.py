@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.evidence import block_sites, made_run
+from support.evidence import block_sites, made_run, renamed, select
 
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence
@@ -310,6 +310,76 @@ def test_layers_drawn_by_the_selection_split() -> None:
     assert found.effect == pytest.approx(0.0, abs=1e-12)  # of joint-embedding, against one point
     assert found.below
     assert {round(part.value, 6) for part in found.parts} == {0.0, 0.05}
+
+
+@pytest.mark.parametrize(
+    ("finding", "number", "labels"),
+    [
+        ("S1", "cka.diagonal", {"tokens": ("cls",)}), ("S3", "cka.cka", {"tokens": ("cls",)}),
+        ("S5", "cka.distance_cka", {"tokens": ("cls",)}), ("S7", "agreement.tau", {"k": (3,)}),
+        ("S10", "probes.accuracy", {"probe": ("ridge", "linear")}), ("S10", "probes.accuracy", {"feature": ("gap",)}),
+        ("S18", "probes.accuracy", {"probe": ("ridge", "linear")}),
+    ],
+)  # fmt: skip
+def test_what_other_settings_left_out_was_not_measured(finding: str, number: str, labels: dict[str, Any]) -> None:
+    run = made_run([*VITS, *TUNED, "resnet", "convnext"], {number: 0.5}, labels=labels)
+    found = all_findings()[finding].decide(
+        Evidence(ROLES, (with_selection(run) if number.startswith("probes") else run,))
+    )
+    assert found.verdict == NOT_MEASURED
+
+
+def test_a_claim_about_two_kinds_of_encoders_needs_both() -> None:
+    without = tuple(role for role in ROLES if role.name != "convnext")
+    found = all_findings()["S5"].decide(Evidence(without, runs_of("S5", 1)))
+    assert found.needs == "a reconstruction CNN: add `--cnn-rec NAME=REFERENCE` or `--steps pretrain`"
+    of_je = [select(run, ["moco", "dino"]) for run in runs_of("S14", 1)]
+    assert all_findings()["S14"].decide(Evidence(ROLES, tuple(of_je))).needs == "detection of mae: add `--steps detect`"
+    untuned = tuple(role for role in ROLES if role.name != "msn-ft")
+    found = all_findings()["S19"].decide(Evidence(untuned, runs_of("S19", 1)))
+    assert found.needs == "a fine-tuned msn: add `--steps finetune`"
+
+
+@pytest.mark.parametrize("finding", ["S12", "S13", "S14"])
+@pytest.mark.parametrize("s", [1, -1, 0])
+def test_detectors_may_have_runs_of_their_own(finding: str, s: int) -> None:
+    """To the last digit the same, since the parts of the images are."""
+    together = runs_of(finding, s)
+    apart = [select(run, [name]) for name in reversed(VITS) for run in together]
+    one, other = (all_findings()[finding].decide(Evidence(ROLES, tuple(runs))) for runs in (together, apart))
+    assert one.verdict != NOT_MEASURED
+    assert one == other
+
+
+def test_detectors_that_were_trained_otherwise_are_not_compared() -> None:
+    (run,) = runs_of("S12", 1)
+
+    def trained(epochs: int, *names: str) -> Run:
+        found = select(run, names)
+        found.request["settings"] = {"epochs": epochs, "log_every": epochs}
+        return found
+
+    roles = tuple(role for role in ROLES if role.name in ("moco", "mae"))
+    apart = (trained(3, "mae"), trained(12, "moco"))
+    found = all_findings()["S12"].decide(Evidence(roles, apart))
+    assert found.needs == "detection of mae and moco with the same settings and images"
+    short = trained(3, "mae")
+    short._results["detection"] = short["detection"].assign(AP=short["detection"].AP - 0.3)
+    found = all_findings()["S12"].decide(Evidence(roles, (short, trained(12, "mae", "moco"))))
+    assert found.verdict == HOLDS  # by the two that were trained alike
+
+
+@pytest.mark.parametrize("finding", ["S1", "S3", "S6", "S10"])
+def test_seeds_may_have_runs_of_their_own(finding: str) -> None:
+    """Also where the interval is by bootstrap (S3)."""
+    roles = (*(role for role in ROLES if not role.tuned), Role("moco-1", JE, "moco_v3", seed=1))
+    (run,) = runs_of(finding, 1)
+    second = {"moco": "moco-1"}
+    both = Evidence(roles, (run, renamed(run, second)))
+    assert both.seeds == {"moco": ("moco", "moco-1")}
+    found = all_findings()[finding].decide(both)
+    assert found.verdict == HOLDS, found.sentence
+    assert any("2 seeds of moco" in part.how for part in found.parts)
 
 
 def test_all_at_once() -> None:
