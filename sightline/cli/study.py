@@ -230,6 +230,12 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
     console().print(table)
     console().print(f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine" if seconds
                     else "All steps are there already")  # fmt: skip
+    for names in study.evidence.mixed_up:
+        console().print(
+            f"{', '.join(names)} have one role and two of them the same seed, so none of them are taken for seeds of "
+            f"one encoder; say what else differs: --role {names[-1]}:size=5.5 (millions), or its seed",
+            style="yellow", markup=False,
+        )  # fmt: skip
     if missing := undecided(study):
         console().print(f"\n{counted(len(missing), 'finding')} cannot be decided by these steps:", style="dim")
         for line in _needing(missing):

@@ -59,17 +59,31 @@ class Evidence:
     @cached_property
     def seeds(self) -> Mapping[str, tuple[str, ...]]:
         """Encoders that are one but for their seed: the name of the one → the names of its seeds."""
-        groups: dict[Any, list[Role]] = {}
-        for role in self.roles:
-            groups.setdefault(self._kind(role), []).append(role)
         found: dict[str, tuple[str, ...]] = {}
-        for members in groups.values():
+        for members in self._alike:
             numbers = {role.seed for role in members}
             if self.seeds_together and len(members) > 1 and len(numbers) == len(members):
                 names = tuple(role.name for role in sorted(members, key=lambda role: role.seed))
                 others = {role.name for role in self.roles} - {*names}
                 found[_common(names, {*others, *found})] = names
         return found
+
+    @property
+    def mixed_up(self) -> list[tuple[str, ...]]:
+        """Encoders with several seeds that are not taken together, because two of one role have the same seed."""
+        return [
+            tuple(role.name for role in members)
+            for members in self._alike
+            if 1 < len({role.seed for role in members}) < len(members)
+        ]
+
+    @cached_property
+    def _alike(self) -> list[list[Role]]:
+        """Encoders that agree in all but their names and seeds."""
+        groups: dict[Any, list[Role]] = {}
+        for role in self.roles:
+            groups.setdefault(self._kind(role), []).append(role)
+        return list(groups.values())
 
     def _kind(self, role: Role) -> tuple[Any, ...]:
         """All that seeds have in common; fine-tuned from seeds of one encoder is fine-tuned from one encoder."""

@@ -49,6 +49,16 @@ def test_seeds_are_one_encoder() -> None:
     assert [role.name for role in evidence.apart().encoders(REC)] == ["mae-0", "mae-1"]
 
 
+def test_seeds_of_which_two_are_the_same_are_named() -> None:
+    twice = (*SEEDS, Role("mae-wide", REC, "mae"))
+    assert Evidence(twice, ()).mixed_up == [("mae-0", "mae-1", "mae-wide")]
+    assert "mae" not in Evidence(twice, ()).seeds
+    told = (*SEEDS, Role("mae-wide", REC, "mae", size=5.5))
+    assert Evidence(told, ()).mixed_up == []
+    assert Evidence(told, ()).seeds["mae"] == ("mae-0", "mae-1")
+    assert Evidence((Role("a", REC, "mae"), Role("b", REC, "mae")), ()).mixed_up == []  # two encoders, not seeds
+
+
 def test_seeds_may_have_runs_of_their_own_and_the_first_the_name_of_all() -> None:
     roles = (Role("moco_v3", JE, "moco_v3"), Role("moco_v3_1", JE, "moco_v3", seed=1))
     runs = tuple(made_run([name], {"knn.accuracy": value}) for name, value in (("moco_v3", 0.4), ("moco_v3_1", 0.6)))

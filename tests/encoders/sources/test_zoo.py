@@ -18,7 +18,7 @@ from sightline.transfer import finetune
 
 NAMES = zoo.names()
 # Trained before the small recipes had one backbone and one budget (docs/zoo.md); each leaves when it is trained again.
-EARLIER = {"dino", "hybrid", "msn"}
+EARLIER = {"hybrid", "msn"}
 
 
 def test_the_zoo_is_what_lies_in_its_folder() -> None:
@@ -70,7 +70,8 @@ def test_an_encoder_of_the_zoo_is_small_and_says_how_it_was_made(name: str) -> N
     values = read_recipe(folder / "recipe.toml")
     recipe = make_recipe(values["objective"], values)
     if name not in EARLIER:
-        assert recipe == make_recipe(recipe.objective, read_recipe(name))  # what the recipe would make again
+        # What the recipe would make again, in bfloat16 where the machine was faster with it.
+        assert recipe == make_recipe(recipe.objective, read_recipe(name), {"precision": recipe.training.precision})
     encoder = sl.load_encoder(f"zoo:{name}")
     assert encoder.architecture is not None
     assert encoder.architecture.startswith(recipe.backbone.reference().partition("&num_classes")[0])
