@@ -285,19 +285,20 @@ def _finetune(work: Work) -> None:
     finetune(encoder, **_arguments(work), resume=not work.anew, overwrite=work.anew)
 
 
-def _trainings(function: Callable[..., Any], *more: str, apart: bool = True) -> Callable[[Work], None]:
-    """Of a command that trains something on each of several encoders, on each apart or on all together."""
+def _trainings(function: Callable[..., Any]) -> Callable[[Work], None]:
+    """Of a command that trains something on several encoders, on each apart or on all together."""
 
     def run(work: Work) -> None:
-        given = {key: work.step.options[key] for key in more if key in work.step.options}
-        shared = {"reuse": work.reuse} if apart else {}
+        command = COMMANDS[work.step.command]
+        own = command.options.keys() - TRAINED.keys()
+        given = {key: value for key, value in work.step.options.items() if key in own}
+        shared = {"reuse": work.reuse} if command.apart else {}
         function(work.members, **_arguments(work), **given, **shared, overwrite=work.anew)
 
     return run
 
 
 TRAINED: Mapping[str, Any] = {"recipe": None, "set": {}}
-OF_RCDM: Mapping[str, Any] = {"samples": 8, "sources": 32, "compared": 256, "transformations": None}
 
 
 def _command(kind: _Training, run: Callable[[Work], None], **more: Any) -> Command:
@@ -313,11 +314,12 @@ COMMANDS: Mapping[str, Command] = {
         _Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)
     ),
     "rcdm": _command(
-        _Training(RCDM, rcdm_recipe), _trainings(rcdm, *OF_RCDM, apart=False), options=OF_RCDM, trains=False, format=2
+        _Training(RCDM, rcdm_recipe), _trainings(rcdm), trains=False, format=2,
+        options={"samples": 8, "sources": 32, "compared": 256, "transformations": None},
     ),
     "reinit": _command(
-        _Training(FINETUNE, finetuning_recipe), _trainings(reinit, "counts", "ends"),
-        options={"counts": None, "ends": None}, trains=False, apart=True,
+        _Training(FINETUNE, finetuning_recipe), _trainings(reinit), trains=False, apart=True,
+        options={"counts": None, "ends": None},
     ),
     "segment": _command(_Training(SEGMENT, segmentation_recipe), _trainings(segment), trains=False, apart=True),
 }  # fmt: skip

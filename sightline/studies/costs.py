@@ -29,6 +29,7 @@ from sightline.measure.request import with_further
 from sightline.studies.commands import Machine, Work, analyses_of, command_of
 from sightline.studies.folders import StepFolder
 from sightline.studies.keys import Contents
+from sightline.studies.rcdm.measures import Extent
 from sightline.studies.steps import Step, step_of
 from sightline.training.backbones import build
 from sightline.training.monitor import read_metrics
@@ -118,10 +119,12 @@ class _Trial:
             asking = [plan for plan in plans.values() if key in plan.encoders]
             views = {(split, view) for plan in asking for split in plan.splits for view in plan.views[split]}
             passes = sum(len(images.indices(split)) for split, _ in views)
-            seconds += passes * self._remembered(
-                ["forward", _shape(encoder)], lambda e=encoder: _forward(e, self.machine.device)
-            )
+            seconds += passes * self._forward(encoder)
         return StepCost(MORE * seconds, disk)
+
+    def _forward(self, encoder: Encoder) -> float:
+        """Seconds for an image."""
+        return self._remembered(["forward", _shape(encoder)], lambda: _forward(encoder, self.machine.device))
 
     # A training
 
@@ -149,8 +152,22 @@ class _Trial:
             kept = optimization.epochs + 1 if getattr(recipe.config, "save_epochs", False) else 0
             disk += times * size * (8 + kept)  # two checkpoints of weights, their copy and Adam's two moments
             if step.command == "rcdm":  # one model for all encoders
+                seconds += self._pictures(step, members, images, 1 / speed)
                 break
         return StepCost(seconds, disk)
+
+    def _pictures(self, step: Step, members: Mapping[str, Encoder], images: Images, learned: float) -> float:
+        """What RCDM takes besides its training, a picture of which takes `learned` seconds.
+
+        That is about three evaluations of the network. Heun's method needs two for each of its steps, a likelihood gap
+        as many as docs/rcdm.md says; and all images go through the encoders, as they are and mirrored.
+        """
+        extent = Extent(**{key: step.options[key] for key in ("samples", "sources", "compared") if key in step.options})
+        transformations = len(step.options.get("transformations") or extent.transformations)
+        drawn = extent.samples * extent.sources * 2 * command_of(step).recipe(step).config.sampling_steps
+        evaluations = drawn + extent.compared * (8 + 24 * transformations)
+        views = 2 * sum(len(images.indices(split)) for split in ("train", "test"))
+        return sum(evaluations * learned / 3 + views * self._forward(encoder) for encoder in members.values())
 
     def _trained(self, step: Step, encoder: Encoder | None) -> torch.nn.Module:
         if encoder is not None:
@@ -168,7 +185,7 @@ class _Trial:
             name = "finetune"
             options = {key: value for key, value in options.items() if key in ("recipe", "set")}
         if name == "rcdm":
-            options |= {"samples": 1, "sources": FEWEST, "compared": FEWEST, "transformations": ["mirror"]}
+            options |= {"samples": 2, "sources": 2, "compared": 2, "transformations": ["mirror"]}
         trial = replace(step, command=name, options=options)
         with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
             out = Path(folder) / "trial"
@@ -199,8 +216,8 @@ def _recall() -> dict[str, float]:
 
 
 def _shape(encoder: Encoder) -> Any:
-    """What its speed depends on."""
-    return {key: value for key, value in describe_encoder(encoder).items() if key != "weights"}
+    """What its speed depends on; encoders of one architecture share a trial, wherever they are from."""
+    return {key: value for key, value in describe_encoder(encoder).items() if key not in ("weights", "reference")}
 
 
 def _forward(encoder: Encoder, device: str) -> float:

@@ -346,8 +346,16 @@ class _Plan:
         only = {"only": ["dynamics"]}
         return [*tuning, Step("dynamics", "compare", encoders, self.images, only, group="dynamics")]
 
+    def _of_long_steps(self) -> dict[str, str]:
+        """JE and REC without what S12 alone asks for: one without multi-crop where the same method with it is given."""
+        whole = {one.role.method for one in self.given.values() if one.role.multicrop}
+        return {
+            name: reference for name, reference in self._of(JE, REC, trained=False).items()
+            if self.given[name].role.multicrop is not False or self.given[name].role.method not in whole
+        }  # fmt: skip
+
     def _reinit(self) -> list[Step]:
-        encoders, options = self._of(JE, REC, trained=False), self._recipe("reinit")
+        encoders, options = self._of_long_steps(), self._recipe("reinit")
         return [Step("reinit", "reinit", encoders, self.images, options, group="reinit")] if encoders else []
 
     def _detect(self) -> list[Step]:
@@ -373,7 +381,7 @@ class _Plan:
         return steps if encoders else []
 
     def _rcdm(self) -> list[Step]:
-        encoders = self._of(JE, REC, trained=False)
+        encoders = self._of_long_steps()
         encoders |= {
             name: reference for name, reference in self._of(REC, tuned=True).items()
             if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders

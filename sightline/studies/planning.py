@@ -33,11 +33,11 @@ def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
 def undecided(study: Study) -> dict[str, str]:
     """Findings that the study cannot decide, with what they would need: encoders of other roles, or other steps."""
     groups, built_in = {placed.step.group for placed in study.steps}, study.name in STUDIES
-    # Steps that bring encoders are not needed where these are there, if a pass over what is given is made.
-    bringing = {"pretrain", "finetune"} if "passes" in groups else {"pretrain"}
     found = {}
     for name in study.findings:
         wanted = groups_of(name)
+        # Steps that bring encoders are not needed where these are there, if what is given is measured.
+        bringing = {"pretrain", "finetune"} if {"passes", *wanted} & groups else {"pretrain"}
         if needs := _roles_missing(name, study.roles):
             words = set(re.findall(r"\w+", "".join(re.findall(r"--steps ([\w,]+)", needs))))
             if not words or words - groups:  # else a step of the study is going to bring it

@@ -197,6 +197,21 @@ def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
     tuned = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES,
                        steps=["passes", "finetune"], out="x")  # fmt: skip
     assert "P1" not in undecided(tuned)
+    pictures = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["rcdm"], out="x")
+    assert not {"S11", "S21"} & set(undecided(pictures))
+    assert {"S15", "S17"} <= set(undecided(pictures))  # nothing measures them
+
+
+def test_a_dino_without_multi_crop_beside_one_with_it_is_for_detectors():
+    """S12 alone asks for it; pictures and re-initialised blocks take hours."""
+    encoders = {"a": SMALL, "b": f"{SMALL}&seed=1", "c": f"{SMALL}&seed=2"}
+    roles = {"a": ROLES["a"], "b": replace(ROLES["a"], name="b", multicrop=False), "c": ROLES["c"]}
+    for other, taken in ((True, ["a", "c"]), (None, ["a", "b", "c"])):
+        roles["a"] = replace(roles["a"], multicrop=other)
+        made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["rcdm", "reinit", "detect"], out="x")
+        steps = {placed.step.name: list(placed.step.encoders) for placed in made.steps}
+        assert steps["rcdm"] == steps["reinit"] == steps["mirrored"] == taken
+        assert steps["detect-frozen"] == ["a", "b", "c"]
 
 
 def test_passes_measure_what_their_findings_ask_for():
