@@ -186,7 +186,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     """A dot for each class, a line for their mean; texture at the left, shape at the right."""
     table = result[["shape_bias", "shape_bias_low", "shape_bias_high", "either", "reason"]].to_dataframe().reset_index()
     encoders = [str(name) for name in result.encoder.values]
-    x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8)
+    x = alt.X("shape_bias:Q", title="shape bias: 0 by texture, 1 by shape").scale(domain=[0, 1], padding=8, nice=False)
     y = alt.Y("class:N", title=None, axis=alt.Axis(grid=True, ticks=False))
     colour = alt.Color("encoder:N").scale(domain=encoders, range="category").legend(orient="right")
     shares = {"shape_bias": "shape bias", "either": "decisions for shape or texture"}

@@ -31,6 +31,7 @@ from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
 from sightline.report.packing import columns, shared_columns
 from sightline.report.pictures import Pictures, pack_pictures, sheet_png
+from sightline.report.provenance import Facts, asked, provenance_page
 from sightline.report.shell import Page, Shown, assemble, shown_encoders
 from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
 from sightline.report.tables import csv
@@ -51,7 +52,6 @@ ABOUT = {  # by kind of run
     "reinit": "All were fine-tuned with the same settings and tested on the same images.",
 }
 CAPTION = 420  # letters of a caption that are shown at once
-Facts = Mapping[str, object]  # name → a JSON value
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,6 @@ class Overview:
     images: Facts
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """The last page."""
-
-    template: ClassVar[str] = "provenance.html"
-    key: ClassVar[str] = "provenance"
-    title: ClassVar[str] = "Provenance"
-    topic: ClassVar[str] = ""
-    command: str
-    parts: Sequence[tuple[str, Facts]]  # headings and what stands below
-    skipped: Sequence[Sequence[str]]  # images that could not be read, and why
-
-
 def write_report(
     run: Run,
     *,
@@ -168,14 +155,14 @@ def write_report(
     judged = findings_page(verdicts, findings or {}) if verdicts else None
     told = (verdicts, findings or {})
     first, data["overview"] = _overview(run, analyses, shown, judged, told)
-    pages: list[Page] = [first, *([] if judged is None else [judged]), *analyses, _provenance(run)]
+    pages: list[Page] = [first, *([] if judged is None else [judged]), *analyses, provenance_page(run)]
     text = assemble(run.path.name, pages, data, shown)
     path = run.path / "report.html"
     ownership.write(run.path, path, text.encode("utf-8"))
     return path
 
 
-# --- overview and provenance ------------------------------------------------------------------------------------------
+# --- overview ---------------------------------------------------------------------------------------------------------
 
 
 def _overview(
@@ -233,25 +220,6 @@ def _encoder(entry: Mapping[str, Any], shown: Shown) -> EncoderCard:
         grid = " × ".join(map(str, tokens["grid"]))
         facts["tokens"] = f"{grid} patches + {tokens.get('prefix', 0)}, {cls} class token"
     return EncoderCard(shown, facts, entry.get("notes"))
-
-
-def _provenance(run: Run) -> Provenance:
-    request = dict(run.request)
-    skipped = request.pop("skipped", None) or []
-    command = request.pop("command", None) or ""
-    encoders = request.pop("encoders", [])
-    request["analyses"] = {name: _asked(settings) for name, settings in request.get("analyses", {}).items()}
-    grouped = {key.replace("_", " ").capitalize(): value for key, value in request.items() if isinstance(value, dict)}
-    single = {key: value for key, value in request.items() if not isinstance(value, dict)}
-    return Provenance(
-        command=" ".join(map(str, command)) if isinstance(command, (list, tuple)) else command,
-        parts=[
-            ("Run", {"folder": run.path.name if run.path else None} | single),
-            *grouped.items(),
-            *((f"Encoder {entry['name']}", entry) for entry in encoders),
-        ],
-        skipped=[(pair[0], pair[-1]) for pair in skipped if pair],
-    )
 
 
 # --- one analysis -----------------------------------------------------------------------------------------------------
@@ -330,22 +298,9 @@ def _module(name: str) -> tuple[object, str]:
         return ModuleType(name), f"{error}: its results are in the run folder, but there is nothing to draw them with."
 
 
-def _asked(settings: Mapping[str, Any]) -> dict[str, object]:
-    """Settings of an analysis, flat, with the number of sites in place of their names.
-
-    >>> _asked({"config": {"k": 20}, "splits": ["test"], "sites": {"dino": ["block.0", "block.1"]}})
-    {'k': 20, 'splits': ['test'], 'number of sites': {'dino': 2}}
-    """
-    flat: dict[str, object] = dict(settings.get("config") or {})
-    flat |= {key: value for key, value in settings.items() if key not in {"config", "sites", "name"}}
-    if isinstance(settings.get("sites"), Mapping):
-        flat["number of sites"] = {name: len(sites) for name, sites in settings["sites"].items()}
-    return flat
-
-
 def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
     """Settings and attributes of an analysis; attributes may be JSON strings."""
-    rows = _asked(run.request.get("analyses", {}).get(name) or {})
+    rows = asked(run.request.get("analyses", {}).get(name) or {})
     for key, value in result.attrs.items():
         if key in {"analysis", "provenance"}:  # told by the title and on a page of its own
             continue

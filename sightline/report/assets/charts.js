@@ -90,8 +90,9 @@ const Charts = (() => {
     if (spec.facet && !spec.facet.row && !spec.facet.column) {
       const square = shape === "heatmap", own = typeof spec.spec.width === "number" ? spec.spec.width : 260;
       const ratio = typeof spec.spec.height === "number" ? spec.spec.height / own : 0.62;
-      const side = square ? (width < 500 ? 100 : 150) : Math.min(own, 215), around = square ? 64 : 34, edge = square ? 12 : 60;
       const panels = new Set(Object.values(spec.datasets).flat().map((row) => row[spec.facet.field]).filter((v) => v !== undefined)).size;
+      const phone = width < 500, small = phone && panels > 8; // two side by side rather than pages of one below the other
+      const side = square ? (phone ? 100 : 150) : small ? 100 : Math.min(own, 215), around = square ? 64 : 34, edge = square ? 12 : 60;
       const most = Math.max(1, Math.min(panels, Math.floor((width - edge) / (side + around))));
       const across = Math.ceil(panels / Math.ceil(panels / most)); // rows of the same length
       const each = Math.min((width - edge) / across - around, square ? 260 : 860);
@@ -99,8 +100,9 @@ const Charts = (() => {
       spec.facet.header = { ...spec.facet.header, labelLimit: Math.floor(each + around - 12) };
       if (typeof spec.spec.width === "number" || shape) {
         spec.spec.width = Math.floor(each);
-        spec.spec.height = Math.floor(square ? each : Math.max(150, Math.min(360, each * ratio)));
+        spec.spec.height = Math.floor(square ? each : Math.max(small ? 100 : 150, Math.min(360, each * ratio)));
       }
+      if (phone) spec.config = { ...spec.config, legend: { ...spec.config?.legend, orient: "top" } }; // beside it, it would narrow the panels
     } else if (!spec.hconcat && !spec.vconcat && !spec.concat && !spec.repeat && (shape === "curve" || typeof spec.width === "number")) {
       spec.width = Math.floor(Math.min(width - 84, 1100));
       if (typeof spec.height === "number") spec.height = Math.floor(Math.max(200, Math.min(420, spec.width * 0.5)));

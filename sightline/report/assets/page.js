@@ -77,7 +77,8 @@
     root.classList.toggle("everything", all);
     for (const p of pages) p.classList.toggle("open", shown.includes(p));
     for (const link of document.querySelectorAll("nav a")) {
-      if (link.dataset.page === (all ? wanted : page.dataset.page)) link.setAttribute("aria-current", "page");
+      const current = link.dataset.page === (all ? wanted : page.dataset.page);
+      if (current) link.setAttribute("aria-current", "page"), link.scrollIntoView({ block: "nearest" });
       else link.removeAttribute("aria-current");
     }
     Encoders.point("");
