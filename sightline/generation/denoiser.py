@@ -51,7 +51,7 @@ class Shape:
     layers: int = 1  # residual blocks of a level
     attention: tuple[int, ...] = ()  # levels with attention, by how many places they have in a row; the coarsest has it
     head_width: int = 64  # channels of a head of attention
-    resample: str = "conv"  # or resnet: up and down by residual blocks, as in ADM
+    resample: str = "conv"  # or resnet: up and down by residual blocks, and all norms, as in ADM
     process: str = "flow"  # of noise, or ddpm
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Shape:
         with_attention = [places in self.attention for places in self.places]
         plain = {"conv": ("DownBlock2D", "UpBlock2D"), "resnet": ("ResnetDownsampleBlock2D", "ResnetUpsampleBlock2D")}
         down, up = plain[self.resample]
-        numbers = 3 * self.unshuffle**2
+        numbers, groups = 3 * self.unshuffle**2, math.gcd(32, *self.channels)
         return {
             "sample_size": self.size // self.unshuffle,
             "in_channels": numbers,
@@ -95,7 +95,9 @@ class Shape:
             "downsample_type": self.resample,
             "upsample_type": self.resample,
             "attention_head_dim": min(self.head_width, *self.channels),
-            "norm_num_groups": math.gcd(32, *self.channels),
+            "norm_num_groups": groups,
+            # With scale and shift diffusers leaves out the norm before attention at the coarsest level, which ADM has.
+            "attn_norm_num_groups": groups if self.resample == "resnet" else None,
             "class_embed_type": "identity",
             "resnet_time_scale_shift": "scale_shift",
         }

@@ -13,6 +13,8 @@ import torch
 from sightline.core.errors import InputError
 from sightline.generation.denoiser import Denoiser, Shape, load_model, save_model
 from sightline.generation.extra import diffusers
+from sightline.generation.training import make_recipe
+from sightline.training.recipe import read_recipe
 
 TINY = Shape(size=8, unshuffle=2, channels=(16, 32), layers=1, head_width=16)
 ABOUT = [{"name": "a", "reference": "r", "weights": "w", "feature": "norm.cls"}, {"name": "b"}]
@@ -32,6 +34,16 @@ def test_it_begins_with_the_mean_picture() -> None:
     fresh = Denoiser(TINY, [5])
     noisy = torch.randn(2, 3, 8, 8)
     assert not fresh(noisy, torch.tensor([1.0, 2.0]), fresh.embed([torch.randn(2, 5)], torch.zeros(2).long())).any()
+
+
+def test_the_published_network_is_that_of_adm() -> None:
+    """As many weights as the UNet of the authors' code has, which takes heads of another width, but no other weights."""
+    shape = make_recipe(read_recipe("rcdm_adm128"), {}, {}, {"encoders": ["a"]}).config.network
+    with torch.device("meta"):
+        made = Denoiser(shape, [768])
+        assert made(torch.empty(2, 3, 128, 128), torch.zeros(2), torch.empty(2, 1024)).shape == (2, 6, 128, 128)
+    assert sum(weights.numel() for weights in made.unet.parameters()) == 420_505_606
+    assert sum(weights.numel() for weights in made.conditions.parameters()) == 769 * 1024
 
 
 def test_the_condition_is_added_to_the_time_and_scales_and_shifts_the_norms(denoiser: Denoiser) -> None:
