@@ -45,15 +45,16 @@ WEIGHTS = re.compile(
     r"pos_embed|blocks\.\d+\.attn\.rel_pos_[hw]|"
     r"(patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12]))\.(weight|bias)"
 )
+FOREIGN = ("blocks.", "patch_embed.", "cls_token", "norm.", "neck.", "head.")  # what would have to be computed with
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
     """By what a file is surely ViTDet's."""
     part = _part(checkpoint)
-    positions = part.state.get("pos_embed")  # MViT pools, and the ViT of SAM keeps its positions as a map
-    if not _holds_vit(part.state) or (positions is not None and positions.ndim != 3):
+    others = any(name.startswith("neck.") or ".attn.pool" in name for name in part.state)  # SAM's ViT, MViT
+    if not _holds_vit(part.state) or others:
         return ""
-    if "blocks.0.attn.rel_pos_h" in part.state and not any(".attn.pool" in name for name in part.state):
+    if "blocks.0.attn.rel_pos_h" in part.state:
         return "it has a ViT with rel_pos_h and rel_pos_w"
     pyramid = any(name.startswith("backbone.simfp_") for name in part.beside)
     return "it has a ViT in backbone.net and a pyramid in backbone.simfp" if pyramid else ""
@@ -134,7 +135,7 @@ def _check_names(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
     if not _holds_vit(state):
         raise no_encoder(checkpoint, TITLE, f"a ViT with {', '.join(MARKS)}")
     for name in state:
-        if name.startswith(("blocks.", "patch_embed.", "cls_token", "norm.")) and not WEIGHTS.fullmatch(name):
+        if name.startswith(FOREIGN) and not WEIGHTS.fullmatch(name):
             raise InputError(
                 f"{str(checkpoint.path)!r} has {printable(name, 60)}, which the plain ViT of {TITLE} does not have; "
                 "is it another kind of checkpoint?"
