@@ -71,7 +71,7 @@ def _zipped(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]
 
 def _old(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]:
     first = load(whole, reading)  # type: ignore[arg-type]  # a mapping reads as a file does
-    if isinstance(first, dict) and isinstance(first.get("model"), dict):
+    if type(first) is dict and type(first.get("model")) is dict:  # and no object that looks like one
         return {**first, "model": {name: _weight(value) for name, value in first["model"].items()}}, _no_storage
     if first != MAGIC_NUMBER:
         raise ValueError("torch.save did not write it")
