@@ -12,13 +12,13 @@ from torch import nn
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.lars import LARS
-from sightline.core.schedules import Progress, cosine
+from sightline.core.schedules import Progress, cosine, linear
 
 __all__ = ["Optimization", "make_optimizer", "schedule", "set_schedule"]
 
 
 OPTIMIZERS = ("adamw", "lars", "sgd")
-SCHEDULES = ("cosine", "multistep", "constant")
+SCHEDULES = ("cosine", "linear", "multistep", "constant")
 # Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.
 TOKENS = {
     "cls_token", "class_token", "dist_token", "distillation_token", "reg_token", "register_tokens", "mask_token",
@@ -46,7 +46,7 @@ class Optimization:
     warmup_epochs: float = 0.0  # linear, from warmup_lr
     warmup_lr: float = 0.0
     schedule: str = "cosine"
-    stretch: float = 1.0  # cosines are laid out for so many times the training, which ends before they do
+    stretch: float = 1.0  # cosines and lines are laid out for so many times the training, which ends before they do
     milestones: tuple[float, ...] = (0.875,)  # of `multistep`: shares of the training after which lr · 0.1
     weight_decay: float = 0.05
     weight_decay_end: float = -1.0  # a cosine from weight_decay to here; −1: constant
@@ -119,6 +119,10 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
     peak = settings.peak_lr
     first, low = min(settings.warmup_lr, peak), min(settings.min_lr, peak)
     after = (progress.step - warmup) / max(1.0, settings.stretch * progress.steps - warmup)
+    if (
+        settings.schedule == "linear"
+    ):  # from the first step on, and the warm-up is a share of it, as mmsegmentation does
+        peak = linear(peak, low, progress.fraction / settings.stretch)
     if progress.step < warmup:
         lr = first + (peak - first) * progress.step / warmup
     elif settings.schedule == "cosine":

@@ -193,11 +193,14 @@ def block_names(encoder: Encoder) -> list[str]:
 def layers_of(encoder: Encoder) -> dict[str, int]:
     """The layer of each parameter: 0 what comes before the blocks, 1 … L the blocks, L + 1 what follows them.
 
-    What lies between two blocks, such as the downsampling of a ConvNeXt, belongs to the one that follows.
+    What lies between two blocks, such as the downsampling of a ConvNeXt, belongs to the one that follows. What is built
+    on top of the encoder has no name in it, "", and is L + 1 as well, also where the encoder ends with its blocks.
 
     >>> layers = layers_of(load_encoder("timm:test_vit@random"))
     >>> [layers[name] for name in ("pos_embed", "blocks.0.mlp.fc1.bias", "blocks.5.norm2.weight", "norm.weight")]
     [0, 1, 6, 7]
+    >>> layers_of(load_encoder("timm:resnet18@random?num_classes=0"))[""]
+    9
     """
     blocks = block_names(encoder)
     module: Any = encoder.module
@@ -208,7 +211,7 @@ def layers_of(encoder: Encoder) -> dict[str, int]:
 
         grouped: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
         return grouped
-    result, seen = {}, 0
+    result, seen = {"": len(blocks) + 1}, 0
     for name, _ in module.named_parameters():
         inside = next((i for i, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), None)
         seen = inside or seen

@@ -46,6 +46,7 @@ from sightline.encoders.formats import mae as formats_mae
 from sightline.encoders.formats import moco_v3 as formats_moco_v3
 from sightline.encoders.formats import msn as formats_msn
 from sightline.encoders.formats import simmim as formats_simmim
+from sightline.encoders.formats import vitdet as formats_vitdet
 from sightline.encoders.sources import checkpoint as sources_checkpoint
 from sightline.encoders.sources import huggingface as sources_huggingface
 from sightline.encoders.sources import run as sources_run
@@ -215,6 +216,7 @@ FORMATS: Mapping[str, Format] = {
     "moco_v3": formats_moco_v3,
     "msn": formats_msn,
     "simmim": formats_simmim,
+    "vitdet": formats_vitdet,
 }
 OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "beit": objectives_beit,

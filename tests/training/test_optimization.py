@@ -52,6 +52,14 @@ def test_multistep() -> None:
     assert warmed[20:] == pytest.approx(expected[20:])
 
 
+def test_linear() -> None:
+    """As mmsegmentation's `poly` of power 1: the line begins with the training, and the warm-up multiplies it."""
+    line = [0.01 + 0.39 * (1 - t / 200) for t in range(201)]
+    assert rates(schedule="linear", min_lr=0.01) == pytest.approx(line)
+    warmed = rates(schedule="linear", min_lr=0.01, warmup_epochs=1.5)
+    assert warmed == pytest.approx([rate * min(1, t / 30) for t, rate in enumerate(line)])
+
+
 def test_constant() -> None:
     assert set(rates(schedule="constant")) == {0.4}
     assert rates(schedule="constant", warmup_epochs=2)[:41] == pytest.approx([0.4 * t / 40 for t in range(41)])

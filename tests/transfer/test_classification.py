@@ -14,7 +14,7 @@ from sightline.core.schedules import Progress
 from sightline.images.augment.mixup import draw_mix
 from sightline.training.objective import Views
 from sightline.training.optimization import Optimization, make_optimizer, set_schedule
-from sightline.transfer.classification import Objective
+from sightline.transfer.classification import Objective, decayed
 from sightline.transfer.classifier_head import layers_of, with_classifier
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim=12&num_heads=2"
@@ -76,6 +76,15 @@ def test_accuracy_is_that_of_the_larger_target() -> None:
     views.labels = objective.model(views.pixels[0]).argmax(1)
     views.labels[0] = (views.labels[0] + 1) % 5
     assert float(objective(views)[1]["accuracy"]) == 0.75
+
+
+@pytest.mark.parametrize("reference", [VIT, "timm:resnet18@random?num_classes=0"])
+def test_what_is_built_on_an_encoder_is_a_layer_of_its_own(reference: str) -> None:
+    """Also on one that ends with its blocks: the last of them is one step below a detector's head."""
+    encoder = sl.load_encoder(reference)
+    scales = decayed(layers_of(encoder), 0.5, "")
+    last = "blocks.1.mlp.fc2.weight" if "vit" in reference else "layer4.1.conv2.weight"
+    assert (scales[last], scales[""]) == (0.5, 1.0)
 
 
 def test_learning_rates_fall_towards_the_input() -> None:

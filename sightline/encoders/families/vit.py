@@ -28,7 +28,7 @@ def anatomy(module: VisionTransformer, size: tuple[int, int]) -> Anatomy:
 def block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
     """Sites of a block of timm's VisionTransformer."""
     if isinstance(block, (Block, ResPostBlock)):
-        return transformer_taps(
+        taps = transformer_taps(
             prefix,
             block,
             norm1=block.norm1,
@@ -38,6 +38,9 @@ def block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
             mlp=block.mlp,
             post_norm=isinstance(block, ResPostBlock),
         )
+        if getattr(block.attn, "window", 0):  # of ViTDet: a product for each window and none for the image
+            return {site: tap for site, tap in taps.items() if tap.point not in ATTENTION_POINTS}
+        return taps
     taps = {prefix: Tap(block)}
     if hasattr(block, "fused_attn"):  # attention and MLP side by side, computed by the block itself
         taps = {f"{prefix}.{point}": Tap(block, point) for point in ATTENTION_POINTS} | taps

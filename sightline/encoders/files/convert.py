@@ -87,6 +87,7 @@ def convert(what: str | Encoder, out: str | Path, to: str = "timm", *, overwrite
         raise InputError(f"{str(out)!r} would be a pickle; write {str(out.with_suffix('.safetensors'))!r}, or a folder")
     encoder = _encoder(what)
     ours = {"stem=small": "", "attention_window": ", unless its window is lifted (run:FOLDER?window=none)"}
+    ours |= {"windows": ""}  # of ViTDet
     for own, unless in ours.items():
         if own in (encoder.architecture or ""):
             raise InputError(

@@ -2,7 +2,7 @@
 
 A zip file has the pickle of its content and the numbers of each storage as entries, uncompressed; in an old file five
 pickles follow each other (a magic number, a version, the machine, the content, the keys of its storages), and then the
-numbers of all storages.
+numbers of all storages. detectron2's models are plain pickles whose weights are arrays.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def _zipped(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]
 
 def _old(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]:
     first = load(whole, reading)  # type: ignore[arg-type]  # a mapping reads as a file does
+    if type(first) is dict and type(first.get("model")) is dict:  # and no object that looks like one
+        return {**first, "model": {name: _weight(value) for name, value in first["model"].items()}}, _no_storage
     if first != MAGIC_NUMBER:
         raise ValueError("torch.save did not write it")
     version, machine, content, keys = (load(whole, reading) for _ in range(4))  # type: ignore[arg-type]
@@ -95,6 +97,17 @@ def _old(path: Path, whole: mmap.mmap, reading: Reading) -> tuple[Any, Bytes]:
         return read[storage.key]
 
     return content, numbers
+
+
+def _weight(value: Any) -> Any:
+    """A tensor in the place of an array of numbers, copied, since the bytes of a file cannot be written to."""
+    if not isinstance(value, Array) or value.value is None or value.value.dtype.kind not in "biuf":
+        return value
+    return torch.from_numpy(value.value.astype(value.value.dtype.newbyteorder("=")))
+
+
+def _no_storage(storage: Storage) -> torch.UntypedStorage:
+    raise ValueError("it has tensors, but torch.save did not write it")
 
 
 class _Tensors:

@@ -4,7 +4,8 @@ Position embeddings are resized bicubically, without antialiasing.
 
 Of a table of relative positions the last three rows (CLS to patch, patch to CLS, CLS to CLS) stay. The others are taken
 for samples at distances 0, ±1, ±(1 + q), ±(1 + q + q²), …, with q such that they reach over the new grid, and an
-interpolating bicubic spline through them is read off at the new distances.
+interpolating bicubic spline through them is read off at the new distances. Along a side that stays as long as it is,
+they stay as they are.
 
 D width, H heads, positions on a grid of r × c patches, R = (2r − 1)(2c − 1) + 3 rows of a table.
 """
@@ -64,6 +65,9 @@ def _spline(old: int, new: int) -> Tensor:  # (new, old), float64
     """The matrix that takes samples at geometric positions to values at whole numbers −(new // 2) … new // 2."""
     from scipy.interpolate import make_interp_spline
 
+    if old == new:  # q is above 1, and would move them
+        with torch.inference_mode(False):
+            return torch.eye(old, dtype=torch.float64)
     at = geometric_positions(old, new)
     # Outside of the samples, official splines go on with their last value.
     distances = np.arange(-(new // 2), new // 2 + 1).clip(at[0], at[-1])

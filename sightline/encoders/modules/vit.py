@@ -44,8 +44,9 @@ Vit = VisionTransformer | Beit
 
 def is_vit(module: nn.Module) -> TypeGuard[Vit]:
     """Whether it is cut into patches, so that its tokens can be masked."""
-    # A distilled DeiT has a token that the steps below do not know.
-    return isinstance(module, Vit) and getattr(module, "dist_token", None) is None
+    # A distilled DeiT has a token that the steps below do not know, and ViTDet's attention needs all of the grid.
+    known = getattr(module, "dist_token", None) is None and not hasattr(module, "windows")
+    return isinstance(module, Vit) and known
 
 
 def patch_of(vit: Vit) -> int:

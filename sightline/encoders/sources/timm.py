@@ -18,7 +18,7 @@ from sightline.encoders.files.weights import load_weights, read_weights
 from sightline.images.preprocess import Preprocess
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
-OURS = ("seed", "size", "stem", "attention_window")  # options that are not those of timm's models
+OURS = ("seed", "size", "stem", "attention_window", "windows", "rel_pos")  # options that are not those of timm's models
 
 
 def names() -> list[str]:
@@ -32,8 +32,8 @@ def load(reference: Reference) -> Encoder:
     """Build the model; weights are the pretrained ones of the tag, random ones from a seed, or a file's.
 
     Options: `size` of the images in pixels, `seed` of random weights, `stem=small` for a ResNet on small images,
-    `attention_window=7` for a ViT whose patches attend to 7 × 7 around them, and whatever timm's model takes
-    (`depth=6`).
+    `attention_window=7` for a ViT whose patches attend to 7 × 7 around them, `windows=(14,0)` and `rel_pos=True` for
+    the attention of ViTDet, and whatever timm's model takes (`depth=6`).
     """
     module = create(reference)
     notes: list[str] = []
@@ -62,6 +62,10 @@ def create(reference: Reference) -> nn.Module:
     module = _create(reference, options, seed)
     if stem := reference.options.get("stem"):
         _small_stem(module, stem, seed, reference)
+    if windows := option_value(reference.options.get("windows", "()")):
+        from sightline.encoders.modules.vitdet import divide
+
+        divide(module, windows, relative=reference.options.get("rel_pos") == "True")
     if window := _number(reference, "attention_window"):
         from sightline.encoders.modules.vit import restrict
 

@@ -470,6 +470,27 @@ def test_every_protocol(tmp_path, protocol, how):
     assert np.array_equal(found.content["a"], np.arange(3))
 
 
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_a_plain_pickle_of_arrays(tmp_path, protocol):
+    """As detectron2 writes its models; whatever the order of bytes and of axes."""
+    arrays = {
+        "norm.weight": np.arange(6, dtype="<f4"),
+        "qkv.weight": np.asfortranarray(np.arange(12, dtype=">f4").reshape(3, 4)),
+        "index": np.arange(4),
+    }
+    content = {"model": arrays, "__author__": "some"}
+    (tmp_path / "file.pkl").write_bytes(pickle.dumps(content, protocol))
+    found = read_checkpoint(tmp_path / "file.pkl")
+    assert same(tensors(found.content, "model"), STATE)
+    assert found.arguments == {"__author__": "some"}
+    (tmp_path / "file.pkl").write_bytes(pickle.dumps({"model": arrays, "call": Call(os.mkdir, "x")}, protocol))
+    assert "would call posix.mkdir" in refusal(tmp_path / "file.pkl")
+
+
+def test_a_module_pickled_plainly_is_not_a_state_dict(tmp_path):
+    assert "is damaged" in refusal(tmp_path / "file.pkl", pickle.dumps({"model": nn.GELU()}))
+
+
 def test_broken_safetensors(tmp_path):
     assert "is damaged or was not downloaded completely" in refusal(tmp_path / "f.safetensors", b"\x00" * 20)
     save_file(STATE, tmp_path / "f.safetensors")

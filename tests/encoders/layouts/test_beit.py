@@ -36,6 +36,15 @@ def test_table_is_that_of_the_official_spline(grid):
     assert torch.equal(found[-3:], table[-3:])
 
 
+def test_a_side_that_stays_keeps_its_positions():
+    """Officially a table of the same size is not touched, and images are square."""
+    table = torch.randn(27**2 + 3, 4, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(resize_table(table, (14, 14)), table)
+    by_row = table[:27].repeat_interleave(27, 0)  # the same in every column
+    found = resize_table(torch.cat([by_row, table[-3:]]), (14, 9))[:-3].view(27, 17, 4)
+    torch.testing.assert_close(found, table[:27, None].expand(-1, 17, -1), rtol=0, atol=1e-6)
+
+
 def test_a_cubic_surface_is_kept_exactly():
     """An interpolating cubic spline is a cubic if the samples are."""
 

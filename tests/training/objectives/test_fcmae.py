@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
@@ -51,6 +52,29 @@ def test_fcmaes_encoder_equals_masked_dense_convolutions(fcmae: Any) -> None:
     torch.testing.assert_close(
         encode_visible(fcmae.backbone, views.pixels[0], ids_keep), expected, rtol=1e-4, atol=1e-4
     )
+
+
+def test_norms_over_the_visible_sites_of_all_images() -> None:
+    """As FCMAE's authors have it: what one image sees depends on the others. The norms are written out."""
+    objective = make("mae", CONVNEXT, mask_ratio=0.6, grn_over_batch=True, **{**SMALL_DECODER, "decoder_width": 16})
+    scramble(objective)
+    views = make_views(3, size=32)
+    images, noise = views.pixels[0], views.random(16)
+    latent, mask, _ = objective.forward_encoder(images, noise)
+    twin = copy.deepcopy(objective.backbone)
+    for module in twin.modules():
+        if isinstance(module, GlobalResponseNorm):
+            module.forward = functools.partial(norm_over_batch, module)
+    dense = dense_twin(twin, images, mask).flatten(2).transpose(1, 2)
+    expected = torch.stack([tokens[ids] for tokens, ids in zip(dense, noise.argsort(1)[:, :6], strict=True)])
+    torch.testing.assert_close(latent, expected, rtol=1e-4, atol=1e-4)
+
+
+def norm_over_batch(grn: Any, x: Tensor) -> Tensor:
+    channel = grn.channel_dim % 4
+    energy = x.square().sum([axis for axis in range(4) if axis != channel], keepdim=True).sqrt()
+    response = x * energy / (energy.mean(channel, keepdim=True) + 1e-6)
+    return grn.weight.view(grn.wb_shape) * response + grn.bias.view(grn.wb_shape) + x
 
 
 def test_with_all_units_visible_fcmaes_encoder_is_the_backbone(fcmae: Any) -> None:

@@ -46,6 +46,7 @@ class Config:
     decoder_width: int = 512
     decoder_depth: int = 8  # of a ViT; FCMAE's decoder is one block
     decoder_heads: int = 16  # of a ViT
+    grn_over_batch: bool = False  # of a ConvNeXt-V2: norms over the visible sites of all images, as FCMAE's authors do
     crop: tuple[float, float] = (0.2, 1.0)
 
     def __post_init__(self) -> None:
@@ -128,7 +129,7 @@ class Objective(objective.Objective):
             latent = encode(self.backbone, embed(self.backbone, images), grid_of(self.backbone, images), ids_keep)
         else:
             assert is_convnext(self.backbone)
-            latent = encode_visible(self.backbone, images, ids_keep)
+            latent = encode_visible(self.backbone, images, ids_keep, self.config.grn_over_batch)
         return latent, mask, ids_restore
 
     def forward_decoder(self, latent: Tensor, ids_restore: Tensor) -> Tensor:  # (B, N, P)

@@ -7,7 +7,8 @@ would, at the cost of the visible sites alone. Only the depthwise convolution lo
 return to their places, between zeros.
 
 Source: Woo et al. 2023, "ConvNeXt V2: Co-designing and Scaling ConvNets with Masked Autoencoders". There GRN takes its
-norms over the visible sites of the whole batch; here over those of an image, as in the trained network.
+norms over the visible sites of the whole batch (of a process); here over those of an image, as in the trained network,
+unless `grn_over_batch` is set.
 
 B images, N units on a grid of rows × columns, kept of them visible, s × s sites each, C channels, D width, P pixels.
 """
@@ -67,7 +68,9 @@ def place(
     return units.reshape(B, C, rows, columns, s, s).transpose(3, 4).reshape(B, C, rows * s, columns * s)
 
 
-def encode_visible(convnext: ConvNeXt, images: Tensor, ids_keep: Tensor) -> Tensor:  # (B, 3, h, w) -> (B, kept, D)
+def encode_visible(
+    convnext: ConvNeXt, images: Tensor, ids_keep: Tensor, grn_over_batch: bool = False
+) -> Tensor:  # (B, 3, h, w) -> (B, kept, D)
     """Features of the visible units (B, kept) at the last stage, in their order."""
     stride = stride_of(convnext)
     grid = images.shape[-2] // stride, images.shape[-1] // stride
@@ -76,18 +79,24 @@ def encode_visible(convnext: ConvNeXt, images: Tensor, ids_keep: Tensor) -> Tens
     for stage in stages:
         x = stage.downsample(x)
         for block in stage.blocks:
-            x = _block(block, x, ids_keep, grid)
+            x = _block(block, x, ids_keep, grid, grn_over_batch)
     tokens: Tensor = convnext.norm_pre(x).flatten(2).transpose(1, 2)
     return tokens
 
 
-def _block(block: Any, x: Tensor, ids_keep: Tensor, grid: tuple[int, int]) -> Tensor:  # (B, C, kept·s, s)
+def _block(
+    block: Any, x: Tensor, ids_keep: Tensor, grid: tuple[int, int], grn_over_batch: bool
+) -> Tensor:  # (B, C, kept·s, s)
     """A block of timm's, with the units in their places for its depthwise convolution."""
     y = stack(block.conv_dw(place(x, ids_keep, grid)), ids_keep, grid)
+    if grn_over_batch:  # all images below each other are one, (1, C, B·kept·s, s)
+        y = y.transpose(0, 1).flatten(1, 2).unsqueeze(0)
     if block.use_conv_mlp:
         y = block.mlp(block.norm(y))
     else:
         y = block.mlp(block.norm(y.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+    if grn_over_batch:
+        y = y.squeeze(0).unflatten(1, (len(x), -1)).transpose(0, 1)
     if block.gamma is not None:
         y = y * block.gamma.view(1, -1, 1, 1)
     result: Tensor = x + block.drop_path(y)
