@@ -119,9 +119,7 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
     peak = settings.peak_lr
     first, low = min(settings.warmup_lr, peak), min(settings.min_lr, peak)
     after = (progress.step - warmup) / max(1.0, settings.stretch * progress.steps - warmup)
-    if (
-        settings.schedule == "linear"
-    ):  # from the first step on, and the warm-up is a share of it, as mmsegmentation does
+    if settings.schedule == "linear":  # from the first step on; the warm-up is a share of it, as in mmsegmentation
         peak = linear(peak, low, progress.fraction / settings.stretch)
     if progress.step < warmup:
         lr = first + (peak - first) * progress.step / warmup
