@@ -48,14 +48,14 @@ FORMULA = """\
 τ_b = (concordant − discordant pairs of classes) / √(pairs not tied for A · pairs not tied for B)
 F1 = mean over classes of 2 n_cc / (n_c· + n_·c);    κ = (p_o − p_e) / (1 − p_e)"""
 HOW_TO_READ = """\
-Every encoder has a classifier: its own head if that has an output for each class of the images, else a probe on its
-frozen features; the caption says which, and how accurate it is. A head that is right no more often than chance may
-have learned other classes, or the same in another order: choose the classifier probe for it. τ@k asks whether two of
+Every encoder has a classifier: its own head if that has an output for each class of the images, otherwise a probe on
+its frozen features; the caption says which, and how accurate it is. A head that does no better than chance may have
+learned other classes, or the same ones in another order: choose the classifier probe for it. τ@k asks whether two of
 them put the k best classes of an image in the same order: 1 for the same order, 0 for no relation, −1 for the opposite
-one. F1 and κ look at the first choice alone; κ takes off what two classifiers would agree on by chance, and is 0 there.
-Agreement on images that both get right is easy. That on images that both get wrong tells more: there nothing but what
-the encoders have learned makes them err in the same way. Two accurate classifiers agree more than two poor ones, so
-compare pairs of like accuracy."""
+order. F1 and κ look only at the first choice; κ subtracts the agreement that chance would give, and is 0 there.
+Agreement on images that both get right is easy. Agreement on images that both get wrong tells you more: only what the
+encoders have learned makes them err in the same way. Two accurate classifiers agree more than two poor ones, so compare
+pairs of similar accuracy."""
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning '
     'of Vision Transformers", and 2023, "Objectives Matter" (τ@k of linear probes, F1); Kendall 1945 (τ_b); '

@@ -50,14 +50,14 @@ invariance = CKA(K, L) = Σ_b HSIC₁(K_b, L_b) / √( Σ_b HSIC₁(K_b, K_b) ·
 K = X Xᵀ, L = X′ X′ᵀ for the activations X, X′ of one layer on two augmented copies of a minibatch b of images
 layer × layer: K of any layer on the first copy, L of any layer of the same encoder on the second"""
 HOW_TO_READ = """\
-Each image is augmented twice, with random numbers of its own for each copy, as a training would augment it. 1 means
-that a layer sees the images of one copy as alike and as different as those of the other: what the augmentation changes
-does not reach it. 0 means that the two copies have nothing in common. Encoders trained to match two views become more
-invariant towards their last blocks, and most of all to the policy that they were trained with; those trained to
-reconstruct or to classify need not. Policies differ in strength, so compare encoders within a panel, and the rise along
-the depth between panels. Dashes: pairs of different images; bands: 95 % bootstrap over batches. The maps of all layers
-show where invariance begins: a bright corner at the end, with a dark rest, says that only the last layers (or the
-head) have become blind to the augmentation, and that what they have in common is not yet there before."""
+Each image is augmented twice, independently, as a training would augment it. 1 means that a layer sees the images of
+one copy as alike and as different as those of the other: what the augmentation changes does not reach it. 0 means that
+the two copies have nothing in common. Encoders trained to match two views become more invariant towards their last
+blocks, and most of all to the policy that they were trained with; those trained to reconstruct or to classify need not.
+Policies differ in strength, so compare encoders within a panel, and between panels the rise over depth. Dashes: pairs
+of different images; bands: 95 % bootstrap over batches. The maps of all layers show where invariance begins: a bright
+corner at the end, with everything else dark, says that only the last layers (or the head) have become blind to the
+augmentation, and that earlier layers do not yet hold what they have in common."""
 SOURCE = (
     'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?", Fig. 3, 5; '
     'Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep Networks Learn the Same Things?" (minibatch CKA)'

@@ -61,11 +61,12 @@ nearer = share of test pictures with ‖x̂ − x‖ < ‖x̂ − mirror x‖
 odd = Σ ⟨odd x̂, odd x⟩ / Σ ‖odd x‖²,  odd x = (x − mirror x) / 2"""
 HOW_TO_READ = """\
 R² says how much of a small version of the image a linear map finds in the features: colours and layout first, details
-hardly ever. The other two look at left and right alone: an encoder that is invariant to the flip gives the same picture
-for an image and its mirror image, which is as near to the one as to the other (50 %), and none of the odd part comes
-back (0). Dashes are the null, the same fit with the pictures of other images; with the image itself in the place of the
-features R² and the odd part would be 1. What a linear map does not find may be there all the same, only deeper hidden:
-a diffusion model (sightline rcdm) asks more. Compare encoders on the same images and at the same size of pictures."""
+hardly ever. The other two numbers look only at left and right: an encoder that is invariant to the flip gives the same
+picture for an image and its mirror image, which is as near to the one as to the other (50 %), and none of the odd part
+comes back (0). Dashes are the null, the same fit with the pictures of other images; with the image itself in place of
+the features, R² and the odd part would be 1. What a linear map does not find may still be there, only hidden more
+deeply: a diffusion model (sightline rcdm) can find more. Compare encoders on the same images and at the same size of
+pictures."""
 SOURCE = (
     'Mahendran, Vedaldi 2015, "Understanding Deep Image Representations by Inverting Them"; Dosovitskiy, Brox 2016, '
     '"Inverting Visual Representations with Convolutional Networks"; Shekhar et al. 2023, "Objectives Matter", '
@@ -244,8 +245,8 @@ class Analysis(Pooled):
                     values[i, :, j], notes[i, :, j] = made, [f"{name} from {feature} of {site}" for name in ids]
         dims = ("picture_sheet", "picture_row", "picture_column")
         caption = (
-            f"Left the image in {size} pixels, then what a linear map makes of the features of each layer. What all "
-            "pictures of a column share, the layer does not tell apart."
+            f"On the left the image at {size} pixels, then what a linear map makes of the features of each layer. "
+            "Where the pictures of a column are the same, the layer does not distinguish the images."
         )
         about = {"title": "Pictures read off the features", "caption": caption}
         return {

@@ -48,11 +48,11 @@ QUESTION = "Does CKA depend on the size of the minibatches, or on the number of 
 FORMULA = """\
 CKA_b(n) = Σ HSIC₁(K, L) / √( Σ HSIC₁(K, K) · Σ HSIC₁(L, L) )     over minibatches of b of the first n images"""
 HOW_TO_READ = """\
-HSIC₁ is unbiased, so that neither the size of the minibatches nor the number of images should change CKA, but for the
-draw: the lines should be flat. Each line is one of the layers that were drawn, its mean CKA with the others. The map
-has the largest difference, over all pairs of layers, from the largest batches and all images; where it is dark, CKA
-does not depend on the batch size and as many images are enough. Fewer images mean more spread; the interval is a
-bootstrap over the batches of the pass, so that the images of a single one have none."""
+HSIC₁ is unbiased, so neither the size of the minibatches nor the number of images should change CKA, except by chance:
+the lines should be flat. Each line is one of the layers that were drawn, its mean CKA with the others. The map shows
+the largest difference, over all pairs of layers, from CKA with the largest batches and all images; where it is dark,
+CKA does not depend on the batch size, and that many images are enough. Fewer images mean more spread; the interval is a
+bootstrap over the batches of the pass, so the images of a single batch have none."""
 SOURCE = (
     'Shekhar et al. 2023, "Objectives Matter", Appendix B.1, Fig. 6; Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep '
     'Networks Learn the Same Things?" (minibatch CKA)'
@@ -239,7 +239,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         cells, row_title="batch size", column_title="images", value_title="largest difference", facet="encoder",
         domain=(0, 0.1),
     )  # fmt: skip
-    text = "Largest difference of CKA, over all pairs of these layers, from the largest batches and all images."
+    text = "Largest difference, over all pairs of these layers, from CKA with the largest batches and all images."
     return [*found, Figure("difference", "What batch size and number of images change", text, chart, cells)]
 
 

@@ -45,8 +45,8 @@ HOW_TO_READ = """\
 The strength of the noise is the same in every band; only its grain differs, from waves as large as objects (left) to
 single pixels (right, π). A high curve at the left says that decisions rest on coarse structure such as shape, a high
 curve at the right that they rest on fine detail such as texture. Contrastive encoders are typically robust to
-high-frequency noise, those trained by masked image modelling are not. A drop below 0 is within the interval, or the
-noise helps. Compare encoders of similar accuracy: one that starts near chance has nothing to lose."""
+high-frequency noise, those trained by masked image modelling are not. Where a drop is below 0, either 0 is within its
+interval, or the noise helps. Compare encoders of similar accuracy: one that starts near chance has nothing to lose."""
 SOURCE = (
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8b and F.2; '
     'the noise after Park, Kim 2022, "How Do Vision Transformers Work?"'

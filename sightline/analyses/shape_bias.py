@@ -43,14 +43,14 @@ FORMULA = (
     "shape bias = decisions for the shape class / (decisions for the shape class + decisions for the texture class)"
 )
 HOW_TO_READ = """\
-Every image has the shape of one class and the texture of another. 1 means that all decisions for one of the two go by
-shape, 0 that they go by texture. Dots are the classes (of the shape), the line is their mean. Look at the share of
-decisions that are for either, too: where it is small, the encoder sees neither, and the bias rests on few images.
-Encoders trained by contrast lean to shape, those by masked image modelling to texture. An encoder without a head
-decides by a probe that is fitted to ordinary images; one with the 1000 classes of ImageNet decides among the 16 of the
-published cue-conflict images by the mean probability of the classes that belong to each. The caption says who decides,
-and how well on ordinary images: a classifier that hardly works, such as a head for other classes, has no bias to speak
-of."""
+Every image has the shape of one class and the texture of another. 1 means that all decisions for either of the two go
+by shape, 0 that they go by texture. Dots are the classes (of the shape), the line is their mean. Look also at the share
+of decisions that are for either: where it is small, the encoder sees neither, and the bias rests on few images.
+Encoders trained by contrast lean towards shape, those trained by masked image modelling towards texture. An encoder
+without a head decides by a probe that is fitted to ordinary images; one with the 1000 classes of ImageNet decides among
+the 16 of the published cue-conflict images by the mean probability of the classes that belong to each. The caption says
+who decides, and how well on ordinary images: a classifier that hardly works, such as a head for other classes, has no
+bias to speak of."""
 SOURCE = (
     'Geirhos et al. 2019, "ImageNet-trained CNNs are biased towards texture"; '
     'Park, Kim, Heo, Kim, Yun 2023, "What Do Self-Supervised Vision Transformers Learn?", Figures 8a and F.2'

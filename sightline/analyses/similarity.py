@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 TOPIC = "alike"
 TITLE = "Similarity by other measures"
-QUESTION = "Do Procrustes, CCA, RSA and shared neighbours say of two layers what CKA says?"
+QUESTION = "Do Procrustes, CCA, RSA and shared neighbours say the same about two layers as CKA?"
 FORMULA = """\
 Procrustes = ‖XᵀY‖_* / (‖X‖_F ‖Y‖_F), X and Y (images × features) with centred columns; shape distance = arccos of it
 SVCCA = mean of the canonical correlations ρ_k of the principal components that explain 99 % of the variance
@@ -72,12 +72,12 @@ PWCCA = Σ_k α_k ρ_k, α_k ∝ Σ_j |⟨h_k, x_j⟩| of the canonical variates
 RSA = Spearman's correlation of ‖x_i − x_j‖ and ‖y_i − y_j‖ over all pairs of images of a sample
 mutual k-NN = mean over the images of a sample of |N_k(x_i) ∩ N_k(y_i)| / k, N_k the k nearest images by cosine"""
 HOW_TO_READ = """\
-1 means that two layers agree, for the shape distance 0. What counts as agreement differs: Procrustes and RSA see the
-same geometry up to rotation and scale, as CKA does, but CKA goes by the largest directions, Procrustes by all in
-proportion; CCA asks only whether one layer can be read off the other linearly, small directions as much as large ones;
-mutual k-NN looks at the nearest images alone. Where they disagree, the claim that two layers are alike depends on the
-measure. None is unbiased: with few images and wide features unrelated layers come out far above 0, so read every value
-against the shuffled-pair null, where each image is paired with another one. The interval is a 95 % bootstrap over
+1 means that two layers agree; for the shape distance it is 0. What counts as agreement differs: Procrustes and RSA see
+the same geometry up to rotation and scale, as CKA does, but CKA goes mostly by the largest directions, Procrustes by
+all in proportion; CCA asks only whether one layer can be read off the other linearly, small directions as much as large
+ones; mutual k-NN looks at the nearest images alone. Where they disagree, the claim that two layers are alike depends on
+the measure. None is unbiased: with few images and wide features unrelated layers come out far above 0, so read every
+value against the shuffled-pair null, where each image is paired with another one. The interval is a 95 % bootstrap over
 images, to first order: rotations, directions and neighbours are held fixed."""
 SOURCE = (
     'Williams, Kunz, Kornblith, Linderman 2021, "Generalized Shape Metrics on Neural Representations"; '

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TOPIC = "robust"
 TITLE = "Transformations"
-QUESTION = "Which changes of an image does a layer not see: its mirror image, colours, sharpness, place, size?"
+QUESTION = "Which changes to an image does a layer not see: mirroring, colours, sharpness, place, size?"
 FORMULA = """\
 distance(T) = √( mean ‖f(x) − f(T x)‖² / mean ‖f(x) − f(x′)‖² )        x, x′ two different images
 crops       = √( mean ‖f(c x) − f(c′ x)‖² / mean ‖f(x) − f(x′)‖² )     c, c′ two light crops of the same image

@@ -47,7 +47,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """What all commands share; the help of the application is above."""
@@ -80,7 +80,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if _lost_another(error):
             _fail(
-                "Another process of this run has ended, and what it did is missing; what it has said tells why; "
+                "Another process of this run has ended, and its results are missing; its own output says why; "
                 "run the same command again (for a training, with --resume) to continue",
                 1,
             )

@@ -110,7 +110,9 @@ def compare(
 
 @app.command(rich_help_panel="Measure")
 def dynamics(
-    runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`; `NAME=FOLDER`.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`, or `NAME=FOLDER`.")
+    ],
     with_: Annotated[
         list[str] | None, typer.Option("--with", help="An encoder to compare with; may be repeated.")
     ] = None,
@@ -127,7 +129,7 @@ def dynamics(
 
     Examples:
 
-    - `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`: first, and keep every epoch
+    - `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`: run this first; it keeps every epoch
 
     - `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
 
@@ -160,7 +162,7 @@ def minibatch(
     Example: `sightline minibatch timm:vit_base_patch16_224.mae --images folder:/data/val -o runs/minibatch`
 
     Short for `sightline compare ENCODERS --only minibatch --batch 1024 --limit 0`. All images of a batch go through the
-    encoder at once: where memory does not suffice for 1024, a smaller `--batch` leaves out the largest minibatches.
+    encoder at once: if there is not enough memory for 1024, lower `--batch`, which leaves out the largest minibatches.
     """
     compare(
         encoders, images, out, "minibatch", set_=set_, sites=sites, limit=limit, batch=batch, device=device, seed=seed,
@@ -183,7 +185,7 @@ def demo(
 
     - `sightline demo -o runs/demo`
 
-    - `sightline demo --only cka,knn --limit 64`: in less time
+    - `sightline demo --only cka,knn --limit 64`: takes less time
     """
 
     from sightline.encoders.sources import zoo

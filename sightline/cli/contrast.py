@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 def contrast(
     run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
     name: Annotated[
-        str | None, typer.Argument(help="Number of a result, `knn.accuracy`; without it all that there are are listed.")
+        str | None, typer.Argument(help="A number of a result, such as `knn.accuracy`; without it, all are listed.")
     ] = None,
     this: Annotated[
         str, typer.Option(help="Which numbers: `encoder=dino,depth=last half`; `a|b` means both, `0.5..1` a range.")
     ] = "",
     that: Annotated[
-        str, typer.Option(help="Which numbers are subtracted, in the same way, or a plain number such as 0.25.")
+        str, typer.Option(help="Which numbers to subtract, chosen in the same way, or a plain number such as 0.25.")
     ] = "0",
-    where: Annotated[str, typer.Option(help="What holds for both: `layer_type=block,tokens=all`.")] = "",
+    where: Annotated[str, typer.Option(help="What to choose for both: `layer_type=block,tokens=all`.")] = "",
     seeds: Annotated[
         list[str] | None,
-        typer.Option(help="Encoders that differ in their seed only: `mae=mae-0|mae-1`, then choose `encoder=mae`."),
+        typer.Option(help="Encoders that differ only in their seed: `mae=mae-0|mae-1`, then choose `encoder=mae`."),
     ] = None,
     statistic: Annotated[
-        Literal["mean", "median", "max", "min", "std"], typer.Option(help="Of the numbers that are meant.")
+        Literal["mean", "median", "max", "min", "std"], typer.Option(help="What to take of the chosen numbers.")
     ] = "mean",
-    confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the interval.")] = 0.95,
     method: Annotated[
-        Literal["jackknife", "bootstrap"], typer.Option(help="bootstrap suits what is not smooth, such as a maximum.")
+        Literal["jackknife", "bootstrap"],
+        typer.Option(help="bootstrap suits statistics that are not smooth, such as a maximum."),
     ] = "jackknife",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -55,7 +56,7 @@ def contrast(
 
     `sightline contrast runs/x knn.accuracy --this encoder=dino --that encoder=mae --where site=block.11,feature=cls`
 
-    Layers and heads that are not named are all meant, and their mean is taken; `sightline contrast runs/x` lists the
+    The mean is taken over all layers and heads that you do not choose from; `sightline contrast runs/x` lists the
     numbers and what they can be chosen by.
     """
     import numpy as np

@@ -21,7 +21,9 @@ SUFFIXES = (".svg", ".pdf", ".csv")
 
 @app.command(rich_help_panel="Published findings")
 def figure(
-    name: Annotated[str, typer.Argument(help="As papers are cited: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`.")],
+    name: Annotated[
+        str, typer.Argument(help="A paper and its figure or table: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`.")
+    ],
     run: Annotated[Path, typer.Argument(help="Folder of a study, or of a comparison or another run.")],
     out: Annotated[
         Path | None,
@@ -32,8 +34,8 @@ def figure(
 
     Example: `sightline figure '001 Fig 1b' runs/papers -o fig1b.pdf`
 
-    `sightline list figures` shows them all, and what each needs. Parts of a figure that need what is not there are left
-    out, and told.
+    `sightline list figures` shows them all, and what each needs. Parts of a figure whose results are missing are left
+    out, with a note that says what they need.
     """
     from sightline.core import ownership
     from sightline.core.files import write_atomically

@@ -85,7 +85,7 @@ def convert(
     to: Annotated[Literal["timm", "huggingface"], typer.Option(help="The library that will load it.")] = "timm",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
 ) -> None:
-    """Write an encoder so that timm or transformers load it by themselves, and print the line that does.
+    """Write an encoder so that timm or transformers can load it without Sightline, and print the line that does.
 
     Examples:
 
@@ -93,7 +93,7 @@ def convert(
 
     - `sightline convert run:runs/dino --to huggingface -o dino`
 
-    It is loaded there, and its outputs are compared, before anything is put in place.
+    It is loaded there and its outputs are compared before any file is put in place.
     """
     from sightline.encoders.files.convert import convert as write
 

@@ -26,11 +26,11 @@ def rcdm(
         str | None, typer.Option(help="A recipe of `list recipes` or a TOML file; by default `rcdm`, a small one.")
     ] = None,
     set_: Settings = None,
-    samples: Annotated[int, typer.Option(help="Pictures that are drawn for each source.")] = 8,
-    sources: Annotated[int, typer.Option(help="Test images that pictures are drawn from.")] = 32,
+    samples: Annotated[int, typer.Option(help="Pictures to draw for each source.")] = 8,
+    sources: Annotated[int, typer.Option(help="Test images to draw pictures from.")] = 32,
     compared: Annotated[int, typer.Option(help="Test images whose likelihood gaps are measured.")] = 256,
     transformations: Annotated[
-        str | None, typer.Option(help="`mirror,grey,shift:0.2`; by default all that have a name.")
+        str | None, typer.Option(help="`mirror,grey,shift:0.2`; by default, all of them.")
     ] = None,
     device: TrainingDevice = "auto",
     devices: Devices = None,
@@ -43,15 +43,15 @@ def rcdm(
 
     Examples:
 
-    - `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`: an hour on one core
+    - `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`: takes an hour on one core
 
-    - `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`: minutes
+    - `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`: takes minutes
 
     - `sightline rcdm timm:vit_base_patch16_224.mae --recipe rcdm_adm128 --images folder:/data/imagenet -o
       runs/adm`
 
-    Encoders stay as they are. The same command continues where it was stopped. The model is one of diffusers, and
-    `sightline imagine RUN --images FILE` draws for images of your own.
+    The encoders are not changed. Run the same command again to continue where it stopped. The model is a diffusers
+    model, and `sightline imagine RUN --images FILE` draws pictures for your own images.
     """
     from sightline.studies.rcdm import rcdm as study
     from sightline.studies.rcdm.measures import TRANSFORMATIONS
@@ -67,13 +67,13 @@ def rcdm(
 def imagine(
     run: Annotated[Path, typer.Argument(help="Folder of `sightline rcdm`.")],
     images: Annotated[list[Path], typer.Option(help="Image files, one or several.")],
-    samples: Annotated[int, typer.Option(help="Pictures that are drawn for each image.")] = 8,
+    samples: Annotated[int, typer.Option(help="Pictures to draw for each image.")] = 8,
     encoder: Annotated[
-        list[str] | None, typer.Option(help="One of the encoders of the run, by name; may be given many times.")
+        list[str] | None, typer.Option(help="One of the encoders of the run, by name; may be repeated.")
     ] = None,
     between: Annotated[
         bool,
-        typer.Option("--between", help="Interpolate between the representations of images that follow one another."),
+        typer.Option("--between", help="Interpolate between the representations of consecutive images."),
     ] = False,
     nearest: Annotated[
         bool, typer.Option("--nearest", help="Add the training image that is nearest to the first sample of each row.")
@@ -92,7 +92,8 @@ def imagine(
 
     - `sightline imagine runs/rcdm --images dog.jpg cat.jpg --between`
 
-    Each encoder has a PNG file with a row for each image: the image, then its pictures. The same seed draws the same.
+    Each encoder gets a PNG file with a row for each image: the image, then its pictures. The same seed draws the same
+    pictures.
     """
     import torch
 

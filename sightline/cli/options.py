@@ -16,9 +16,11 @@ Limit = Annotated[int, typer.Option(help="At most this many images of each split
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")]
 Precision = Annotated[str, typer.Option(help="float32 or bf16 (autocast).")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling, order and bootstrap.")]
-Workers = Annotated[int | None, typer.Option(help="Processes that decode images; by default what the cores allow.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Processes that decode images; by default, as many as the cores allow.")
+]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Say all headlines of all analyses at the end, and what was left out.")
+    bool, typer.Option("--verbose", help="At the end, print all headlines of all analyses, and what was left out.")
 ]
 # Of trainings
 TrainingFolder = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; everything is written here.")]

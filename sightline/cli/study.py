@@ -42,7 +42,7 @@ def study(
     je: Annotated[Encoders, typer.Option(help=f"A joint-embedding ViT (SimCLR, MoCo, DINO): {GIVEN}")] = None,
     rec: Annotated[Encoders, typer.Option(help=f"A ViT trained by reconstruction (MAE, SimMIM, BEiT): {GIVEN}")] = None,
     sl: Annotated[Encoders, typer.Option(help=f"A supervised ViT: {GIVEN}")] = None,
-    hybrid: Annotated[Encoders, typer.Option(help=f"A ViT trained by both: {GIVEN}")] = None,
+    hybrid: Annotated[Encoders, typer.Option(help=f"A ViT trained with both objectives: {GIVEN}")] = None,
     masked_je: Annotated[
         Encoders,
         typer.Option("--masked-je", "--mje", help=f"A joint-embedding ViT that sees masked images (MSN): {GIVEN}"),
@@ -63,12 +63,12 @@ def study(
     segmentation: Annotated[
         str | None, typer.Option(help="Images with segmentation maps; without it, those of the recipe.")
     ] = None,
-    second: Annotated[str | None, typer.Option(help="Other images with classes, for probes on them.")] = None,
+    second: Annotated[str | None, typer.Option(help="A second set of images with classes, for probes on it.")] = None,
     steps: Annotated[
         str | None,
         typer.Option(
-            help="Only these, and what they need, of `passes,minibatch,finetune,dynamics,reinit,detect,segment,rcdm,"
-            "pretrain`; of a file, the names of its steps."
+            help="Run only these, and what they need: `passes,minibatch,finetune,dynamics,reinit,detect,segment,rcdm,"
+            "pretrain`, or for a file the names of its steps."
         ),
     ] = None,
     findings: Annotated[
@@ -88,22 +88,24 @@ def study(
     steps_folder: Annotated[
         Path | None, typer.Option(help="Folder of the steps, which several studies may share; by default STUDY/steps.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Steps that run at a time, each in a process of its own.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Steps to run at a time, each in its own process.")] = 1,
     on: Annotated[
-        str | None, typer.Option(help="`slurm` or `ray`: run the steps there; the folder is seen by all.")
+        str | None, typer.Option(help="`slurm` or `ray`: run the steps there; all machines must see the folder.")
     ] = None,
     cluster: Annotated[
         list[str] | None,
-        typer.Option(help="`account=mine`, `timeout_min=600`, `gpus_per_node=1`; of Ray `address=auto`, `num_gpus=1`."),
+        typer.Option(
+            help="`account=mine`, `timeout_min=600`, `gpus_per_node=1`; for Ray `address=auto`, `num_gpus=1`."
+        ),
     ] = None,
     dry: Annotated[bool, typer.Option("--dry", help="Print the plan, and run nothing.")] = False,
     device: Device = "auto",
     workers: Workers = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="End in a table of all findings, with effects and claims.")
+        bool, typer.Option("--verbose", help="End with a table of all findings, their effects and claims.")
     ] = False,
 ) -> None:
-    """See which published findings hold for encoders: run all that decides them, and end in verdicts.
+    """See which published findings hold for your encoders: run everything that decides them, and end with verdicts.
 
     Examples:
 
@@ -113,11 +115,11 @@ def study(
       --rec mae=mae:mae_pretrain_vit_base.pth --images folder:/data/imagenet --detection coco:/data/coco -o
       runs/mine`
 
-    - `sightline study papers --findings S1,P3,P4 --dry`: says what that takes
+    - `sightline study papers --findings S1,P3,P4 --dry`: shows what that takes
 
-    A step is the run folder of another command. What is there already, of this study or of another one with the same
-    `--steps-folder`, is not computed again. Ctrl-C saves and stops, and the same command goes on; several processes or
-    machines may run it at the same time. A step that fails stops only what needs it.
+    A step is the run folder of another command. Steps that are already done, in this study or in another one with the
+    same `--steps-folder`, are not computed again. Ctrl-C saves and stops; run the same command again to continue.
+    Several processes or machines may run it at the same time. A step that fails stops only the steps that need it.
     """
     from sightline.core.progress import showing
     from sightline.core.settings import parse_settings

@@ -59,7 +59,7 @@ def pretrain(
     workers: Workers = None,
     overwrite: StartOver = False,
 ) -> None:
-    """Pre-train an encoder with an objective of the literature.
+    """Pre-train an encoder with a published objective.
 
     Examples:
 
@@ -98,7 +98,7 @@ def finetune(
     workers: Workers = None,
     overwrite: StartOver = False,
 ) -> None:
-    """Fine-tune an encoder end to end to the classes of labelled images.
+    """Fine-tune an encoder end to end on labelled images.
 
     Examples:
 
@@ -145,8 +145,8 @@ def reinit(
 
     Example: `sightline reinit zoo:moco_v3 zoo:supervised --images 'shapes?size=48' --counts 1,2,4 -o runs/reinit`
 
-    Every point is a fine-tuning of its own, with the settings of `sightline finetune`. The same command continues where
-    it was stopped; with more `--counts` only the new ones are trained.
+    Every point is a separate fine-tuning, with the settings of `sightline finetune`. Run the same command again to
+    continue where it stopped; with more `--counts`, only the new ones are trained.
     """
     from sightline.studies.reinit import reinit as study
 
@@ -181,20 +181,20 @@ def detect(
     overwrite: StartOver = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a detector, Mask R-CNN, on each encoder, and compare how well objects are found and outlined.
+    """Train a detector, Mask R-CNN, on each encoder, and compare how well it finds and outlines objects.
 
     Examples:
 
     - `sightline detect zoo:mae zoo:moco_v3 -o runs/detect`: on embedded scenes, frozen, five minutes each
 
-    - `sightline detect zoo:mae --set frozen=false -o runs/tuned`: trains the encoder along
+    - `sightline detect zoo:mae --set frozen=false -o runs/tuned`: also trains the encoder
 
-    - `sightline detect zoo:mae --set blocks=last-3,last-2,last-1,last -o runs/blocks`: shows it four blocks
+    - `sightline detect zoo:mae --set blocks=last-3,last-2,last-1,last -o runs/blocks`: shows the detector four blocks
 
     - `sightline detect mae:mae_pretrain_vit_base.pth --recipe detect_vitdet --images coco:/data/coco -o
       runs/coco --devices 8`
 
-    Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped.
+    Ctrl-C and SIGTERM save and stop; run the same command again to continue where it stopped.
     """
     from sightline.studies.detection import detect as study
 
@@ -225,7 +225,7 @@ def segment(
     overwrite: StartOver = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train a linear layer, or UperNet, on each encoder, and compare how well the class of every pixel is told.
+    """Train a linear layer, or UperNet, on each encoder, and compare how well it predicts the class of every pixel.
 
     Examples:
 
@@ -237,8 +237,8 @@ def segment(
     - `sightline segment mae:mae_pretrain_vit_base.pth --recipe segment_upernet_ade20k --images
       masks:/data/ADEChallengeData2016 -o runs/ade --devices 8`
 
-    Ctrl-C and SIGTERM save and stop; the same command goes on where it was stopped. Which block to take is told by
-    `sightline compare ENCODERS --images IMAGES --only segmentation`, without any training.
+    Ctrl-C and SIGTERM save and stop; run the same command again to continue where it stopped. To find the best block
+    without any training, use `sightline compare ENCODERS --images IMAGES --only segmentation`.
     """
     from sightline.studies.segmenters import segment as study
 

@@ -68,18 +68,18 @@ __all__ = [
 
 TOPIC = "transfer"
 TITLE = "Detection"
-QUESTION = "How well are objects found, and outlined, by detectors that stand on these encoders?"
+QUESTION = "How well do detectors built on these encoders find and outline objects?"
 FORMULA = """\
 AP  = mean over classes and IoU thresholds 0.50, 0.55, …, 0.95 of the precision at 101 recalls
 AR  = mean over classes and thresholds of the largest recall, 100 detections per image at most
 s²  = (g − 1)/g Σᵢ (AP without part i of the images − their mean)²,   AP ± t · s"""
 HOW_TO_READ = """\
-Each encoder has a detector of the same kind, trained with the same settings. Frozen encoders show what their features
-hold already; encoders that are trained along, what they are a good start for. AP50 asks for a rough box, AP75 for a
-good one; masks are outlines. Small, medium and large are by the area of the objects, with the limits given below.
-Intervals are over the test images; a difference between two encoders is more certain than the two intervals suggest,
-because both see the same images: its own interval is in the second table. Intervals do not tell how much another seed
-of the training would change: for differences of a point or two, train several (--set seed=1)."""
+Each encoder has a detector of the same kind, trained with the same settings. A frozen encoder shows what its features
+already hold; one that is trained as well shows how good a start it is. AP50 asks for a rough box, AP75 for a good one;
+masks are outlines. Small, medium and large refer to the area of the objects, with the limits given below. Intervals are
+over the test images; a difference between two encoders is more certain than the two intervals suggest, because both see
+the same images: its own interval is in the second table. Intervals do not say how much another seed of the training
+would change: for differences of a point or two, train several (--set seed=1)."""
 SOURCE = (
     'Shekhar et al. 2023, "Objectives Matter", tables 6 and 7, fig. 7; Li et al. 2022, "Exploring Plain Vision '
     'Transformer Backbones for Object Detection"; Lin et al. 2014, "Microsoft COCO"'
@@ -260,7 +260,8 @@ class _Results:
         about = {
             "title": "What is found, and what is missed",
             "caption": "The images with the most missed objects first: what is there, and what each detector finds "
-            f"with a score of {CERTAIN} or more. A box of its class that overlaps an object by half (IoU) finds it.",
+            f"with a score of {CERTAIN} or more. An object is found by a box of its class that overlaps it by half "
+            "(IoU).",
         }
         axes = [f"gallery_{axis}" for axis in ("row", "column", "y", "x", "rgb")]
         return xr.Dataset(
@@ -321,7 +322,7 @@ def tables(result: xr.Dataset) -> list[Table]:
             Table(
                 f"Differences from {first}",
                 f"AP minus that of {first} in points, on the same images, with 95 % intervals of the difference; * "
-                "where that does not contain 0.",
+                "where the interval does not contain 0.",
                 ["encoder", *(f"{kind} {area}" for kind in result.kind.values for area in result.area.values)],
                 [
                     [str(name), *_differences(result.sel(encoder=name, other=first))]

@@ -67,11 +67,11 @@ QUESTION = (
 FORMULA = """\
 drop(n) = accuracy after fine-tuning all blocks − accuracy after fine-tuning with n blocks re-initialised"""
 HOW_TO_READ = """\
-Every point is a fine-tuning of its own, with the same settings and tested on the same images. A large drop says that
-fine-tuning needs what pre-training has put into these blocks; a drop near 0, that they are learned again as well, or
-were never of use. A curve that rises at once for the first blocks points to an encoder whose early layers matter, as
-those of masked image modelling do; one that rises for the last blocks, to late layers that matter, as those of
-contrastive learning do. The interval is that of the test images, which all models share; it does not tell how much
+Every point is a separate fine-tuning, with the same settings and tested on the same images. A large drop says that
+fine-tuning needs what pre-training has put into these blocks; a drop near 0, that they can be learned again just as
+well, or were never of use. A curve that rises at once for the first blocks points to an encoder whose early layers
+matter, as those of masked image modelling do; one that rises for the last blocks, to late layers that matter, as those
+of contrastive learning do. The interval is over the test images, which all models share; it does not say how much
 another seed of the fine-tuning would change."""
 SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Appendix F, Fig. F.3'
 
@@ -212,7 +212,7 @@ def _result(
 def figures(result: xr.Dataset) -> list[Figure]:
     """Drop and accuracy against the number of blocks, a panel for each end."""
     text = (
-        "Accuracy after fine-tuning all blocks minus that with n of them re-initialised before, counted from the first "
+        "Accuracy after fine-tuning all blocks minus that with n of them re-initialised first, counted from the first "
         "or from the last block: the higher, the more fine-tuning needs what these blocks had learned."
     )
     return [

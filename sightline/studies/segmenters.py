@@ -58,18 +58,19 @@ __all__ = [
 
 TOPIC = "transfer"
 TITLE = "Segmentation with a trained head"
-QUESTION = "How well is the class of every pixel told by a head that was trained on these encoders?"
+QUESTION = "How well does a head trained on these encoders predict the class of every pixel?"
 FORMULA = """\
 IoU_c = pixels of class c decided as c / (pixels of class c + pixels decided as c − the former)
 mIoU  = mean over classes of IoU_c
 s²    = (g − 1)/g Σᵢ (mIoU without group i of the images − their mean)²,   mIoU ± t · s"""
 HOW_TO_READ = """\
-Each encoder has a head of the same kind, trained with the same settings. Frozen encoders with a linear head show what
-the patches hold already; UperNet, or an encoder that is trained along, what they are a good start for. All pixels are
-counted into one confusion, at the resolution of the labels; pixels without a label are left out, and so are classes
-that neither occur nor are decided. A difference between two encoders is more certain than the two intervals suggest,
-because both see the same images: its own interval is in the second table. Intervals do not tell how much another seed
-of the training would change. The analysis `segmentation` says which block to take, without any training."""
+Each encoder has a head of the same kind, trained with the same settings. A frozen encoder with a linear head shows what
+its patches already hold; UperNet, or an encoder that is trained as well, shows how good a start it is. All pixels are
+counted in one confusion matrix, at the resolution of the labels; pixels without a label are left out, and so are
+classes that occur neither in the labels nor in the decisions. A difference between two encoders is more certain than
+the two intervals suggest, because both see the same images: its own interval is in the second table. Intervals do not
+say how much another seed of the training would change. The analysis `segmentation` says which block to take, without
+any training."""
 SOURCE = (
     'Oquab et al. 2023, "DINOv2"; Xiao et al. 2018, "Unified Perceptual Parsing for Scene Understanding"; Bao et al. '
     '2022, "BEiT"; Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", table G.1'

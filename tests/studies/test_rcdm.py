@@ -117,7 +117,7 @@ def test_the_result_is_complete(result: xr.Dataset) -> None:
 
 def test_words_and_page(run: sl.Run, result: xr.Dataset) -> None:
     sentences = dict(zip(result.encoder.values.tolist(), study.summary(result), strict=True))
-    assert "tells apart left and right" in sentences["image"]
+    assert "keeps left and right" in sentences["image"]
     assert "has forgotten left and right" in sentences["constant"]
     label, number, detail = study.headlines(result)[0]
     assert label == "image"

@@ -57,8 +57,8 @@ where encoders take images of different size. NMI says how much of the choice of
 all queries attend to the same keys whatever their place: attention has collapsed into homogeneity. At 1, every query
 has keys of its own. Each small point is a head: a mean can hide one outlier, which the spread over heads and the
 densities show. Park et al. report that encoders trained by joint embedding (MoCo, DINO) attend globally and
-homogeneously in their later blocks, and those trained by reconstruction (SimMIM, MAE) locally and by the query. That is
-a claim about their models; the curves say what yours do."""
+homogeneously in their later blocks, and those trained by reconstruction (SimMIM, MAE) locally and depending on the
+query. That is a claim about their models; the curves say what yours do."""
 SOURCE = (
     'Dosovitskiy et al. 2021, "An Image is Worth 16×16 Words" (attention distance); '
     'Strehl, Ghosh 2002, "Cluster Ensembles" (normalised mutual information); '

@@ -54,13 +54,13 @@ HSIC₁(K, L) = [ tr(K̃L̃) + 1ᵀK̃1 · 1ᵀL̃1 / ((n−1)(n−2)) − 2/(n�
 K = X Xᵀ for the activations X (n images × features) of a minibatch b; K̃ is K with a zero diagonal
 class CKA: L = Y Yᵀ for the one-hot labels Y, which is 1 for two images of one class and 0 for others"""
 HOW_TO_READ = """\
-1 means that two layers see the same images as alike and as different, up to rotation and scale of their features; 0
-means that they have nothing in common. The estimate is unbiased, so unrelated layers come out slightly below or above
-0: the shuffled-pair null, where each image is paired with another one, shows how far. The interval is a 95 % bootstrap
-over batches. A bright diagonal says that two encoders build their features in the same order; a bright block away from
-it, that one of them reaches the same representation earlier or later. Class CKA compares a layer with the labels: 1
-would mean that images of one class coincide and all classes are equally far apart. Empty cells have a reason: hover to
-see it."""
+1 means that two layers see the same images as alike and the same images as different, up to rotation and scale of their
+features; 0 means that they have nothing in common. The estimate is unbiased, so unrelated layers come out slightly
+below or above 0: the shuffled-pair null, where each image is paired with another one, shows how far. The interval is a
+95 % bootstrap over batches. A bright diagonal says that two encoders build their features in the same order; a bright
+block away from it, that one of them reaches the same representation earlier or later. Class CKA compares a layer with
+the labels: 1 would mean that images of one class coincide and all classes are equally far apart. Empty cells have a
+reason: hover to see it."""
 
 SOURCE = (
     'Nguyen, Raghu, Kornblith 2021, "Do Wide and Deep Networks Learn the Same Things?" (minibatch CKA); '

@@ -47,12 +47,12 @@ FORMULA = """\
 path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
 CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""
 HOW_TO_READ = """\
-Path efficiency is 1 where weights went straight from the start to where they are, and near 0 where they moved much and
+Path efficiency is 1 where weights went straight from the start to where they are, and near 0 where they moved a lot and
 got nowhere; after the first epoch it is 1 by definition, since a single step is straight, and noise of any kind makes
-it fall. Compare trainings of the same length and the same learning rates only: smaller steps at the end of a schedule
+it fall. Compare only trainings of the same length and the same learning rates: smaller steps at the end of a schedule
 add little to the path. The CKA with the start says how far a block still sees images as it did before: 1 where nothing
-has changed but rotation and scale. The CKA with another encoder says whether training leads towards it; compare its
-last epoch with its first. The path is the one over the epochs that were given: with fewer of them it looks straighter.
+but rotation and scale has changed. The CKA with another encoder says whether training leads towards it; compare its
+last epoch with its first. The path is measured over the epochs that were given: with fewer of them it looks straighter.
 """
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter", Section 2.3, Fig. 4 (CKA before and after '

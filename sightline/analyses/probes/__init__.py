@@ -72,12 +72,12 @@ multilayer: softmax(W·[BN(last layer) ⊕ BN(block i)] + b);   ridge: min 1/n �
 gain = accuracy − accuracy of the linear probe on the last layer, same pooling"""
 HOW_TO_READ = """\
 The encoder stays as it is; only a small classifier on top is trained. Where the linear probe is accurate, the classes
-lie apart as they are. Where a deeper probe gains, the classes are in the features, but not linearly. Where a layer
-added to the last one gains, the last layer has lost something that an earlier one knew: typical of encoders trained by
-reconstruction, and rare for those trained by contrast. Every probe is trained with many settings; images that are used
-for nothing else choose among them, and the test images score the one that was chosen. The bands are 95 % intervals:
-what they leave open, these images cannot tell. ± is the spread among the five best settings: if it is large, the probe
-depends on its settings. What no probe reaches, no choice of layer or probe gives: that is what fine-tuning is for."""
+already lie apart. Where a deeper probe gains, the classes are in the features, but not linearly. Where adding another
+layer to the last one gains, the last layer has lost something that an earlier one knew: typical of encoders trained by
+reconstruction, and rare for those trained by contrast. Every probe is trained with many settings; one of them is chosen
+on images that are used for nothing else, and scored on the test images. The bands are 95 % intervals: what they leave
+open, these images cannot settle. ± is the spread among the five best settings: if it is large, the probe depends on its
+settings. What no probe reaches cannot be had by choosing another layer or probe: that is what fine-tuning is for."""
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter: Understanding the Impact of Self-Supervised Objectives '
     'on Vision Transformer Representations", Figures 2 and 5, Table 4; Park et al. 2023, "What Do Self-Supervised '

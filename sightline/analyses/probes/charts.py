@@ -36,7 +36,7 @@ def _per_layer(result: xr.Dataset) -> Iterator[Figure]:
     about = result.attrs
     images = f"{about['n_train']} training and {about['n_test']} test images; bands are 95 % Wilson intervals."
     captions = {
-        "linear": "Linear probes on frozen features, of each layer the setting that is best on the selection split; ",
+        "linear": "Linear probes on frozen features, for each layer the setting that is best on the selection split; ",
         "ridge": "Ridge probes on frozen features, the penalty chosen by left-out training images; ",
     }
     for probe in (name for name in captions if name in result.probe.values):
@@ -145,8 +145,8 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     )  # fmt: skip
     caption = (
         f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
-        f"selection, by which one is chosen{', with the best learning rate at the end' if ends else ''}. The result "
-        "has the same numbers of all layers and probes."
+        f"selection, which decides on the setting{', with the best learning rate at the end' if ends else ''}. The "
+        "result has the same numbers for all layers and probes."
     )
     yield Figure("sweep", "The sweep of settings", caption, chart, table)
 

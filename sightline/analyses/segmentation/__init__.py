@@ -1,4 +1,4 @@
-"""Semantic segmentation: how well do the patches of each block tell the class of every pixel?
+"""Semantic segmentation: how well do the patches of each block predict the class of every pixel?
 
 A linear probe of every block in the one pass. A patch x belongs to class c with the share s_c of its pixels; from sums
 over all training patches linear discriminant analysis follows in closed form,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 TOPIC = "separable"
 TITLE = "Semantic segmentation"
-QUESTION = "Which block for dense tasks: how well do its patches tell the class of every pixel?"
+QUESTION = "Which block is best for dense tasks: how well do its patches predict the class of every pixel?"
 FORMULA = (
     "mIoU = mean over classes of |decided ∩ true| / |decided ∪ true| over all test pixels; "
     "score_c(x) = μ_cᵀS_λ⁻¹x − ½ μ_cᵀS_λ⁻¹μ_c + log π_c of each patch, interpolated to pixels"
@@ -67,11 +67,11 @@ HOW_TO_READ = (
     "A linear probe of every block decides on the class of each pixel of the test images, and mIoU says how well its "
     "areas cover those of the labels, class by class. The block was chosen on other images (val), so the number at the "
     "chosen block is not the best of many. Encoders trained for reconstruction often keep more of what lies where, and "
-    "are ahead here while they are behind in k-NN; whether the curve falls towards the end says whether the last "
-    "blocks give the places away. The second number is that of a softmax trained on the pixels of the chosen block, "
-    "which is what papers call the linear probe. Numbers compare only at the same resolution of the labels, the same "
-    "window of the image and the same classes; IoU per class says which classes a difference comes from. In the "
-    "pictures of components, areas of one colour are patches that the block holds for alike."
+    "are ahead here while they are behind in k-NN; a curve that falls towards the end says that the last blocks lose "
+    "the places. The second number is that of a softmax trained on the pixels of the chosen block, which is what "
+    "papers call the linear probe. Compare numbers only at the same resolution of the labels, the same window of the "
+    "image and the same classes; IoU per class says which classes a difference comes from. In the pictures of "
+    "components, areas of one colour are patches that are alike to the block."
 )
 SOURCE = (
     'Oquab et al. 2023, "DINOv2: Learning Robust Visual Features without Supervision" (linear segmentation, and '

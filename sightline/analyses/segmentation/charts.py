@@ -84,7 +84,7 @@ def summary(result: xr.Dataset) -> list[str]:
             continue
         last = str(blocks.site.values[-1])
         best = float(at.val_miou.sel(site=site))
-        sentence = f"{encoder}: for dense tasks take {site}, which has the highest mIoU on the images that choose"
+        sentence = f"{encoder}: for dense tasks use {site}, which has the highest mIoU on the images for selection"
         if last != site:
             sentence += f", {best:.1%} of patches against {float(blocks[-1]):.1%} at {last}"
         sentences.append(f"{sentence}.")
@@ -178,7 +178,7 @@ def _components(result: xr.Dataset) -> Figure | None:
     table = pd.DataFrame(rows)
     caption = (
         "The first three principal components of the patches as red, green and blue: one basis and one scale for "
-        "all pictures of a block, so that a colour means the same in them; two blocks or encoders do not compare."
+        "all pictures of a block, so a colour means the same in all of them, but not in another block or encoder."
     )
     chart = picture_grid(table, columns, SMALL_CELL)
     return Figure("components", "Principal components of the patches", caption, chart, table.drop(columns="url"))

@@ -112,7 +112,7 @@ class Scoring:
         best = {layer: mean_over_classes(iou_of(counts)) for layer, counts in found.items()}  # (R,)
         where = {layer: int(np.nanargmax(values)) for layer, values in best.items() if np.isfinite(values).any()}
         for layer in scores.fits.keys() - where.keys():
-            scores.reasons[layer] = "the images that choose have no labelled pixel"
+            scores.reasons[layer] = "the images for selection have no labelled pixel"
         scores.fits = {layer: fitted for layer, fitted in scores.fits.items() if layer in where}
         scores.of_layers["val_miou"] = {layer: float(best[layer][r]) for layer, r in where.items()}
         scores.of_layers["shrinkage"] = {layer: self.config.shrinkages[r] for layer, r in where.items()}

@@ -57,12 +57,13 @@ shared = (MSB − MSW) / (MSB + (k − 1) MSW) of what a reader network reads of
 HOW_TO_READ = """\
 A diffusion model draws pictures from the representation of an image (the source, on the left): what all of them share
 is in the representation, what varies is not. The likelihood gap asks the model directly: given the representation of an
-image, is the image more likely than its transformed copy? The share of images for which it is so is 50 % where the
-representation does not see the transformation, and the gap is 0; z is the gap over its standard error. It finds a
-difference long before samples show it, and decides where the measures disagree. Shared variance is 0 where samples of
-one source are as different as those of all, and 1 where they agree; the reader's own accuracy on real images is the
-ceiling of what can be seen. The floors have the representations of other images. A short training has blurred samples:
-then only what is shared counts, not what is missing. Inversion is linear and needs no training; see its own page."""
+image, is the image more likely than its transformed copy? Where the representation does not see the transformation,
+this is so for 50 % of the images, and the gap is 0; z is the gap over its standard error. The gap finds differences
+long before samples show them, and is the one to trust where the measures disagree. Shared variance is 0 where samples
+of one source differ as much as samples of different sources, and 1 where they agree; the reader's own accuracy on real
+images is the ceiling of what can be seen. Floors are measured with the representations of other images. After a short
+training samples are blurred: then only what is shared counts, not what is missing. Inversion is linear and needs no
+training; see its own page."""
 SOURCE = (
     'Bordes, Balestriero, Vincent 2022, "High Fidelity Visualization of What Your Self-Supervised Representation Knows '
     'About"; Shekhar et al. 2023, "Objectives Matter", Figs. 3, 17, 18; Li et al. 2023, "Your Diffusion Model is '

@@ -344,7 +344,9 @@ class Measures:
                 notes[i, row, 0] = str(identity)
                 notes[i, row, 1:] = [f"drawn from {name} of {identity}{more}"] * (values.shape[2] - 1)
         dims = ("picture_sheet", "picture_row", "picture_column")
-        caption = "Left the source, then pictures drawn from its representation: what they share, the encoder keeps."
+        caption = (
+            "On the left the source, then pictures drawn from its representation: the encoder keeps what they share."
+        )
         about = {"title": "Pictures of what is kept", "caption": caption}
         return {
             "pictures": ((*dims, "picture_y", "picture_x", "picture_rgb"), values, about),

@@ -57,7 +57,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
             "gap",
             "Which transformations a representation sees",
             f"Share of {about['n_compared']} test images that are more likely than their transformed copy, given their "
-            "representation, and the other way round: 50 % is chance, from which the colours begin.",
+            "representation, and the other way round: 50 % is chance, where the colours begin.",
             chart(
                 gaps.assign(shown_z=gaps.z.map("{:.1f}".format)), row_title="transformation",
                 value_title="share of images", rows=transformations, details={"shown_z": "z"}, domain=(0.5, 1),
@@ -125,10 +125,10 @@ def _sentence(own: xr.Dataset) -> str:
     clauses = [
         f"keep {_listed(kept)}" if kept else "",
         f"keep some of {_listed(part)}" if part else "",
-        f"say nothing of {_listed(lost)}" if lost else "",
+        f"say nothing about {_listed(lost)}" if lost else "",
     ]
     first = ", ".join(filter(None, clauses)) or "show no attribute"
-    second = [f"tells apart {_listed(sees)}" if sees else "", f"has forgotten {_listed(blind)}" if blind else ""]
+    second = [f"keeps {_listed(sees)}" if sees else "", f"has forgotten {_listed(blind)}" if blind else ""]
     return f"{own.encoder.item()}: its samples {first}; by the likelihood gap it {' and '.join(filter(None, second))}."
 
 
