@@ -57,7 +57,7 @@ HOW_TO_READ = """\
 1 means that they are all the same, 0 that they have nothing in common. Heads close to 1: more heads add little. Depths
 close to 1: the attention layer changes the tokens little. Tokens close to 1: all places of the image have the same
 representation, which is enough to name what is in the image but not where it is; where they are more alike after
-attention than before it, attention is what mixes them. Contrastive encoders tend to rise towards the end in all of them,
+attention than before it, attention is what mixes them. Contrastive encoders tend to rise towards the end everywhere,
 masked image models to stay low. The cosine sees a common offset of all tokens, so compare over depth and between
 encoders rather than with 0. Bands are 95 % intervals over images."""
 SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", Section 2, Figure 5'

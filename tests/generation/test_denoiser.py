@@ -37,7 +37,7 @@ def test_it_begins_with_the_mean_picture() -> None:
 
 
 def test_the_published_network_is_that_of_adm() -> None:
-    """As many weights as the UNet of the authors' code has, which takes heads of another width, but no other weights."""
+    """As many weights as the UNet of the authors' code has, whose heads differ in width alone."""
     shape = make_recipe(read_recipe("rcdm_adm128"), {}, {}, {"encoders": ["a"]}).config.network
     with torch.device("meta"):
         made = Denoiser(shape, [768])
