@@ -3,6 +3,7 @@
 page               the report of a run, and its figures as files
 overview           its first page: headline numbers, the map of encoders, small pictures
 standing           where the encoders stand: columns, conclusions, distances in the plane
+provenance         its last page: what is needed to get the same numbers again
 study              the report of a study
 verdicts           verdicts on findings, as a table and one by one
 shell              the file around the pages: navigation, colours, scripts, data

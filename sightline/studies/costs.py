@@ -164,7 +164,7 @@ class _Trial:
         """
         extent = Extent(**{key: step.options[key] for key in ("samples", "sources", "compared") if key in step.options})
         transformations = len(step.options.get("transformations") or extent.transformations)
-        drawn = extent.samples * extent.sources * 2 * command_of(step).recipe(step).config.sampling_steps
+        drawn: int = extent.samples * extent.sources * 2 * command_of(step).recipe(step).config.sampling_steps
         evaluations = drawn + extent.compared * (8 + 24 * transformations)
         views = 2 * sum(len(images.indices(split)) for split in ("train", "test"))
         return sum(evaluations * learned / 3 + views * self._forward(encoder) for encoder in members.values())
