@@ -17,7 +17,7 @@ n images, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,9 @@ def likelihood_gaps(
     features: Mapping[str, Tensor],
     keys: Keys,
     levels: Sequence[float] = LEVELS,
+    after_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Gap]:
-    """The gaps of encoder `number` for each transformation.
+    """The gaps of encoder `number` for each transformation, after which `after_each` is called.
 
     pictures   in [−1, 1], (n, 3, size, size), as they are under `plain` and as each transformation makes them
     features   the representations of these
@@ -106,6 +107,7 @@ def likelihood_gaps(
             + (error(PLAIN, told[other], noise) - floor),
             2 * distance * float(np.mean([model.process.weight(level) for level in levels])),
         )
+        after_each()
     return found
 
 

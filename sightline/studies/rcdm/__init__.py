@@ -25,6 +25,7 @@ from typing import Any, Unpack
 from sightline.core import ownership
 from sightline.core.groups import split
 from sightline.core.processes import by_first
+from sightline.core.progress import showing
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
@@ -124,7 +125,8 @@ def rcdm(
     def measure() -> None:
         model = load_model(checkpoint, fabric.device)
         measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, launch.workers)
-        run.save(NAME, *split(measures.result().assign_attrs(fingerprint=key)))
+        with showing(shown):
+            run.save(NAME, *split(measures.result().assign_attrs(fingerprint=key)))
 
     by_first(measure)
     fabric.barrier()

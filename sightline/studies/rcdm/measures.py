@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean
 from sightline.core.keyed_random import Keys, id_keys, mix
+from sightline.core.progress import bar_of_steps
 from sightline.core.results import ENDS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Conditions, Feature, represent
@@ -140,14 +141,15 @@ class Measures:
         train = _seen(self.data, "train", LARGEST, size, (), self.workers, seed)
         sources = test.some(self.extent.sources)
         accuracies = self._accuracies(test)
-        parts = {
-            name: {
-                "inversion": self._inversion(name, train, test),
-                "gap": self._gaps(number, name, test.some(self.extent.compared)),
-                "samples": self._samples(number, name, sources, train),
-            }
-            for number, name in enumerate(self.members)
-        }
+        parts: dict[str, dict[str, dict[str, Any]]] = {}
+        steps = len(self.members) * (len(self.extent.transformations) + 2)
+        with bar_of_steps("Measuring what representations keep", steps) as move:
+            for number, name in enumerate(self.members):
+                parts[name] = {"inversion": self._inversion(name, train, test)}
+                move()
+                parts[name]["gap"] = self._gaps(number, name, test.some(self.extent.compared), move)
+                parts[name]["samples"] = self._samples(number, name, sources, train)
+                move()
         compared = test.some(self.extent.compared).rows
         result = self._dataset(parts, accuracies, sources, len(compared), len(train.rows))
         return self._kept(parts, test.rows, compared, sources.rows).beside(result)
@@ -180,7 +182,7 @@ class Measures:
         )  # fmt: skip
         return {**found.numbers, IMAGES: found.images}
 
-    def _gaps(self, number: int, name: str, test: Seen) -> dict[str, Any]:
+    def _gaps(self, number: int, name: str, test: Seen, move: Callable[[], None]) -> dict[str, Any]:
         encoder, feature = self.members[name]
         pixels = test.pixels[encoder.preprocess]
         names = (PLAIN, *self.extent.transformations)
@@ -195,7 +197,7 @@ class Measures:
             )
             for which in names
         }
-        found = likelihood_gaps(self.model, number, pictures, features, test.keys)
+        found = likelihood_gaps(self.model, number, pictures, features, test.keys, after_each=move)
         by_image = np.stack([found[which].gaps for which in self.extent.transformations], 1)  # (n, transformations)
         return {which: summarise(gap) for which, gap in found.items()} | {"": self._alike(features), IMAGES: by_image}
 
