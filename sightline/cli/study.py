@@ -310,11 +310,11 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     from sightline.studies.figures import all_figures, draw
     from sightline.studies.findings import all_findings, by_chance
 
-    figures, missing, notes = {}, {}, [by_chance(verdicts).sentence]
+    figures, missing, notes, evidence = {}, {}, [by_chance(verdicts).sentence], study.evidence
     with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
         for name in all_figures():
             try:
-                figures[name] = draw(name, study.evidence)
+                figures[name] = draw(name, evidence)
             except Missing as error:
                 missing[name] = error.needs
             except Exception as error:  # verdicts do not depend on it

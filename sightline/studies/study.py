@@ -19,7 +19,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,9 @@ class Study:
         """The run folders of the steps that are done, by name."""
         return {placed.step.name: open_run(placed.folder) for placed in self.steps if placed.done}
 
-    @cached_property
+    @property
     def evidence(self) -> Evidence:
-        """What is known when it is first asked for."""
+        """What the steps that are done by now have measured."""
         return Evidence(self.roles, tuple(self.runs.values()))
 
     def verdicts(self) -> list[Verdict]:

@@ -155,6 +155,17 @@ def test_findings_of_anyones_encoders(tmp_path):
     assert all(verdict.verdict in ("holds", "fails", "unclear") for verdict in verdicts)
 
 
+def test_verdicts_are_those_of_the_steps_that_the_command_has_just_run(tmp_path):
+    """The plan looks at the study before there is anything to look at."""
+    out = tmp_path / "mine"
+    given = [f"--je=a={SMALL}", f"--je=b={SMALL}&seed=1", f"--rec=c={SMALL}&seed=2", "--findings=P3", "--workers=0"]
+    ended = CliRunner().invoke(app, ["study", "papers", *given, f"--images={IMAGES}", "-o", str(out)])
+    assert ended.exit_code == 0, ended.output
+    (verdict,) = json.loads((out / "verdicts.json").read_text())
+    assert verdict["finding"] == "P3"
+    assert verdict["verdict"] in ("holds", "fails", "unclear")
+
+
 def test_the_papers_need_these_steps():
     made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=["finetune", "rcdm", "detect"], out="x")
     names = [placed.step.name for placed in made.steps]
