@@ -82,7 +82,7 @@ def tuned() -> list[Training]:
 def cnns() -> list[Training]:
     """Joint-embedding, supervised and reconstructing CNNs, of which two have a second seed."""
     resnet = {"backbone": "resnet18", "stem": "small", "width": 16}
-    convnext = {"backbone": "convnextv2_atto", "patch": 2, "width": 16}
+    convnext = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # its stride is 8
     return [
         Training("simclr_cnn", "simclr", resnet, resnet),
         Training("simclr_cnn_1", "simclr", {**resnet, "seed": 1}, resnet),

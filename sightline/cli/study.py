@@ -231,7 +231,7 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
         table.add_row(placed.step.name, about, _state(placed), *told, " ".join(decided_by(placed.step, study.findings)))
     console().print(table)
     console().print(f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine" if seconds
-                    else "All steps are there already")  # fmt: skip
+                    else "All steps are done")  # fmt: skip
     for names in study.evidence.mixed_up:
         console().print(
             f"{', '.join(names)} have one role and two of them the same seed, so none of them are taken for seeds of "
@@ -259,7 +259,7 @@ def _state(placed: StepFolder) -> str:
         return "done"
     if (holder := placed.holder) is not None:
         return f"runs: {holder}"
-    return "goes on" if placed.begun else ""
+    return "resumes" if placed.begun else ""
 
 
 def duration(seconds: float) -> str:
@@ -282,14 +282,14 @@ def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
         console().print(f"\n{name}", style="bold", end="")
         console().print(f": {placed.step.command} in {placed.folder}", soft_wrap=True)
     elif event == "waits" and ended is not None:
-        console().print(f"{name} is being done by {ended.why}; waiting for it")
+        console().print(f"{name} is running in {ended.why}; waiting for it")
     elif ended is not None and ended.state == "done":
         console().print(f"{name} is done after {duration(placed.about.get('seconds', 0.0))}")
     elif ended is not None and ended.state == "failed":
         console().print(f"{name} failed: ", style="red", end="")
         console().print(ended.why, markup=False, soft_wrap=True)
     elif ended is not None and ended.state == "lost":
-        console().print(f"The process of {name} ended ({ended.why}); it is done again")
+        console().print(f"The process of {name} ended ({ended.why}); it starts again")
 
 
 TITLES = {

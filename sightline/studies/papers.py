@@ -56,6 +56,7 @@ EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the tex
 BUDGET = {"epochs": 4, "evaluate_every": 0}
 SMALLER = {"width": 48, "heads": 3, "depth": 6}
 RESNET = {"backbone": "resnet18", "stem": "small", "width": 16, "lr": 1e-3}
+CONVNEXT = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # of stride 8, so that small images have parts to hide
 VARIED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "moco_v3-small": ("moco_v3", SMALLER, {}),
     "moco_v3-large": ("moco_v3", {}, {}),
@@ -73,7 +74,7 @@ CNNS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "simclr-cnn-1": ("simclr", {**RESNET, "seed": 1}, {"seed": 1}),
     "supervised-cnn": ("supervised", RESNET, {}),
     "supervised-cnn-1": ("supervised", {**RESNET, "seed": 1}, {"seed": 1}),
-    "mae-cnn": ("mae", {"backbone": "convnextv2_atto", "patch": 2, "width": 16}, {"method": "fcmae"}),
+    "mae-cnn": ("mae", CONVNEXT, {"method": "fcmae"}),
 }
 
 

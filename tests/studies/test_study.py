@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from sightline.cli import app
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
 from sightline.studies.findings import all_findings
+from sightline.studies.papers import CNNS, VARIED
 from sightline.studies.planning import undecided
 from sightline.studies.roles import Role
 from sightline.studies.study import make_study, run_study
+from sightline.training.monitor import read_metrics
 
 IMAGES = "shapes?size=32&train=32&val=0&test=16"
 STUDY = f"""
@@ -179,6 +182,15 @@ def test_the_papers_need_these_steps():
     assert steps["mirrored"].options["only"] == ["orientation", "transformations"]
     assert not {"orientation", "transformations"} & set(steps["tuned"].options["only"])
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("name", ["moco_v3-small", "moco_v3-window", "mae-small", *CNNS])
+def test_what_a_study_pre_trains_can_be_trained(name, tmp_path):
+    objective, settings, _ = {**VARIED, **CNNS}[name]
+    short = {"epochs": 1, "evaluate_every": 0, "batch": 4, "limit": 4, "warmup_epochs": 0}
+    sl.pretrain(objective, images="shapes?size=48", out=tmp_path / "x", settings={**settings, **short, "log_every": 1})
+    (row,) = read_metrics(tmp_path / "x" / "metrics.csv")
+    assert math.isfinite(float(row["loss"]))
 
 
 def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
