@@ -56,7 +56,7 @@ EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the tex
 BUDGET = {"epochs": 4, "evaluate_every": 0}
 SMALLER = {"width": 48, "heads": 3, "depth": 6}
 RESNET = {"backbone": "resnet18", "stem": "small", "width": 16, "lr": 1e-3}
-CONVNEXT = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # of stride 8, so that small images have parts to hide
+CONVNEXT = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # of stride 8: parts to hide in small images
 VARIED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "moco_v3-small": ("moco_v3", SMALLER, {}),
     "moco_v3-large": ("moco_v3", {}, {}),

@@ -30,19 +30,17 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.ops import roi_align
-from torchvision.ops.poolers import LevelMapper
 
 from sightline.core.errors import InputError
-from sightline.transfer.detection.pyramid import COARSEST, STRIDES, check_strides
+from sightline.transfer.detection.pyramid import STRIDES, check_strides
+from sightline.transfer.detection.regions import RegionPool
 
-__all__ = ["Anchors", "Detector", "FoundObjects", "Heads", "RegionPool"]
+__all__ = ["Anchors", "Detector", "FoundObjects", "Heads"]
 
 
 UNALIGNED = 0.5  # pixels of the frame by which torchvision's masks to learn from lie beside their boxes
 ANCHOR = 8  # side of an anchor in cells: 32 pixels at stride 4, 512 at stride 64
 SHAPES = (0.5, 1.0, 2.0)  # height over width
-SAMPLES = 2  # places along each side of a pooled cell at which a map is read
 
 
 @dataclass(frozen=True)
@@ -111,30 +109,6 @@ class Anchors(nn.Module):
         levels = zip(rows, columns, self.strides, strict=True)
         every = torch.cat([self.of((h, w), stride) for h, w, stride in levels]).to(maps[0].device)
         return [every] * len(images.image_sizes)
-
-
-class RegionPool(nn.Module):
-    """What the maps show in boxes, size × size cells, of the map whose stride suits a box (Lin et al. 2017, eq. 1)."""
-
-    def __init__(self, strides: Sequence[int], size: int) -> None:
-        super().__init__()
-        self.strides, self.size = [stride for stride in strides if stride != COARSEST], size
-        first, last = (stride.bit_length() - 1 for stride in (self.strides[0], self.strides[-1]))
-        self.level_of = LevelMapper(first, last)  # 224 pixels belong to stride 16
-
-    def forward(
-        self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]
-    ) -> Tensor:  # (regions, C, size, size)
-        """Regions of all images, one after the other."""
-        rois = torch.cat([nn.functional.pad(b, (1, 0), value=image) for image, b in enumerate(boxes)])
-        levels = self.level_of(boxes)
-        first = maps[str(self.strides[0])]
-        pooled = first.new_zeros(len(rois), first.shape[1], self.size, self.size)
-        for level, stride in enumerate(self.strides):
-            where = torch.nonzero(levels == level)[:, 0]
-            part = roi_align(maps[str(stride)], rois[where], self.size, 1 / stride, SAMPLES, aligned=True)
-            pooled[where] = part.to(pooled.dtype)
-        return pooled
 
 
 class InFloat32(nn.Module):

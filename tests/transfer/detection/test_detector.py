@@ -1,4 +1,4 @@
-"""The detector in its frame: anchors and regions at their places, the same for every patch, mirror images."""
+"""The detector in its frame: anchors at their places, the same for every patch, mirror images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.transfer.detection.detector import Anchors, Detector, Heads, RegionPool
+from sightline.transfer.detection.detector import Anchors, Detector, Heads
 from sightline.transfer.detection.features import FeatureMaps, Standard, block_sites, trainable, whole_patches
 from sightline.transfer.detection.pyramid import SimplePyramid
 
@@ -36,32 +36,6 @@ def test_anchors_lie_around_the_centres_of_cells() -> None:
             assert ((x0 + x1) / 2, (y0 + y1) / 2) == pytest.approx((8 * j + 4, 8 * i + 4))
             assert (y1 - y0) / (x1 - x0) == pytest.approx(shape)
             assert (y1 - y0) * (x1 - x0) == pytest.approx(64**2)
-
-
-@pytest.mark.parametrize("stride", [4, 8, 16, 32])
-def test_a_region_of_a_ramp_has_the_value_at_its_places(stride: int) -> None:
-    """Maps whose value is the place of a cell's centre; the box is of the size that belongs to this stride."""
-    pool = RegionPool((4, 8, 16, 32, 64), 7)
-    cells = 1024 // stride
-    at = (torch.arange(cells) + 0.5) * stride
-    ramps = torch.stack([at.expand(cells, cells), at[:, None].expand(cells, cells)])[None]
-    maps = {str(s): ramps if s == stride else torch.full((1, 2, 1024 // s, 1024 // s), -1e9) for s in (4, 8, 16, 32)}
-    side = {4: 60.0, 8: 120.0, 16: 230.0, 32: 460.0}[stride]
-    x, y = 301.3, 222.7
-    pooled = pool(maps, [torch.tensor([[x, y, x + side, y + side]])], [(1024, 1024)])
-    places = (torch.arange(7) + 0.5) / 7 * side
-    torch.testing.assert_close(pooled[0, 0], (x + places).expand(7, 7), rtol=0, atol=2e-3)
-    torch.testing.assert_close(pooled[0, 1], (y + places)[:, None].expand(7, 7), rtol=0, atol=2e-3)
-
-
-def test_scales_do_not_depend_on_the_first_batch() -> None:
-    """torchvision would guess them from its shapes, and keep what it guessed."""
-    torch.manual_seed(0)
-    maps = {str(s): torch.randn(1, 3, 128 // s, 128 // s) for s in (4, 8, 16, 32)}
-    box = [torch.tensor([[10.0, 20.0, 70.0, 60.0]])]
-    pool, other = RegionPool((4, 8, 16, 32), 3), RegionPool((4, 8, 16, 32), 3)
-    other({str(s): torch.randn(1, 3, 160 // s, 96 // s) for s in (4, 8, 16, 32)}, box, [(100, 90)])
-    assert torch.equal(pool(maps, box, [(128, 128)]), other(maps, box, [(128, 128)]))
 
 
 def mirrored(features: FeatureMaps, detector: Detector) -> tuple[FeatureMaps, Detector]:
