@@ -3,7 +3,7 @@
 
 Each ViT of a group sees the same number of images through the same backbone. The learning rate of an objective is found
 in three short trials of the same length: the rate with the lowest loss of a reconstructive objective, with the highest
-k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv).
+k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv). Rates of CNNs are not tried.
 
 scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
@@ -45,6 +45,7 @@ TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth 
 BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
 BY_LOSS = ("beit", "mae", "simmim")  # after so few epochs their k-NN accuracy is hardly above that of random weights
 SEEN = 327_680  # images that a reference encoder sees
+THIRD = {"epochs": 20 / 3}  # of the budget, for what a study varies
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Training:
     name: str
     recipe: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    tried: Mapping[str, Any] | None = None  # settings of the trials that choose its rate; None: those of its recipe
 
     @property
     def run(self) -> Path:
@@ -81,15 +81,15 @@ def tuned() -> list[Training]:
 
 def cnns() -> list[Training]:
     """Joint-embedding, supervised and reconstructing CNNs, of which two have a second seed."""
-    resnet = {"backbone": "resnet18", "stem": "small", "width": 16}
-    convnext = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # its stride is 8
+    resnet = {**THIRD, "backbone": "resnet18", "stem": "small", "width": 16, "lr": 1e-3}
+    convnext = {**THIRD, "backbone": "convnextv2_atto", "patch": 1, "width": 16, "lr": 2e-3}  # its stride is 8
     return [
-        Training("simclr_cnn", "simclr", resnet, resnet),
-        Training("simclr_cnn_1", "simclr", {**resnet, "seed": 1}, resnet),
-        Training("supervised_cnn", "supervised", resnet, resnet),
-        Training("supervised_cnn_1", "supervised", {**resnet, "seed": 1}, resnet),
-        Training("moco_v3_cnn", "moco_v3", resnet, resnet),
-        Training("mae_cnn", "mae", convnext, convnext),
+        Training("supervised_cnn", "supervised", resnet),
+        Training("simclr_cnn", "simclr", resnet),
+        Training("supervised_cnn_1", "supervised", {**resnet, "seed": 1}),
+        Training("simclr_cnn_1", "simclr", {**resnet, "seed": 1}),
+        Training("mae_cnn", "mae", convnext),
+        Training("moco_v3_cnn", "moco_v3", resnet),
     ]
 
 
@@ -97,9 +97,6 @@ def seeds() -> list[Training]:
     """Second and third seeds."""
     names = ("moco_v3", "dino", "mae", "simmim")
     return [Training(f"{name}_{seed}", name, {"seed": seed}) for seed in (1, 2) for name in names]
-
-
-THIRD = {"epochs": 20 / 3}  # of the budget, for what a study varies
 
 
 def sizes() -> list[Training]:
@@ -154,15 +151,13 @@ def chosen(words: Sequence[str]) -> list[Training]:
 def trials(one: Training) -> pd.DataFrame:
     """The trials that choose its learning rate, one row per rate; those that are not stored are made."""
     stored = ZOO / one.recipe / "trials.csv"
-    if one.tried is None and stored.is_file():
+    if stored.is_file():
         return pd.read_csv(stored)
     rows = []
-    name = one.recipe if one.tried is None else f"{one.recipe}-{one.tried['backbone']}"
     for lr in RATES:
-        run = RUNS / "trials" / f"{name}-{lr:g}"
+        run = RUNS / "trials" / f"{one.recipe}-{lr:g}"
         if not finished(run):
-            settings = {**(one.tried or {}), **TRIAL, **BF16, "lr": lr}
-            sl.pretrain(out=run, recipe=one.recipe, settings=settings, resume=True)
+            sl.pretrain(out=run, recipe=one.recipe, settings={**TRIAL, **BF16, "lr": lr}, resume=True)
         table = pd.read_csv(run / "metrics.csv")
         loss, accuracies = table.loss.iloc[-5:].mean(), table.filter(like="knn").iloc[-1]
         rows.append({"lr": lr, "loss": loss, **accuracies, "seconds": table.seconds.iloc[-1]})
@@ -182,7 +177,7 @@ def train(one: Training) -> None:
     if one.tuned:
         sl.finetune(out=one.run, recipe=one.recipe, settings={**one.settings, **BF16}, resume=True)
     else:
-        settings = {**one.settings, **BF16, "lr": best(one)}
+        settings = {"lr": one.settings.get("lr") or best(one), **one.settings, **BF16}
         sl.pretrain(out=one.run, recipe=one.recipe, settings=settings, resume=True)
 
 
