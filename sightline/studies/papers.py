@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
@@ -51,30 +51,41 @@ ASKED: Mapping[str, Mapping[str, Any]] = {  # no finding or figure asks for more
 OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
 EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
-# What is pre-trained where a study varies it: name → objective, settings, what the role says besides. Short trainings,
-# all of one budget, so that they can be held against each other.
+# Short trainings, all of one budget, so that they can be held against each other.
 BUDGET = {"epochs": 4, "evaluate_every": 0}
 SMALLER = {"width": 48, "heads": 3, "depth": 6}
 RESNET = {"backbone": "resnet18", "stem": "small", "width": 16, "lr": 1e-3}
 CONVNEXT = {"backbone": "convnextv2_atto", "patch": 1, "width": 16}  # of stride 8: parts to hide in small images
-VARIED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "moco_v3-small": ("moco_v3", SMALLER, {}),
-    "moco_v3-large": ("moco_v3", {}, {}),
-    "moco_v3-large-1": ("moco_v3", {"seed": 1}, {"seed": 1}),
-    "moco_v3-window": ("moco_v3", {"attention_window": 3}, {"window": 3}),
-    "mae-small": ("mae", SMALLER, {}),
-    "mae-large": ("mae", {}, {}),
-    "mae-large-1": ("mae", {"seed": 1}, {"seed": 1}),
-    "hybrid-0": ("hybrid", {"weight": 0.0}, {"weight": 0.0}),
-    "hybrid-0.2": ("hybrid", {"weight": 0.2}, {"weight": 0.2}),
-    "hybrid-1": ("hybrid", {"weight": 1.0}, {"weight": 1.0}),
+
+
+class Varied(NamedTuple):
+    """What a study pre-trains itself: for which findings, how, and what its role says besides."""
+
+    findings: str  # such as "P2 P15"
+    objective: str
+    settings: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+
+OF_RESNETS = "S5 G1 G2 G3 G4 G5 G6 G7"
+VARIED: Mapping[str, Varied] = {
+    "moco_v3-small": Varied("P2", "moco_v3", SMALLER, {}),
+    "moco_v3-large": Varied("P2 P15", "moco_v3", {}, {}),
+    "moco_v3-large-1": Varied("P2 P15", "moco_v3", {"seed": 1}, {"seed": 1}),
+    "moco_v3-window": Varied("P15", "moco_v3", {"attention_window": 3}, {"window": 3}),
+    "mae-small": Varied("P2", "mae", SMALLER, {}),
+    "mae-large": Varied("P2", "mae", {}, {}),
+    "mae-large-1": Varied("P2", "mae", {"seed": 1}, {"seed": 1}),
+    "hybrid-0": Varied("P13", "hybrid", {"weight": 0.0}, {"weight": 0.0}),
+    "hybrid-0.2": Varied("P13", "hybrid", {"weight": 0.2}, {"weight": 0.2}),
+    "hybrid-1": Varied("P13", "hybrid", {"weight": 1.0}, {"weight": 1.0}),
 }
-CNNS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "simclr-cnn": ("simclr", RESNET, {}),
-    "simclr-cnn-1": ("simclr", {**RESNET, "seed": 1}, {"seed": 1}),
-    "supervised-cnn": ("supervised", RESNET, {}),
-    "supervised-cnn-1": ("supervised", {**RESNET, "seed": 1}, {"seed": 1}),
-    "mae-cnn": ("mae", CONVNEXT, {"method": "fcmae"}),
+CNNS: Mapping[str, Varied] = {
+    "simclr-cnn": Varied(OF_RESNETS, "simclr", RESNET, {}),
+    "simclr-cnn-1": Varied(OF_RESNETS, "simclr", {**RESNET, "seed": 1}, {"seed": 1}),
+    "supervised-cnn": Varied(OF_RESNETS, "supervised", RESNET, {}),
+    "supervised-cnn-1": Varied(OF_RESNETS, "supervised", {**RESNET, "seed": 1}, {"seed": 1}),
+    "mae-cnn": Varied("S5", "mae", CONVNEXT, {"method": "fcmae"}),
 }
 
 
@@ -273,28 +284,27 @@ class _Plan:
         return [Step("minibatch", "compare", pair, self.images, large, group="minibatch")] if pair else []
 
     def _pretrain(self) -> list[Step]:
-        """What varies, in short trainings, and one pass over all of it with what is given."""
+        """What varies for the chosen findings, in short trainings, and one pass over all of it with what is given."""
         if "pretrain" not in self.groups:
             return []
         there = {one.role.family for one in self.given.values() if one.role.network == "cnn"}
-        missing = {name: about for name, about in CNNS.items() if FAMILY_OF[about[0]] not in there}
+        missing = {name: one for name, one in CNNS.items() if FAMILY_OF[one.objective] not in there}
         found = []
-        for name, (objective, settings, about) in {**VARIED, **missing}.items():
-            step = Step(
-                name,
-                "pretrain",
-                {},
-                self.images,
-                {"objective": objective, "set": {**BUDGET, **settings}},
-                group="pretrain",
-            )
+        for name, one in {**VARIED, **missing}.items():
+            if not set(one.findings.split()) & set(self.findings):
+                continue
+            options = {"objective": one.objective, "set": {**BUDGET, **one.settings}}
+            step = Step(name, "pretrain", {}, self.images, options, group="pretrain")
             cnn = name in CNNS
             role = Role(
-                name, FAMILY_OF[objective], **{"method": objective, "network": "cnn" if cnn else "vit", **about},
+                name, FAMILY_OF[one.objective],
+                **{"method": one.objective, "network": "cnn" if cnn else "vit", **one.about},
                 size=None if cnn else self._millions(step),
             )  # fmt: skip
             self.given[name] = Given(role, f"step:{name}", name)
             found.append(step)
+        if not found:
+            return []
         encoders = {name: self._whole(one) for name, one in self.given.items()}
         analyses = sorted({*self._analyses("pretrain"), *self._analyses("passes")})
         return [*found, *self._over("pretrained", encoders, analyses, "pretrain")]

@@ -17,7 +17,7 @@ from sightline.cli import app
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
 from sightline.studies.findings import all_findings
-from sightline.studies.papers import CNNS, VARIED
+from sightline.studies.papers import CNNS, VARIED, groups_of
 from sightline.studies.planning import undecided
 from sightline.studies.roles import Role
 from sightline.studies.study import make_study, run_study
@@ -184,11 +184,33 @@ def test_the_papers_need_these_steps():
     assert not Path("x").exists()
 
 
+@pytest.mark.parametrize(
+    ("findings", "trained"),
+    [
+        (["P15"], {"moco_v3-large", "moco_v3-large-1", "moco_v3-window"}),
+        (["G1", "P15"], {"moco_v3-large", "moco_v3-large-1", "moco_v3-window", *CNNS} - {"mae-cnn"}),
+        (["S1"], set()),
+        (None, {*VARIED, *CNNS}),
+    ],
+)
+def test_only_what_the_chosen_findings_vary_is_pre_trained(findings, trained):
+    steps = ["pretrain"]
+    made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=steps, findings=findings, out="x")
+    assert {placed.step.name for placed in made.steps if placed.step.command == "pretrain"} == trained
+    assert any(placed.step.command == "compare" for placed in made.steps) is bool(trained)
+
+
+def test_every_finding_that_pre_trains_has_something_to_train():
+    every = {finding for one in [*VARIED.values(), *CNNS.values()] for finding in one.findings.split()}
+    assert every - {"S5"} == {name for name in all_findings() if "pretrain" in groups_of(name)}
+
+
 @pytest.mark.parametrize("name", ["moco_v3-small", "moco_v3-window", "mae-small", *CNNS])
 def test_what_a_study_pre_trains_can_be_trained(name, tmp_path):
-    objective, settings, _ = {**VARIED, **CNNS}[name]
+    one = {**VARIED, **CNNS}[name]
     short = {"epochs": 1, "evaluate_every": 0, "batch": 4, "limit": 4, "warmup_epochs": 0}
-    sl.pretrain(objective, images="shapes?size=48", out=tmp_path / "x", settings={**settings, **short, "log_every": 1})
+    settings = {**one.settings, **short, "log_every": 1}
+    sl.pretrain(one.objective, images="shapes?size=48", out=tmp_path / "x", settings=settings)
     (row,) = read_metrics(tmp_path / "x" / "metrics.csv")
     assert math.isfinite(float(row["loss"]))
 
