@@ -146,6 +146,10 @@ def _by_paper(verdicts: Sequence[Verdict], findings: Mapping[str, Finding], pape
     for verdict in verdicts:
         if verdict.finding in findings:
             groups.setdefault(findings[verdict.finding].paper, []).append(verdict)
-    return [
-        f"{papers.get(paper, paper)}: of {counted(len(own), 'finding')} {tally(own)}." for paper, own in groups.items()
-    ]
+    return [f"{papers.get(paper, paper)}: {_told(own)}." for paper, own in groups.items()]
+
+
+def _told(verdicts: Sequence[Verdict]) -> str:
+    if all(verdict.verdict == "not measured" for verdict in verdicts):
+        return f"none of {counted(len(verdicts), 'finding')} measured"
+    return f"of {counted(len(verdicts), 'finding')} {tally(verdicts)}"

@@ -323,5 +323,7 @@ def by_chance(verdicts: Iterable[Verdict]) -> Chance:
         f"{counted(len(measured), 'finding')} measured: {len(holding)} hold, of which chance alone would give at most "
         f"{expected[0]:.1f}, and {sure} at a level adjusted for their number (Holm); {len(failing)} fail "
         f"({refuted} at that level)."
+        if measured
+        else "No finding was measured."
     )
     return Chance(len(measured), len(holding), len(failing), *expected, sure, refuted, sentence)

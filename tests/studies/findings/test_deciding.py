@@ -176,6 +176,7 @@ def test_how_many_would_hold_by_chance() -> None:
     assert (found.holding_by_chance, found.failing_by_chance) == (pytest.approx(0.1), pytest.approx(0.1))
     assert (found.holding_adjusted, found.failing_adjusted) == (2, 1)
     assert found.sentence.startswith("4 findings measured: 2 hold, of which chance alone would give at most 0.1")
+    assert by_chance([missing]).sentence == "No finding was measured."
 
 
 def test_an_unknown_finding_is_told() -> None:
