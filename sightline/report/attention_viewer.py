@@ -7,7 +7,8 @@ A result has, for the encoder at index i of its `encoder` axis, where that encod
     viewer_pixels_i   (image, y, x, rgb) uint8: the picture as this encoder saw it
 
 with the layers' sites in `viewer_layer_i`, the queries' places in the flat grid in `viewer_query_i`, and the images'
-`viewer_id` and `viewer_label`. The bytes travel compressed (zlib) in base64.
+`viewer_id` and `viewer_label`. The bytes travel compressed (zlib) in base64, those of maps as hundredths, which
+the page shows: finer ones would take a quarter more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _encoder(result: xr.Dataset, i: int, name: str) -> dict[str, Any]:
     return {
         "name": name, "layers": layers, "depths": relative_depths(layers), "heads": maps.sizes[axes[1]] - 1,
         "queries": result[f"viewer_query_{i}"].values.tolist(), "grid": [int(n) for n in maps.attrs["grid"]],
-        "maps": _bytes(maps.values), "size": list(pixels.shape[1:3]), "pixels": _bytes(pixels.values),
+        "maps": _bytes(np.rint(maps.values * (100 / 255))),
+        "size": list(pixels.shape[1:3]), "pixels": _bytes(pixels.values),
     }  # fmt: skip
 
 

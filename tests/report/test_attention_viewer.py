@@ -85,7 +85,9 @@ def test_the_packed_maps_and_pictures_are_the_result(tmp_path: Path) -> None:
     for i, encoder in zip((0, 2), packed["encoders"], strict=True):
         assert (encoder["layers"], encoder["queries"]) == (LAYERS[i], QUERIES[i])
         assert (tuple(encoder["grid"]), encoder["heads"]) == (GRIDS[i], HEADS[i])
-        np.testing.assert_array_equal(unpacked(encoder["maps"]), result[f"viewer_map_{i}"].values.ravel())
+        levels, maps = unpacked(encoder["maps"]), result[f"viewer_map_{i}"].values.ravel()
+        np.testing.assert_allclose(levels / 100, maps / 255, rtol=0, atol=0.005)
+        np.testing.assert_array_equal(levels[maps == 255], 100)
         pixels = result[f"viewer_pixels_{i}"].values
         assert tuple(encoder["size"]) == pixels.shape[1:3]
         np.testing.assert_array_equal(unpacked(encoder["pixels"]), pixels.ravel())

@@ -1,5 +1,5 @@
 // The attention viewer: an image and a query patch are chosen; each panel shows to which patches the query of one encoder attends, in
-// one layer and head. Maps are bytes (image, layer, mean and heads, query, key), keys in rows of the patch grid, 255 the brightest of a query.
+// one layer and head. Maps are bytes (image, layer, mean and heads, query, key), keys in rows of the patch grid, 100 the brightest of a query.
 "use strict";
 
 class Viewer {
@@ -179,7 +179,7 @@ class ViewerPanel {
     const { maps, grid, heads, layers, queries } = this.encoder, keys = grid[0] * grid[1];
     const place = (this.viewer.image * layers.length + this.layer) * (heads + 1) + head + 1;
     const start = (place * queries.length + this.query) * keys;
-    return Float32Array.from(maps.subarray(start, start + keys), (value) => value / 255);
+    return Float32Array.from(maps.subarray(start, start + keys), (value) => value / 100);
   }
 
   paint(canvas, values, width) {
