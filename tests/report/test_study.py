@@ -70,6 +70,8 @@ def test_each_paper_has_a_sentence_and_each_finding_its_verdict(text: str) -> No
         ("P1", "not measured", ""),
     ]  # fmt: skip
     assert "a fine-tuned MAE" in text  # what the missing one needs
+    assert '<a href="#/figures/drawn-paper-001-fig-1a" title="001 Fig 1a: ' in text
+    assert text.count('id="drawn-paper-001-fig-1a"') == 1
     assert "Dashed: the threshold, 0. p = 0.010; adjusted p = 0.040" in text
 
 

@@ -55,6 +55,7 @@ def theme(dark: bool = False, encoders: Sequence[str] = ()) -> dict[str, Any]:
         "title": {"color": ink, "fontSize": 13, "anchor": "start"},
         "view": {"stroke": None},
         "text": {"color": ink},
+        "rule": {"color": ink},
         "range": {
             "category": list(encoders or (DARK if dark else LIGHT)),
             "ordinal": list(accent),
