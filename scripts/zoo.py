@@ -37,6 +37,7 @@ from sightline.core.files import write_atomically
 from sightline.core.run_folder import latest
 from sightline.core.stopping import Stopped
 from sightline.images.preprocess import Preprocess
+from sightline.studies.papers import CONVNEXT, RESNET
 from sightline.training.watchers import FeatureWatch
 
 RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")
@@ -81,8 +82,7 @@ def tuned() -> list[Training]:
 
 def cnns() -> list[Training]:
     """Joint-embedding, supervised and reconstructing CNNs, of which two have a second seed."""
-    resnet = {**THIRD, "backbone": "resnet18", "stem": "small", "width": 16, "lr": 1e-3}
-    convnext = {**THIRD, "backbone": "convnextv2_atto", "patch": 1, "width": 16, "lr": 2e-3}  # its stride is 8
+    resnet, convnext = {**THIRD, **RESNET}, {**THIRD, **CONVNEXT, "lr": 2e-3}
     return [
         Training("supervised_cnn", "supervised", resnet),
         Training("simclr_cnn", "simclr", resnet),
@@ -177,7 +177,9 @@ def train(one: Training) -> None:
     if one.tuned:
         sl.finetune(out=one.run, recipe=one.recipe, settings={**one.settings, **BF16}, resume=True)
     else:
-        settings = {"lr": one.settings.get("lr") or best(one), **one.settings, **BF16}
+        settings = {**one.settings, **BF16}
+        if "lr" not in settings:
+            settings["lr"] = best(one)
         sl.pretrain(out=one.run, recipe=one.recipe, settings=settings, resume=True)
 
 
