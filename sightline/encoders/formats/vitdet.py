@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.core.errors import InputError
-from sightline.encoders.files.reading import Checkpoint, printable, without_prefix
+from sightline.encoders.files.reading import Checkpoint, without_prefix
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import (
     ModelState,
@@ -31,6 +31,7 @@ from sightline.encoders.layouts.vit import (
     heads_option,
     kind,
     no_encoder,
+    refuse_foreign,
     resized_positions,
 )
 from sightline.encoders.modules.positions import by_size
@@ -63,7 +64,9 @@ def recognizes(checkpoint: Checkpoint) -> str:
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     """The ViT in a checkpoint, for images of the size of its training or another."""
     part = _part(checkpoint)
-    _check_names(checkpoint, part.state)
+    if not _holds_vit(part.state):
+        raise no_encoder(checkpoint, TITLE, f"a ViT with {', '.join(MARKS)}")
+    refuse_foreign(checkpoint, part.state, TITLE, FOREIGN, WEIGHTS)
     state = {name: value for name, value in part.state.items() if WEIGHTS.fullmatch(name)}
     width, _, _, patch = state["patch_embed.proj.weight"].shape
     depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
@@ -129,17 +132,6 @@ def _part(checkpoint: Checkpoint) -> ModelState:
 
 def _holds_vit(state: Mapping[str, Tensor]) -> bool:
     return all(mark in state and state[mark].ndim == axes for mark, axes in MARKS.items())
-
-
-def _check_names(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
-    if not _holds_vit(state):
-        raise no_encoder(checkpoint, TITLE, f"a ViT with {', '.join(MARKS)}")
-    for name in state:
-        if name.startswith(FOREIGN) and not WEIGHTS.fullmatch(name):
-            raise InputError(
-                f"{str(checkpoint.path)!r} has {printable(name, 60)}, which the plain ViT of {TITLE} does not have; "
-                "is it another kind of checkpoint?"
-            )
 
 
 def _windows_of(tables: Sequence[tuple[Tensor | None, ...]], options: Mapping[str, str]) -> list[int]:

@@ -22,7 +22,7 @@ from timm.models.beit import gen_relative_position_index
 from torch import Tensor
 
 from sightline.core.errors import InputError
-from sightline.encoders.files.reading import Checkpoint, printable, tensors
+from sightline.encoders.files.reading import Checkpoint, tensors
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import (
     ModelState,
@@ -31,6 +31,7 @@ from sightline.encoders.layouts.vit import (
     heads_option,
     kind,
     no_encoder,
+    refuse_foreign,
     resized_positions,
     unwrapped,
 )
@@ -127,12 +128,9 @@ def _check_names(checkpoint: Checkpoint, state: Mapping[str, Tensor], title: str
     """Refuse what is no Beit: one with more in its blocks, or with more tokens, would compute something else."""
     if not _has_marks(state):
         raise no_encoder(checkpoint, title, f"a ViT with {', '.join(MARKS)}")
-    for name in state:
-        if name.startswith(FOREIGN) and not WEIGHTS.fullmatch(name) and not name.endswith(INDEX):
-            raise InputError(
-                f"{str(checkpoint.path)!r} has {printable(name, 60)}, which the ViT of {title} does not have; "
-                "is it another kind of checkpoint?"
-            )
+    refuse_foreign(
+        checkpoint, {name: value for name, value in state.items() if not name.endswith(INDEX)}, title, FOREIGN, WEIGHTS
+    )
 
 
 def _heads(state: Mapping[str, Tensor], options: Mapping[str, str], width: int, title: str) -> int:

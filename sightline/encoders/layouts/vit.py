@@ -118,6 +118,18 @@ def no_encoder(checkpoint: Checkpoint, title: str, wanted: str) -> InputError:
     )
 
 
+def refuse_foreign(
+    checkpoint: Checkpoint, state: Mapping[str, Tensor], title: str, foreign: tuple[str, ...], known: re.Pattern[str]
+) -> None:
+    """Refuse an encoder with weights under the prefixes `foreign` that the format does not know: it computes more."""
+    for name in state:
+        if name.startswith(foreign) and not known.fullmatch(name):
+            raise InputError(
+                f"{str(checkpoint.path)!r} has {printable(name, 60)}, which the ViT of {title} does not have; "
+                "is it another kind of checkpoint?"
+            )
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # What it is
 
@@ -161,12 +173,7 @@ def _check_names(checkpoint: Checkpoint, state: Mapping[str, Tensor], title: str
         )
     if not holds_vit(state):
         raise no_encoder(checkpoint, title, f"a ViT with {', '.join(MARKS)}")
-    for name in state:
-        if name.startswith(FOREIGN) and not WEIGHTS.fullmatch(name):
-            raise InputError(
-                f"{str(checkpoint.path)!r} has {printable(name, 60)}, which the ViT of {title} does not have; "
-                "is it another kind of checkpoint?"
-            )
+    refuse_foreign(checkpoint, state, title, FOREIGN, WEIGHTS)
 
 
 def kind(part: ModelState, classes: int) -> str:

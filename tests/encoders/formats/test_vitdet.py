@@ -165,7 +165,7 @@ def test_saved_and_loaded_again(tmp_path):
 @pytest.mark.parametrize(
     ("more", "options", "reason"),
     [
-        ({"blocks.1.residual.conv1.weight": torch.ones(2)}, "", "blocks.1.residual.conv1.weight, which the plain ViT"),
+        ({"blocks.1.residual.conv1.weight": torch.ones(2)}, "", "blocks.1.residual.conv1.weight, which the ViT"),
         ({}, "?window=2", "leave window out"),
         ({}, "?size=21", "cannot be cut into patches of 4"),
     ],
@@ -181,7 +181,7 @@ def test_the_vit_of_sam_is_another(tmp_path):
     path = saved(tmp_path, weights() | {"neck.0.weight": torch.ones(2, WIDTH, 1, 1)})
     with pytest.raises(InputError, match="timm:NAME@FILE"):
         load_encoder(f"checkpoint:{path}")
-    with pytest.raises(InputError, match="which the plain ViT of ViTDet does not have"):
+    with pytest.raises(InputError, match="which the ViT of ViTDet does not have"):
         load_encoder(f"vitdet:{path}")
 
 
