@@ -121,7 +121,7 @@ def weights() -> list[Training]:
 def cifar10(images: str) -> list[Training]:
     """Half of the budget on natural images of 32 pixels, in the 8 × 8 patches of 4 pixels that go with them."""
     natural = {"images": images, "size": 32, "patch": 4, "epochs": SEEN / 2 / 50_000}
-    return [Training(f"{name}_cifar10", name, natural) for name in ("moco_v3", "dino", "mae", "simmim")]
+    return [Training(f"{name}_cifar10", name, natural) for name in ("moco_v3", "mae", "simmim", "dino")]
 
 
 GROUPS = {

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.saying import say
-from sightline.core.errors import InputError, nearest
+from sightline.core.errors import InputError
 from sightline.core.references import parse_reference
 
 if TYPE_CHECKING:
@@ -37,8 +36,9 @@ def load_encoders(words: list[str]) -> dict[str, Encoder]:
 
 def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tuple[Any, dict[str, Any]]:
     """The two choices of `analyze`: the analyses, and others or other settings besides."""
-    from sightline.core.settings import make_settings, parse_settings
+    from sightline.core.settings import parse_settings
     from sightline.measure.contract import analysis
+    from sightline.measure.request import config_of
 
     if only is not None and also is not None:
         raise InputError("--only names all analyses, --also adds to the default ones; give only one of them")
@@ -51,14 +51,9 @@ def chosen_analyses(only: str | None, also: str | None, words: list[str]) -> tup
             raise InputError(f"--set {name}.…: {name} is not an analysis of --only; add it there")
     chosen = {}
     for name in dict.fromkeys([*more, *settings]):
-        config, values = analysis(name).Config, settings.get(name, {})
-        if not isinstance(values, dict):
+        if not isinstance(values := settings.get(name, {}), dict):
             raise InputError(f"--set {name}=…: write analysis.key=value, such as --set knn.k=10")
-        known = [field.name for field in fields(config) if field.init]
-        for key in values:
-            if key not in known:
-                raise InputError(f"There is no setting {key!r} of {name}{nearest(key, known)}")
-        chosen[name] = make_settings(config, values)
+        chosen[name] = config_of(name, values)
     return None if only is None else "all" if names == ["all"] else names, chosen
 
 

@@ -26,7 +26,8 @@ from sightline.core.errors import InputError, counted, first_line
 from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
 from sightline.core.run_folder import Run, plan_run, provenance
 from sightline.core.stopping import Stopped, signals
-from sightline.encoders.attention import AttentionProduct
+from sightline.core.threads import side_by_side
+from sightline.encoders.attention import AttentionProduct, without_fast_path
 from sightline.encoders.watching import watch
 from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["analyze", "sums_file"]
 
+AT_A_TIME = 4  # encoders that share the cores of a CPU: each has its activations in memory
+
 
 def analyze(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
@@ -78,12 +81,12 @@ def analyze(
 ) -> Run:
     """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
 
-    `analyses` are names, or names with their `Config`; by default those that need one forward pass of each image,
-    with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left out where it makes no
-    sense, and `run.request` says why. `further` are images that analyses ask for by name; `conflict` is short for
-    further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that can be resumed: what is
-    finished there is not computed again. `sites` replaces the sites of those analyses that can take any. Started by
-    torchrun, the processes share the images, and the results are those of one process.
+    `analyses` are names, or names with their settings, {"knn": {"k": 10}}; by default those that need one forward pass
+    of each image, with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left out
+    where it makes no sense, and `run.request` says why. `further` are images that analyses ask for by name; `conflict`
+    is short for further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that can be resumed:
+    what is finished there is not computed again. `sites` replaces the sites of those analyses that can take any.
+    Started by torchrun, the processes share the images, and the results are those of one process.
     """
     join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
     target = _device(device)
@@ -242,16 +245,19 @@ def _stream(
     done, asked = total * reached.batch // count, list[int]()
     if reached.batch and shown:
         progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
+    members = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
+    several = AT_A_TIME if device.type == "cpu" and _apart(members.values()) else 1
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),
         torch.inference_mode(),
+        without_fast_path(),  # a switch for all threads
         signals(asked),
     ):
         for batch in loader:
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
-                _step(batch, asking, plans, device)
+                _step(batch, asking, plans, device, several)
             reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
             before, done = done, total * reached.batch // count
@@ -268,32 +274,51 @@ def _stream(
     return total, list(reached.skipped)
 
 
-def _step(batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], device: torch.device) -> None:
+def _apart(encoders: Iterable[Encoder]) -> bool:
+    """Whether no two encoders have a module in common, on which each would hang its hooks."""
+    modules = [module for encoder in encoders for module in encoder.module.modules()]
+    return len(set(modules)) == len(modules)
+
+
+def _step(
+    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], device: torch.device, several: int
+) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
-    plan = plans[next(iter(metrics))]
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
-    reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
-    views = dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split])
     for metric in metrics.values():
         metric.begin(batch)
-    for key, encoder in encoders.items():
-        pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
-        for view in views:
-            asking = {
-                name: set(plans[name].sites.get(key, ())) for name in metrics if view in plans[name].views[batch.split]
-            }
-            see = _see(Key(key, "", view), asking, metrics, reductions, device)
-            wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
-            if not wanted:
-                continue
-            inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
-            with (
-                watch(encoder.sites, wanted, see, functools.partial(attend, tokens=encoder.tokens)),
-                torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
-            ):
-                encoder(inputs)
+    found = side_by_side(lambda member: _forward(*member, batch, metrics, plans, device), [*encoders.items()], several)
     for name, metric in metrics.items():
-        metric.update(batch, reductions[name])
+        metric.update(batch, {key: value for of_one in found for key, value in of_one[name].items()})
+
+
+def _forward(
+    name_of: str,
+    encoder: Encoder,
+    batch: Batch,
+    metrics: Mapping[str, Analysis],
+    plans: Mapping[str, Plan],
+    device: torch.device,
+) -> dict[str, dict[Key, Any]]:
+    """All views of a batch through one encoder; what each analysis keeps of them."""
+    plan = plans[next(iter(metrics))]
+    reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
+    pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
+    for view in dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split]):
+        asking = {
+            name: set(plans[name].sites.get(name_of, ())) for name in metrics if view in plans[name].views[batch.split]
+        }
+        see = _see(Key(name_of, "", view), asking, metrics, reductions, device)
+        wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
+        if not wanted:
+            continue
+        inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
+        with (
+            watch(encoder.sites, wanted, see, functools.partial(attend, tokens=encoder.tokens)),
+            torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
+        ):
+            encoder(inputs)
+    return reductions
 
 
 def _see(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.run_folder import provenance
+from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder, name_apart
 from sightline.encoders.files.weights import hash_weights
 from sightline.encoders.loading import load_encoder
@@ -80,7 +81,26 @@ def choose_analyses(
     chosen = {**dict.fromkeys(others), **given}
     if not chosen:
         raise InputError("No analysis is chosen; name at least one (`sightline list analyses`)")
-    return {n: analysis(n).Config() if config is None else config for n, config in chosen.items()}, set(given)
+    return {name: config_of(name, values) for name, values in chosen.items()}, set(given)
+
+
+def config_of(name: str, given: Any = None) -> Any:
+    """The settings of an analysis: its `Config`, or the values that differ from the usual ones by name.
+
+    >>> config_of("knn", {"k": 10}).k
+    10
+    """
+    config = analysis(name).Config
+    if isinstance(given, config):
+        return given
+    values = {} if given is None else given
+    if not isinstance(values, Mapping):
+        raise InputError(f"The settings of {name} are its Config or a dictionary of values, not {given!r}")
+    known = [one.name for one in fields(config) if one.init]
+    for key in values:
+        if key not in known:
+            raise InputError(f"There is no setting {key!r} of {name}{nearest(str(key), known)}")
+    return make_settings(config, values)
 
 
 def _with_settings(analyses: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:

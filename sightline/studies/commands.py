@@ -7,12 +7,11 @@ again. Settings are compared with the defaults, so that a new option leaves the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sightline.core.errors import InputError, nearest
-from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder
 from sightline.generation.training import NAME as RCDM
 from sightline.generation.training import make_recipe as rcdm_recipe
@@ -20,7 +19,7 @@ from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.analyze import analyze
 from sightline.measure.contract import analysis
-from sightline.measure.request import choose_analyses
+from sightline.measure.request import choose_analyses, config_of
 from sightline.studies.detection import detect
 from sightline.studies.rcdm import rcdm
 from sightline.studies.reinit import reinit
@@ -146,11 +145,7 @@ def analyses_of(step: Step) -> dict[str, Any]:
             raise InputError(f"The step {step.name!r} sets {name}, which is not among its analyses; add it there")
         if not isinstance(values, Mapping):
             raise InputError(f"The step {step.name!r} sets {name} to {values!r}; write {name} = {{ key = value }}")
-        known = [one.name for one in fields(analysis(name).Config) if one.init]
-        for key in values:
-            if key not in known:
-                raise InputError(f"The step {step.name!r}: there is no setting {key!r} of {name}{nearest(key, known)}")
-        chosen[name] = make_settings(analysis(name).Config, values)
+        chosen[name] = config_of(name, values)
     return chosen
 
 

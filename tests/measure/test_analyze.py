@@ -21,6 +21,7 @@ from torch import nn
 
 import sightline as sl
 from sightline.core.errors import InputError
+from sightline.measure import analyze
 from sightline.measure.plan import probe
 
 
@@ -139,6 +140,33 @@ def test_the_choice_and_order_of_analyses_change_no_number(encoders: dict[str, s
     assert alone.get("cka") is alone["cka"]
 
 
+def test_encoders_side_by_side_have_the_numbers_of_one_after_another(
+    small: str, images: sl.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders = {f"seed {seed}": sl.load_encoder(f"{small}&seed={seed}") for seed in range(2)}
+    encoders["cnn"] = sl.load_encoder("timm:resnet18@random?size=32&zero_init_last=False")
+    names = ["attention", "cka", "diversity", "fourier", "knn", "spectra", "tokens"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        beside = measure(encoders, images, names)
+        monkeypatch.setattr(analyze, "AT_A_TIME", 1)
+        after = measure(encoders, images, names)
+    finally:
+        torch.set_num_threads(before)
+    for name in names:
+        xr.testing.assert_equal(beside[name], after[name])
+    assert not any(m._forward_hooks for encoder in encoders.values() for m in encoder.module.modules())
+
+
+def test_encoders_with_a_common_module_take_turns(encoders: dict[str, sl.Encoder]) -> None:
+    a, b = encoders.values()
+    assert analyze._apart([a, b])
+    assert not analyze._apart([a, a])
+    b.module.norm = a.module.norm
+    assert not analyze._apart([a, b])
+
+
 WORKER = """
 import os, sys, torch, sightline as sl
 torch.set_num_threads(1)
@@ -179,6 +207,8 @@ def test_two_processes_give_the_result_of_one(
         ({"sites": ["blok.*"]}, "No site matches 'blok"),
         ({"analyses": ["ckaa"]}, "did you mean 'cka'"),
         ({"analyses": []}, "No analysis is chosen"),
+        ({"analyses": {"knn": {"neighbours": 5}}}, "There is no setting 'neighbours' of knn"),
+        ({"analyses": {"knn": 5}}, "a dictionary of values, not 5"),
         ({"encoders": {}}, "nothing to compare"),
         ({"encoders": {"x": "tim:vit"}}, "did you mean 'timm'"),
         ({"encoders": {"x": "vit"}}, "is not an encoder reference"),

@@ -112,7 +112,7 @@ def test_they_follow_the_weights_of_an_encoder_and_not_its_place(tmp_path):
         (replace(PASS, options={"only": ["ckaa"]}), "There is no analysis 'ckaa'"),
         (replace(PASS, options={"onyl": ["cka"]}), "compare has no setting 'onyl'; did you mean 'only'"),
         (replace(PASS, options={"set": {"probes": {}}}), "sets probes, which is not among its analyses"),
-        (replace(PASS, options={"set": {"knn": {"q": 1}}}), "there is no setting 'q' of knn"),
+        (replace(PASS, options={"set": {"knn": {"q": 1}}}), "There is no setting 'q' of knn"),
         (replace(TRAIN, options={"objective": "mae", "set": {"depht": 2}}), "There is no setting 'depht' of mae"),
         (replace(TRAIN, options={}), "pre-trains with no objective"),
         (replace(TRAIN, encoders={"a": SMALL}), "pretrain takes no encoder, not 1"),
