@@ -4,7 +4,7 @@
     scripts/keep_study.py runs/papers embedded "The reference encoders on the embedded images"
 
 docs/findings.md gets the verdicts as a table between its marks `<!-- measured: NAME -->` and `<!-- end of NAME -->`.
-Neither weights nor images are kept.
+Weights are not kept, and neither are figures that show images, unless they are the embedded ones.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def main(run: str, name: str, title: str) -> None:
     (folder / "figures").mkdir(parents=True)
     for file in ("verdicts.csv", "verdicts.json"):
         shutil.copy(study.path / file, folder / file)
-    figures = [file_of(figure) for figure in all_figures() if (study.path / "figures" / file_of(figure)).is_file()]
+    own = all((placed.step.images or "shapes").startswith("shapes") for placed in study.steps)
+    drawn = {figure: study.path / "figures" / file_of(figure) for figure in all_figures()}
+    figures = [file.name for file in drawn.values() if file.is_file() and (own or "<image" not in file.read_text())]
     for file in figures:
         shutil.copy(study.path / "figures" / file, folder / "figures" / file)
     write_atomically(folder / "README.md", page(study, title, verdicts, figures).encode())

@@ -43,7 +43,7 @@ def rcdm(
 
     Examples:
 
-    - `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`: takes an hour on one core
+    - `sightline rcdm zoo:moco_v3 zoo:mae -o runs/rcdm`: takes 70 to 80 minutes on one core
 
     - `sightline rcdm zoo:mae --set feature=block.6.gap --set epochs=3 -o runs/middle`: takes minutes
 

@@ -391,7 +391,7 @@ FIGURES = (
         {"": Lettered("AP, per cent", partial(_precisions, frozen=True, paper=FROZEN))},
     ),
     PaperFigure(
-        "001 Table 7", "Detection and segmentation, encoders trained along", ("detection",), ROLES,
+        "001 Table 7", "Detection and segmentation, encoders trained end to end", ("detection",), ROLES,
         {"": Lettered("AP, per cent", partial(_precisions, frozen=False, paper=TRAINED))},
     ),
 )  # fmt: skip
