@@ -293,7 +293,8 @@ def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
 
 
 TITLES = {
-    "000": 'Shekhar et al. 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning of Vision Transformers"',
+    "000": 'Shekhar et al. 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning of Vision '
+    'Transformers"',
     "001": 'Shekhar et al. 2023, "Objectives Matter"',
     "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
     "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',

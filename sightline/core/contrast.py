@@ -54,6 +54,7 @@ class Factor(NamedTuple):
     key: str
     words: str
     seeds: bool = False
+    alone: bool = False  # images that are known to be paired with no others
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.estimators.attention import attend
-from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
+from sightline.measure.plan import AT_A_TIME, Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.pooled import share
 from sightline.measure.request import (
     check_settings,
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
 __all__ = ["analyze", "sums_file"]
-
-AT_A_TIME = 4  # encoders that share the cores of a CPU: each has its activations in memory
 
 
 def analyze(
@@ -275,9 +273,12 @@ def _stream(
 
 
 def _apart(encoders: Iterable[Encoder]) -> bool:
-    """Whether no two encoders have a module in common, on which each would hang its hooks."""
-    modules = [module for encoder in encoders for module in encoder.module.modules()]
-    return len(set(modules)) == len(modules)
+    """Whether no two encoders have a module or a configuration in common, which a forward pass hooks or changes."""
+    parts = [
+        {id(part) for module in one.module.modules() for part in (module, getattr(module, "config", module))}
+        for one in encoders
+    ]
+    return len(set().union(*parts)) == sum(len(own) for own in parts)
 
 
 def _step(

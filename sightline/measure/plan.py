@@ -27,6 +27,7 @@ from sightline.measure.feature_cache import describe_encoder
 __all__ = ["Cost", "Key", "Plan", "analysis_fingerprint", "announce", "make_plans", "probe"]
 
 
+AT_A_TIME = 4  # encoders that share the cores of a CPU: each has its activations in memory
 KEPT = 1  # form of what is kept beside results; what was measured before there was any is measured again
 
 
@@ -218,15 +219,15 @@ def announce(plans: Mapping[str, Plan], configs: Mapping[str, Any], shown: bool)
 
 
 def _activations(plans: Mapping[str, Plan]) -> int:
-    """Activations live as long as their layer: about three of the largest one, and the pixels."""
+    """Activations live as long as their layer: about three of the largest one of an encoder, and the pixels."""
     plan = next(iter(plans.values()))
     # Attention maps are never whole in memory; an analysis may look at nothing else.
-    sizes = (
-        torch.Size(shape).numel()
+    each = (
+        max((torch.Size(shape).numel() for site, shape in shapes.items() if not site.endswith(".attn_map")), default=0)
         for shapes in plan.shapes.values()
-        for site, shape in shapes.items()
-        if not site.endswith(".attn_map")
     )
-    largest = max(sizes, default=0)
+    devices = {next(one.module.parameters(), torch.empty(0)).device.type for one in plan.encoders.values()}
+    several = min(AT_A_TIME, torch.get_num_threads()) if devices == {"cpu"} else 1
+    largest = sum(sorted(each)[-several:])
     pixels = sum(3 * h * w for h, w in {encoder.preprocess.size for encoder in plan.encoders.values()})
     return plan.batch * 4 * (3 * largest + 2 * pixels)

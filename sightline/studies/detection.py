@@ -160,14 +160,16 @@ class _Results:
 
     def add(self, name: str, found: Mapping[str, Detections]) -> None:
         """Measure a detector, on the images that could be read."""
-        self.truth = {image: one for image, one in self.truth.items() if image in found}
-        parts = parts_of(list(self.truth))
-        every = [*self.ranges, *self.bins]
         self.found[name] = found
-        self.scores[name] = {
-            kind: _Scores(*replicates(self.truth, found, len(self.data.classes), every, kind, parts))
-            for kind in self.kinds
-        }
+        common = {image: one for image, one in self.truth.items() if image in found}
+        again = [name] if len(common) == len(self.truth) else list(self.found)  # all on the same images
+        self.truth, every, parts = common, [*self.ranges, *self.bins], parts_of(list(common))
+        for one in again:
+            own = {image: self.found[one][image] for image in common}
+            self.scores[one] = {
+                kind: _Scores(*replicates(common, own, len(self.data.classes), every, kind, parts))
+                for kind in self.kinds
+            }
 
     def dataset(self, encoders: Sequence[str]) -> xr.Dataset:
         """All numbers with their intervals, as far as they are known, and the gallery."""
@@ -276,15 +278,17 @@ def _with_ends(values: Mapping[str, NDArray[np.float64]], dims: Sequence[str]) -
 
 
 def limits_of(data: Images, config: Config) -> tuple[float, float]:
-    """√area in pixels where medium and large begin: as set, COCO's for its files, else terciles of training objects."""
+    """√area in pixels where medium and large begin: as set, COCO's for its files, else terciles of training objects.
+
+    COCO's would leave a size without objects where all images are small; then terciles are taken of its files, too.
+    """
     if config.areas:
         return config.areas[0], config.areas[1]
-    if isinstance(data.source, Annotated):
-        return COCO_LIMITS
     some = data.sample(SAMPLED, seed=0)
     known = [objects_of(one) for one in some.targets(some.indices("train"))]
-    sides = np.sqrt(np.concatenate([one.areas[~one.crowd] for one in known]))
-    if not len(sides):
+    sides = np.sqrt(np.concatenate([np.zeros(0), *(one.areas[~one.crowd] for one in known)]))
+    every_size = len(np.unique(np.digitize(sides, COCO_LIMITS))) == 3
+    if not len(sides) or (isinstance(data.source, Annotated) and every_size):
         return COCO_LIMITS
     small, large = np.quantile(sides, [1 / 3, 2 / 3])
     return float(small), float(large)

@@ -208,10 +208,8 @@ class Evidence:
 
         What was trained otherwise says nothing about encoders, so that numbers of it cannot be held against each other.
         """
-        wanted, groups = set(self._members(encoders)), dict[str, list[Run]]()
-        for run in self._holding(result, (), among):
-            groups.setdefault(_trained_how(run), []).append(run)
-        for runs in groups.values():
+        wanted = set(self._members(encoders))
+        for runs in self.trained_alike(result, among=among):
             if wanted <= {name for run in runs for name in _encoders_of(run[result])}:
                 return lambda run: any(run is one for one in runs)
         missing = [name for name in self._members(encoders) if not self.apart().holds(result, name, among=among)]
@@ -219,13 +217,31 @@ class Evidence:
             raise Missing(f"{result} of {' and '.join(encoders)} with the same settings and images")
         raise self._nobody(result, encoders)
 
+    def trained_alike(
+        self, result: str, *, among: Callable[[Run], bool] | None = None, but: Collection[str] = ()
+    ) -> list[list[Run]]:
+        """Runs with this result in groups that have the same settings, `but` for some, and the same images."""
+        groups = dict[str, list[Run]]()
+        for run in self._holding(result, (), among):
+            groups.setdefault(_trained_how(run, but), []).append(run)
+        return list(groups.values())
+
+    @cached_property
+    def by_images(self) -> list[Run]:
+        """Runs on the images that most encoders have seen first: two encoders are compared on the same images."""
+        seen: dict[str, set[str]] = {}
+        for run in self.runs:
+            own = {str(about["name"]) for about in run.request.get("encoders", [])}
+            seen.setdefault(_images_of(run), set()).update(own)
+        return sorted(self.runs, key=lambda run: -len(seen[_images_of(run)]))
+
     def holds(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> bool:
         """Whether some run has this result of these encoders."""
         return any(True for _ in self._holding(result, self._members(encoders), among))
 
     def _holding(self, result: str, encoders: Iterable[str], among: Callable[[Run], bool] | None) -> Iterator[Run]:
         wanted = set(encoders)
-        for run in self.runs:
+        for run in self.by_images:
             if result in run and wanted <= _encoders_of(run[result]) and (among is None or among(run)):
                 yield run
 
@@ -284,11 +300,15 @@ def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:
 ASIDE = ("log_every", "save_minutes")  # settings that no number depends on
 
 
-def _trained_how(run: Run) -> str:
-    """Settings and images of a run, as one word."""
-    settings = {key: value for key, value in run.request.get("settings", {}).items() if key not in ASIDE}
-    images = run.request.get("images", {})
-    return fingerprint([settings, images.get("digest", images.get("name"))])
+def _trained_how(run: Run, but: Collection[str] = ()) -> str:
+    """Settings and images of a run, as one word; `but` for some settings."""
+    settings = {key: value for key, value in run.request.get("settings", {}).items() if key not in {*ASIDE, *but}}
+    return fingerprint([settings, _images_of(run)])
+
+
+def _images_of(run: Run) -> str:
+    images = run.request.get("images") or {}
+    return str(images.get("digest", images.get("name")))
 
 
 def _encoders_of(table: xr.Dataset) -> set[str]:

@@ -38,7 +38,10 @@ STUDIES = {  # the findings of which papers
     "papers": ("Shekhar et al. 2022 and 2023, Park et al. 2023, Grigg et al. 2021", ""),
     "shekhar": ('Shekhar et al. 2023, "Objectives Matter", and their paper of 2022', "S"),
     "park": ('Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"', "P"),
-    "grigg": ('Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"', "G"),
+    "grigg": (
+        'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
+        "G",
+    ),
 }
 SMALL = 128  # pixels up to which encoders have the small recipes
 RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -81,6 +82,12 @@ def train_each(
     opened, and the trainings that are finished are not made again, here or in the runs that `reuse` names.
     """
     request, fingerprinted = asked
+    for folder, times in Counter(trainings.values()).items():
+        if times > 1:
+            raise InputError(
+                f"{times} trainings would be in one folder, {folder.relative_to(out).as_posix()!r}, since names of "
+                "encoders differ in signs that folders do not have; give them other names"
+            )
     run = plan_run(out, request, overwrite)
     if run.finished(kind, fingerprinted):
         return run

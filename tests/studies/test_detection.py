@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
+from PIL import Image
 from typer.testing import CliRunner
 
 import sightline as sl
@@ -115,6 +117,35 @@ def test_sizes_are_terciles_of_the_training_objects() -> None:
     assert limits_of(images, Config(areas=(5.0, 9.0))) == (5.0, 9.0)
 
 
+def test_sizes_without_objects_are_terciles_of_coco_files_too(tmp_path: Path) -> None:
+    def limits(sides: list[int]) -> tuple[float, float]:
+        boxes = [
+            {"id": i, "image_id": 0, "category_id": 1, "bbox": [0, 0, a, a], "area": a * a, "iscrowd": 0}
+            for i, a in enumerate(sides, 1)
+        ]
+        Image.new("RGB", (160, 160)).save(tmp_path / "grey.png")
+        about = [{"id": i, "file_name": "grey.png", "width": 160, "height": 160} for i in range(4)]
+        categories = [{"id": 1, "name": "thing"}]
+        file = tmp_path / "all.json"
+        file.write_text(json.dumps({"images": about, "annotations": boxes, "categories": categories}))
+        return limits_of(sl.load_images(f"coco:{file}?images={tmp_path}&test={file}&test_images={tmp_path}"), Config())
+
+    assert limits([10, 50, 120]) == (32, 96)
+    assert limits([10, 16, 22, 28]) == tuple(np.quantile([10, 16, 22, 28], [1 / 3, 2 / 3]))
+
+
+def test_an_image_that_one_of_them_could_not_read_counts_for_none() -> None:
+    images = sl.load_images(IMAGES)
+    first, second = guessed(images, 0), guessed(images, 1)
+    fewer = dict(list(second.items())[:-3])
+    late, early = (detection._Results(images, Config()) for _ in range(2))
+    for results, order in ((late, ("a", "b")), (early, ("b", "a"))):
+        for name in order:
+            results.add(name, {"a": first, "b": fewer}[name])
+    xr.testing.assert_equal(late.dataset(["a", "b"]), early.dataset(["a", "b"]))
+    assert late.dataset(["a", "b"]).attrs["test_images"] == len(fewer)
+
+
 def test_a_finished_study_is_not_repeated(run: sl.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.path is not None
     monkeypatch.setattr(detection, "train_detector", lambda *_, **__: pytest.fail("it is trained again"))
@@ -183,6 +214,8 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_found_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no grid of patches and no four stages"):
         study(tmp_path / "x", encoders=[VIT, "torchvision:shufflenet_v2_x0_5@random"])
+    with pytest.raises(InputError, match="2 trainings would be in one folder, 'trainings/a-b'"):
+        study(tmp_path / "x", encoders={"a b": VIT, "a-b": f"{VIT}&seed=1"})
     assert not (tmp_path / "x").exists()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from support.evidence import made_run
 
+from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing, evidence_of
+from sightline.studies.findings import all_findings
+from sightline.studies.findings.contract import FAILS, NOT_MEASURED
 from sightline.studies.roles import JE, REC, Role
 
 SEEDS = (
@@ -66,6 +69,22 @@ def test_seeds_may_have_runs_of_their_own_and_the_first_the_name_of_all() -> Non
     assert evidence.seeds == {"moco_v3": ("moco_v3", "moco_v3_1")}
     found = evidence.estimate("knn.accuracy", encoder="moco_v3", site="norm", feature="cls").contrast()
     assert (found.value, found.n_seeds) == (0.5, 2)
+
+
+def test_encoders_are_compared_on_the_images_that_both_have_seen() -> None:
+    roles = (Role("moco", JE, "moco_v3"), Role("mae", REC, "mae"))
+
+    def seen(images: str, nmi: dict[str, float]) -> Run:
+        numbers = {"attention.nmi_mean": lambda at: nmi[at.encoder]}
+        return made_run(list(nmi), numbers, images=images, request={"images": {"digest": images}})
+
+    other, both = seen("cifar", {"moco": 0.1}), seen("imagenet", {"moco": 0.5, "mae": 0.3})
+    for runs in ((other, both), (both, other)):
+        found = all_findings()["P4"].decide(Evidence(roles, runs))
+        assert (found.verdict, found.effect) == (FAILS, pytest.approx(-0.2, abs=1e-12)), found.sentence
+    apart = all_findings()["P4"].decide(Evidence(roles, (other, seen("imagenet", {"mae": 0.3}))))
+    assert apart.verdict == NOT_MEASURED
+    assert apart.needs.startswith("numbers on the same images")
 
 
 def test_what_was_fine_tuned_from_an_encoder() -> None:

@@ -68,7 +68,7 @@ def linear_probe(
 
 def probe_on_other_images(evidence: Evidence, encoder: str) -> Number:
     """The same on a second set of images, to which the encoders are carried over."""
-    sets = list(dict.fromkeys(_images_of(run) for run in evidence.runs if "probes" in run))
+    sets = list(dict.fromkeys(_images_of(run) for run in evidence.by_images if "probes" in run))
     if len(sets) < 2:
         raise Missing("probes on a second set of images: compare the encoders on it, too, and give both runs")
     return linear_probe(evidence, encoder, among=lambda run: _images_of(run) == sets[1])

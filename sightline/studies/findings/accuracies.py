@@ -32,8 +32,8 @@ def last(x: npt.NDArray[np.float64], axis: int) -> Any:
 
 
 def probed_images(evidence: Evidence) -> list[str]:
-    """The sets of images that probes were fitted to, in the order of the runs; the first is that of the study."""
-    return list(dict.fromkeys(_images_of(run) for run in evidence.runs if "probes" in run))
+    """The sets of images that probes were fitted to; the first is that of the study."""
+    return list(dict.fromkeys(_images_of(run) for run in evidence.by_images if "probes" in run))
 
 
 def _images_of(run: Run) -> str:
@@ -89,7 +89,8 @@ def _by_own_head(evidence: Evidence, start: str, result: str) -> Estimate:
 
     def own_head(run: Run) -> bool:
         table = run[result]
-        return "classifier" not in table or bool((table.classifier.sel(encoder=members) == HEAD).all())
+        here = [name for name in members if name in table.encoder.values]  # each seed may have a run of its own
+        return "classifier" not in table or bool((table.classifier.sel(encoder=here) == HEAD).all())
 
     return evidence.estimate(f"{result}.test_accuracy", encoder=tuned, among=own_head)
 
@@ -137,5 +138,5 @@ def of_counts(right: int, images: int, what: str) -> Estimate:
     0.09
     """
     without = np.where(np.arange(images) < right, right - 1, right) / (images - 1)
-    factor = Factor(f"counts of {what}", f"test images of the {what}, of which only the counts are known")
+    factor = Factor(f"counts of {what}", f"test images of the {what}, of which only the counts are known", alone=True)
     return Estimate(right / images, {factor: without}, {factor: np.ones(images, bool)}, None, f"accuracy of the {what}")

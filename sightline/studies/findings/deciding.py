@@ -56,6 +56,7 @@ def above(
     label: str, effect: Estimate, threshold: float = 0.0, *, percent: bool = False, method: str = "jackknife"
 ) -> Part:
     """The claim that an effect is larger than its threshold."""
+    _on_the_same_images(label, effect)
     found = (effect - threshold).contrast(method=method)
     agrees = True if found.low > 0 else False if found.high < 0 else None
     return Part(
@@ -75,6 +76,7 @@ def below(
 
 def within(label: str, effect: Estimate, margin: float, *, percent: bool = False, method: str = "jackknife") -> Part:
     """The claim that an effect is smaller than a margin, whatever its sign (two one-sided tests, Schuirmann 1987)."""
+    _on_the_same_images(label, effect)
     over, under = ((effect - end).contrast(method=method) for end in (margin, -margin))
     low, high = over.low + margin, over.high + margin
     agrees = True if -margin < low and high < margin else False if low > margin or high < -margin else None
@@ -83,6 +85,12 @@ def within(label: str, effect: Estimate, margin: float, *, percent: bool = False
         p_claim=max(_towards(over, -1), _towards(under, 1)), p_other=min(_towards(over, 1), _towards(under, -1)),
         threshold=margin, within=True, percent=percent, how=over.how,
     )  # fmt: skip
+
+
+def _on_the_same_images(label: str, effect: Estimate) -> None:
+    """Encoders that saw different images cannot be held against each other; counts alone are paired with nothing."""
+    if len({factor.key for factor in effect.left_out if not factor.seeds and not factor.alone}) > 1:
+        raise Missing(f"numbers on the same images: {label}")
 
 
 def _towards(found: Contrast, side: int) -> float:

@@ -110,11 +110,11 @@ def _seed_cases(evidence: Evidence) -> list[Case]:
 
 
 def _seeds(evidence: Evidence, encoder: str) -> list[Part]:
-    found = []
+    found, apart = [], evidence.apart()  # a seed may be called like all of them
     for one, other in itertools.combinations(evidence.seeds[encoder], 2):
         where: dict[str, Any] = {"encoder": one, "other": other, "tokens": "all"}
         odd, even_neighbours, odd_neighbours = (
-            evidence.estimate("cka.cka", layer_type=kind, statistic=statistic, **where)
+            apart.estimate("cka.cka", layer_type=kind, statistic=statistic, **where)
             for kind, statistic in ((ODD, _themselves), (EVEN, _neighbours), (ODD, _neighbours))
         )
         pair = f"{one}, {other}"

@@ -220,7 +220,7 @@ def _selection(evidence: Evidence, role: Role) -> float:
     """Accuracy of its linear probe on the selection split; without one, how near its λ is to the paper's."""
     found = []
     for name in evidence.seeds.get(role.name, (role.name,)):
-        table = evidence.table("probes", name)
+        table = evidence.apart().table("probes", name)
         if "selection" not in table:
             return -abs((role.weight or 0.0) - WEIGHT)
         last_site = str(table.last_site.sel(encoder=name).item())

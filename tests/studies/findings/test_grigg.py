@@ -129,6 +129,15 @@ def test_every_two_seeds_are_compared() -> None:
     assert (one.verdict, one.needs.startswith("a CNN trained with two seeds")) == (NOT_MEASURED, True)
 
 
+def test_a_seed_may_be_called_like_all_of_them() -> None:
+    numbered = decided("G1", MADE["G1"](1))
+    roles = tuple(replace(role, name=name) for role, name in zip(SEEDS[:2], ("clr", "clr-1"), strict=True))
+    found = all_findings()["G1"].decide(Evidence(roles, (run_of(roles, MADE["G1"](1)),)))
+    assert [(part.value, part.how) for part in found.parts] == [
+        (pytest.approx(part.value, abs=1e-12), part.how) for part in numbered.parts
+    ]
+
+
 def test_lag_is_a_share_of_the_depth() -> None:
     found = decided("G4", MADE["G4"](1))
     np.testing.assert_allclose([part.value for part in found.parts], [0.25, 0.25], atol=1e-12)

@@ -320,6 +320,26 @@ def test_encoders_may_have_runs_of_their_own(finding: str, sign: float) -> None:
     assert one == other
 
 
+def test_fine_tuned_seeds_may_have_runs_of_their_own() -> None:
+    from sightline.measure.classifiers import HEAD
+
+    more = (
+        replace(ROLES["je"], name="je-1", seed=1),
+        replace(ROLES["je"], name="je-tuned-1", tuned_from="je-1", seed=1),
+    )
+    roles = (*roles_of(TUNED, {}), *more)
+    numbers = {"probes.accuracy": where(je=0.2), "agreement.test_accuracy": lambda at: 0.9 - 0.2 * ("je" in at.encoder)}
+    runs = [
+        made_run(names, numbers, sites=SITES, coords={"classifier": ("encoder", [HEAD] * len(names))})
+        for names in (TUNED, ["je-1", "je-tuned-1"])
+    ]
+    evidence = Evidence(roles, tuple(runs))
+    assert evidence.seeds == {"je": ("je", "je-1"), "je-tuned": ("je-tuned", "je-tuned-1")}
+    tuned = all_findings()["P1"].decide(evidence).parts[1]
+    assert tuned.value == pytest.approx(0.2, abs=1e-12)
+    assert "2 seeds of je-tuned" in tuned.how
+
+
 def test_what_was_trained_otherwise_is_not_compared() -> None:
     for finding, needs in (
         ("P20", "reinit of je and rec with the same settings and images"),

@@ -369,6 +369,20 @@ def test_detectors_that_were_trained_otherwise_are_not_compared() -> None:
     assert found.verdict == HOLDS  # by the two that were trained alike
 
 
+def test_blocks_are_compared_on_the_same_images() -> None:
+    def trained(images: str, blocks: str, ap: float) -> Run:
+        about = {"settings": {"blocks": blocks, "epochs": 3}, "images": {"name": images}}
+        return made_run(VITS, {"detection.AP": ap}, attrs={"encoders": "frozen"}, images=images, request=about)
+
+    several = "last-3,last-2,last-1,last"
+    scenes = (trained("scenes", "last", 0.5), trained("scenes", several, 0.45))
+    found = all_findings()["S14"].decide(Evidence(ROLES, (trained("coco", "last", 0.3), *scenes)))
+    assert found.verdict == FAILS
+    assert [part.value for part in found.parts] == pytest.approx([-0.05] * len(found.parts), abs=1e-12)
+    apart = Evidence(ROLES, (trained("coco", "last", 0.3), scenes[1]))
+    assert all_findings()["S14"].decide(apart).verdict == NOT_MEASURED
+
+
 @pytest.mark.parametrize("finding", ["S1", "S3", "S6", "S10"])
 def test_seeds_may_have_runs_of_their_own(finding: str) -> None:
     """Also where the interval is by bootstrap (S3)."""
