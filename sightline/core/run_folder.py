@@ -148,9 +148,7 @@ class Run(Mapping[str, "xr.Dataset"]):
             # What is kept comes first: a result that is there is finished.
             for file, dataset in ((self.kept_file(name), kept), (self.file(name), result)):
                 if dataset is not None:
-                    # By way of memory: where the disk is full, HDF5 may crash the process when it closes its own file.
-                    content = dataset.to_netcdf(engine="h5netcdf", encoding=_compressed(dataset))
-                    self._write(file, bytes(content))
+                    self._write(file, _netcdf(dataset))
 
     def save_request(self) -> None:
         """Write `run.json`."""
@@ -290,6 +288,14 @@ def _read(path: Path) -> xr.Dataset:
             return result.load()
     except Exception as error:  # h5py raises whatever it likes on a damaged file
         raise InputError(f"Cannot read {str(path)!r}: {error}; delete the file to compute it again") from error
+
+
+def _netcdf(dataset: xr.Dataset) -> bytes:
+    """As a file holds it, by way of memory: where the disk is full, HDF5 may crash when it closes its own file.
+
+    The view that xarray returns ends here: one that an exception keeps alive crashes Python 3.12 at its end.
+    """
+    return bytes(dataset.to_netcdf(engine="h5netcdf", encoding=_compressed(dataset)))
 
 
 def _compressed(result: xr.Dataset) -> dict[str, dict[str, Any]]:
