@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from sightline.core.processes import world
 from sightline.images.sets import Images
 
 __all__ = ["Reader", "parallel"]
@@ -64,7 +65,7 @@ def parallel(
 
 def _default_workers(images: Images) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world()))  # torchrun says; otherwise all may be on one machine
     return 0 if images.in_memory else max(0, min(8, cores // neighbours - 1))
 
 

@@ -11,7 +11,6 @@ B images of one process in one forward, V views.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +38,8 @@ from sightline.training.objective import Views
 __all__ = ["Feed", "Order", "check_batch"]
 
 
-RESIDENT = 2 * 10**9  # bytes of decoded images that are kept in memory
+RESIDENT = 2 * 10**9  # bytes of decoded images that each process keeps, however many processes there are: views of kept
+# images are not rounded to bytes, and the number of processes must not change a training
 DECODED_TOGETHER = 256
 
 
@@ -67,15 +67,15 @@ class Order:
         return np.argsort(mix(self.keys, self.seed, epoch, 1), kind="stable")
 
 
-def check_batch(images: Images, split: str, batch: int, accumulate: int) -> int:
-    """How many images of a batch each forward of each process has, or why there is no such batch."""
+def check_batch(images: Images, n: int, batch: int, accumulate: int) -> int:
+    """How many of n images each forward of each process has in a batch, or why there is no such batch."""
     share, rest = divmod(batch, world() * accumulate)
     if rest:
         raise InputError(
             f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
             f"{counted(accumulate, 'forward')} each; choose a multiple"
         )
-    if (n := len(images.indices(split))) < batch:
+    if n < batch:
         raise InputError(
             f"{images.name} has {counted(n, 'image')} to train on, fewer than one batch of {batch}; lower it with "
             f"--set batch={max(1, n // 2)}"
@@ -107,7 +107,7 @@ class Feed:
 
         Images with targets are not kept in memory, which their masks would fill.
         """
-        share = check_batch(images, split, batch, accumulate)
+        share = check_batch(images, len(images.indices(split)), batch, accumulate)
         if pairs and share % 2:
             raise InputError(
                 f"mixup and CutMix pair the images of a batch, but {counted(batch, 'image')} in "
@@ -124,6 +124,7 @@ class Feed:
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
         self.resident = self._decode()
+        check_batch(images, len(self.positions), batch, accumulate)  # of those that can be read
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
         self.steps = max(1, round(epochs * self.order.per_epoch))
         self.labels = torch.from_numpy(images.labels[self.positions])
@@ -205,8 +206,7 @@ class Feed:
             return None
         probe = [item.image for item in self.images.source.read(self.positions[:4].tolist())]
         shapes = {image.shape for image in probe if image is not None}
-        room = RESIDENT // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # every process has a copy of its own
-        if len(shapes) != 1 or len(self.positions) * int(np.prod(next(iter(shapes)))) > room:
+        if len(shapes) != 1 or len(self.positions) * int(np.prod(next(iter(shapes)))) > RESIDENT:
             return None
         height, width, _ = shapes.pop()
         store = torch.empty((len(self.positions), 3, height, width), dtype=torch.uint8)

@@ -60,7 +60,7 @@ class Training:
             raise InputError(f"There is no precision {self.precision!r}{nearest(self.precision, ('float32', 'bf16'))}")
         if self.log_every < 1:
             raise InputError(f"log_every is {self.log_every}, but at least 1 step is needed")
-        for key in ("limit", "evaluate_every", "save_minutes"):
+        for key in ("limit", "seed", "evaluate_every", "save_minutes"):
             if not getattr(self, key) >= 0:
                 raise InputError(f"{key} is {getattr(self, key)}, but it cannot be negative")
 

@@ -29,6 +29,7 @@ POOLS = {"": None, "cls": "token", "gap": "avg"}  # our words, and timm's
 HEAD_STD = 2e-5  # of a new head: next to nothing, so that the encoder is not torn by its first gradients
 # Parts that another pooling does not have, or has anew.
 POOLING = ("norm.", "fc_norm.", "attn_pool.")
+SHARED = re.compile(r"(^rel_pos_bias|\bshared_position_bias)\.")  # timm's and Hugging Face's relative positions of BEiT
 POOLERS = ("model.pooler.", "model.head.")  # of Hugging Face, which a classifier of ours does without
 
 
@@ -216,7 +217,7 @@ def layers_of(encoder: Encoder) -> dict[str, int]:
         inside = next((i for i, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), None)
         seen = inside or seen
         result[name] = inside or (seen + 1 if seen else 0)
-        if name.startswith("rel_pos_bias."):  # shared by all blocks; it moves like the last layer, as in BEiT
+        if SHARED.search(name):  # shared by all blocks; it moves like the last layer, as in BEiT
             result[name] = len(blocks) + 1
     return result
 

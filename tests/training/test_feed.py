@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import fold, id_keys
@@ -166,6 +168,22 @@ def test_pixels_are_normalised() -> None:
         assert raw is not None
         expected = (raw / 255 - np.array(feeding.IMAGENET_MEAN)) / np.array(STD)  # type: ignore[attr-defined]
         np.testing.assert_allclose(views.pixels[0][row].permute(1, 2, 0).numpy(), expected, atol=1e-5)
+
+
+def test_too_few_readable_images_are_a_sentence(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    images = load_images(f"folder:{tmp_path}")
+    images = replace(images, splits={"train": np.arange(4)})
+    with pytest.raises(InputError, match="has 3 images to train on, fewer than one batch of 4"):
+        Feed(images, (Policy(8),), batch=4, epochs=1, workers=0)
+
+
+def test_the_number_of_processes_decides_nothing_about_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "RESIDENT", make(make_images(), PLAIN).resident.numel())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert make(make_images(), PLAIN).resident is not None
 
 
 @pytest.mark.parametrize("resident", [10**9, 0])

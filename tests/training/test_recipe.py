@@ -73,6 +73,7 @@ def test_whole_numbers_become_floats_where_those_are_wanted() -> None:
         ("mae", {"crop": 0.5}, "crop is 0.5, but a list"),
         ("mae", {"precision": "fp16"}, "no precision 'fp16'"),
         ("mae", {"log_every": 0}, "log_every is 0"),
+        ("mae", {"seed": -1}, "seed is -1, but it cannot be negative"),
         ("hybrid", {"simmim": {"mask_unt": 8}}, "no setting simmim.mask_unt; did you mean 'mask_unit'"),
         ("hybrid", {"supervised": {"crop": [0.5, 1.0]}}, "'supervised' cannot be a part of a hybrid"),
         ("maw", {}, "no objective 'maw'; did you mean 'mae'"),

@@ -11,6 +11,7 @@ import torch
 
 import sightline as sl
 from sightline.core.errors import InputError
+from sightline.encoders.encoder import build_encoder
 from sightline.transfer.classification import logits_of
 from sightline.transfer.classifier_head import block_names, layers_of, with_classifier
 
@@ -199,6 +200,13 @@ def test_layers_of_other_families() -> None:
     assert [beit[name] for name in ("cls_token", "blocks.1.gamma_1", "fc_norm.weight", "head.weight")] == [0, 2, 3, 3]
     shared = layers_of(sl.load_encoder(BEIT + "&use_shared_rel_pos_bias=True&use_rel_pos_bias=False"))
     assert shared["rel_pos_bias.relative_position_bias_table"] == 3
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BeitConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=32, patch_size=16,
+        use_shared_relative_position_bias=True,
+    )  # fmt: skip
+    theirs = layers_of(build_encoder(transformers.BeitModel(config), reference="beit"))
+    assert {layer for name, layer in theirs.items() if "shared_position_bias" in name} == {3}
     convnext = with_classifier(sl.load_encoder(CONVNEXT), CLASSES)
     layers = layers_of(convnext)
     assert block_names(convnext)[:3] == ["stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"]

@@ -114,7 +114,7 @@ def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> Non
     """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
     config = wanted.config
     check_images(data, config.masks)
-    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
+    check_batch(data, len(data.indices("train")), wanted.optimization.batch, wanted.optimization.accumulate)
     if not config.frozen:
         check_trainable(encoder)
     FeatureMaps(encoder, whole_patches(encoder, config.size), config.blocks)
@@ -129,7 +129,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     check_images(data, config.masks)
-    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
+    check_batch(data, len(data.indices("train")), wanted.optimization.batch, wanted.optimization.accumulate)
     size = whole_patches(begins_with, config.size)
     encoder = begins_with
     if config.frozen:

@@ -130,7 +130,12 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     for split in ("train", "test"):
         if any(one.segmentation is None for one in data.targets(data.indices(split)[:1])):
             raise InputError(f"{data.name} has no segmentation maps; give others, such as shapes:scenes or masks:PATH")
-    check_batch(data, "train", wanted.optimization.batch, wanted.optimization.accumulate)
+    share = check_batch(data, len(data.indices("train")), wanted.optimization.batch, wanted.optimization.accumulate)
+    if wanted.config.head == "upernet" and share < 2:
+        raise InputError(
+            "UperNet normalises over the images of a forward and needs two images or more in each forward; raise batch "
+            "or lower accumulate"
+        )
     size, encoder, blocks = whole_patches(begins_with, config.size), begins_with, _blocks(config, begins_with)
     if config.frozen:
         features = FeatureMaps(encoder, size, blocks)

@@ -31,6 +31,13 @@ DEEP = "timm:test_vit@random?size=32&patch_size=8&depth=6"
 LAUNCH = Launch(device="cpu", workers=0, show_progress=False)
 
 
+def test_upernet_needs_two_images_in_a_forward(tmp_path: Path) -> None:
+    settings = {**QUICK, "head": "upernet", "accumulate": 4}
+    with pytest.raises(InputError, match="two images or more in each forward"):
+        train_segmenter(sl.load_encoder(DEEP), out=tmp_path / "run", settings=settings, launch=LAUNCH)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("head", ["linear", "upernet"])
 def test_a_frozen_encoder_stays_as_it_is_and_the_head_learns(head: str, tmp_path: Path) -> None:
     encoder = sl.load_encoder(DEEP)
