@@ -185,6 +185,7 @@ class Analysis(Pooled):
                     for end, values in parts.items()
                 },
                 "reason": (("tokens", "encoder", "site"), self.layers.spread_rows(np.array(reasons), ABSENT)),
+                "measure_reason": ("measure", [self._why_none(name, images) for name in names]),
             },
             coords={
                 "measure": list(names),
@@ -204,6 +205,12 @@ class Analysis(Pooled):
         )
         left_out = np.stack([[self.layers.spread_pairs(view[name][-1]) for view in found] for name in names])
         return self._kept(left_out).beside(result.merge(_in_short(result)))
+
+    def _why_none(self, measure: str, images: int) -> str:
+        """Why a measure has no number of any pair of layers."""
+        count = min(self.config.sample, images)
+        every = measure == "mutual_knn" and count <= self.config.k + 1
+        return f"all of {count} images are among the {self.config.k} nearest neighbours of each other" if every else ""
 
     def _kept(self, left_out: npt.NDArray[np.float64]) -> Kept:
         """The numbers without each group of images, for contrasts."""
@@ -311,9 +318,10 @@ class Analysis(Pooled):
             found["rsa"] = Found(ratio(sums.sum(0)), (null + null.T) / 2, influence_of_ratio(sums, degree=2))
         if "mutual_knn" in self.config.measures:
             near = [neighbours_of(x, min(self.config.k, m - 1)) for x in features]
-            value, null = np.zeros((2, len(near), len(near)))
+            value, null = np.full((2, len(near), len(near)), np.nan)
             influences = np.zeros((len(drawn.groups), *value.shape))
-            for a, b in itertools.combinations_with_replacement(range(len(near)), 2):
+            pairs = itertools.combinations_with_replacement(range(len(near)), 2)
+            for a, b in pairs if not self._why_none("mutual_knn", m) else ():
                 each = overlap(near[a], near[b])
                 mean = float(each.mean())
                 moved = _grouped((each - mean) / m, drawn.groups)

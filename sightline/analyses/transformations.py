@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -77,6 +77,7 @@ BY_DEFAULT = False
 INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 NO_FEATURE = "this site has no such feature"
+SAME_CROPS = "the two light crops of every image have the same features"
 CROPS = "two light crops"  # as figures call them
 FEWEST = 2  # images of a batch that lie apart
 
@@ -129,9 +130,12 @@ def relative_distance(x: Tensor | npt.NDArray[np.float64], y: Tensor | npt.NDArr
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Mean of ‖x_i − x_j‖² over all others j, for each image: (B, D) → (B,)."""
+    """What each image adds to the sum of ‖x_i − x_j‖² over its batch, (B, D) → (B,): Σ = B · mean over all i ≠ j.
+
+    The mean over all others j has the same sum, but half the spread: an image counts as either of a pair in intervals.
+    """
     own = (x - x.mean(0)).square().sum(1)
-    return (len(x) * own + own.sum()) / (len(x) - 1)
+    return 2 * len(x) / (len(x) - 1) * own
 
 
 class Analysis(contract.Analysis):
@@ -179,14 +183,20 @@ class Analysis(contract.Analysis):
         values = _numbers(_distances(self.sums.sum(0)))
         ends = self._bootstrap(self.sums[self.sums[..., -1].flatten(1).any(1)])
         reason = self._reasons(sums.sum(0))
-        over, known = ("encoder", "site", "feature"), reason == ""
-        data = {}
+        over = ("encoder", "site", "feature")
+        # Without a distance between crops there is no floor: they may be the same ones, where none fits the input.
+        crops_reason = np.where((reason == "") & (sums.sum(0)[..., -3] == 0), SAME_CROPS, reason)
+        data: dict[str, Any] = {
+            "reason": (over, self.layers.spread(reason, ABSENT)),
+            "crops_reason": (over, self.layers.spread(crops_reason, ABSENT)),
+        }
         for end, part in zip(ENDS, (values, *ends), strict=True):
             for name, numbers in part.items():
+                known = (reason if name == "distance" else crops_reason) == ""
                 each = np.where(known.reshape(known.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
                 data[f"{name}{end}"] = ((*over, "transformation")[: numbers.ndim + 1], self.layers.spread(each))
         result = xr.Dataset(
-            {**data, "reason": (over, self.layers.spread(reason, ABSENT))},
+            data,
             coords={
                 **self.layers.coords(),
                 "feature": list(self.config.features),
@@ -214,15 +224,17 @@ class Analysis(contract.Analysis):
 
     def _bootstrap(self, groups: Tensor) -> tuple[Numbers, Numbers]:
         """Ends of the 95 % intervals: groups of images drawn anew, sums and distances taken again; NaN of one group."""
-        count = len(groups)
+        count, whole = len(groups), _distances(groups.sum(0))
         if count < 2:
-            nothing = {name: torch.full_like(part, torch.nan) for name, part in _distances(groups.sum(0)).items()}
+            nothing = {name: torch.full_like(part, torch.nan) for name, part in whole.items()}
             return _numbers(nothing), _numbers(nothing)
         draws = draw_groups(count, self.config.bootstrap, self.plan.seed, self.device)
         layers = [_distances(torch.tensordot(draws, part, 1)) for part in groups.unbind(1)]  # each (R, F, …)
         low, high = dict[str, Tensor](), dict[str, Tensor]()
         for name in layers[0]:
-            ends = (percentile_ends(layer[name], count) for layer in layers)
+            ends = (
+                percentile_ends(layer[name], count, value) for layer, value in zip(layers, whole[name], strict=True)
+            )
             low[name], high[name] = (torch.stack(end) for end in zip(*ends, strict=True))
         return _numbers(low), _numbers(high)
 
@@ -283,7 +295,8 @@ def _map(result: xr.Dataset) -> Figure:
     parts = []
     for variable in ("distance", "crops"):
         own = dict(zip((f"{variable}{end}" for end in ENDS), names, strict=True))
-        parts.append(present(layers[[*own, "reason"]]).rename(columns=own))
+        reason = "crops_reason" if variable == "crops" and "crops_reason" in result else "reason"
+        parts.append(present(layers[[*own, reason]]).rename(columns=own))
     cells = pd.concat([parts[0], parts[1].assign(transformation=CROPS)], ignore_index=True)
     cells = cells[cells.reason != NO_FEATURE].rename(columns={"transformation": "row"})
     # The user's order of encoders, not the alphabet's.
@@ -325,9 +338,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     for encoder, last in _last_blocks(result):
         here = last.sel(transformation=name)
         ends = interval(float(here.distance_low), float(here.distance_high), ".2f")
-        detail = (
-            f"{name} at {last.site.item()}, {last.feature.item()}, {ends}; two light crops: {float(last.crops):.2f}"
-        )
+        detail = f"{name} at {last.site.item()}, {last.feature.item()}, {ends}"
+        if np.isfinite(last.crops):
+            detail += f"; two light crops: {float(last.crops):.2f}"
         lines.append((encoder, f"{float(here.distance):.2f}", detail))
     return lines
 
@@ -344,6 +357,8 @@ def summary(result: xr.Dataset) -> list[str]:
     """What the last block of each encoder ignores, in sentences: what moves an image less than a light crop does."""
     sentences = []
     for encoder, last in _last_blocks(result):
+        if not np.isfinite(last.crops):
+            continue
         below = [str(t) for t in last.transformation.values[(last.to_crops_high < 1).values]]
         above = [(float(r), str(t)) for t, r in zip(last.transformation.values, last.to_crops.values, strict=True)]
         above = sorted((r, t) for r, t in above if r > 1)
@@ -362,7 +377,7 @@ def _last_blocks(result: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
     for encoder in map(str, result.encoder.values):
         for feature in result.feature.values:
             own = result.sel(encoder=encoder, feature=feature, site=blocks)
-            known = np.flatnonzero(own.crops.notnull().values)
+            known = np.flatnonzero(own.distance.notnull().any("transformation").values)
             if len(known):
                 yield encoder, own.isel(site=int(known[-1]))
                 break

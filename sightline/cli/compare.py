@@ -135,8 +135,7 @@ def dynamics(
 
     Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
     """
-    named = [run.rpartition("=") for run in runs]
-    epochs = [f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}" for name, equals, folder in named]
+    epochs = [_every_epoch(run) for run in runs]
     compare(
         [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
         overwrite=overwrite, verbose=verbose,
@@ -192,6 +191,16 @@ def demo(
 
     encoders = [f"zoo:{name}" for name in zoo.pretrained()]
     compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
+
+
+def _every_epoch(run: str) -> str:
+    """The epochs of FOLDER, or of NAME=FOLDER; a folder may have an = in its own name.
+
+    >>> _every_epoch("mine=runs/lr=0.1/tuned")
+    'mine=run:runs/lr=0.1/tuned?epoch=*'
+    """
+    name, equals, folder = ("", "", run) if "=" not in run or Path(run).expanduser().is_dir() else run.partition("=")
+    return f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}"
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:

@@ -73,7 +73,7 @@ def contrast(
         )
     found = opened.contrast(
         name, parse_choice(this), _number_or_choice(that), statistic=getattr(np, statistic),
-        seeds=_seeds(seeds or []), confidence=confidence, method=method, **parse_choice(where),
+        seeds=_seeds(seeds or []), confidence=confidence, method=method, **_for_both(where, opened, name),
     )  # fmt: skip
     say(found.table().to_json(orient="records", lines=True, force_ascii=False).strip() if json else str(found))
 
@@ -93,10 +93,35 @@ def parse_choice(text: str) -> dict[str, Any]:
             )
         ends = re.fullmatch(r"([\d.]*?)\.\.([\d.]*)", value)
         if ends and (ends[1] or ends[2]):
-            found[word] = slice(*(float(end) if end else None for end in ends.groups()))
+            found[word] = slice(*(_end(part.strip(), end) for end in ends.groups()))
         else:
             found[word] = value.split("|") if "|" in value else value
     return found
+
+
+def _end(part: str, text: str) -> float | None:
+    """An end of a range, which may be open."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        word = part.partition("=")[0]
+        raise InputError(f"{part!r} is no range, since {text!r} is no number; write {word}=0.5..1") from None
+
+
+def _for_both(text: str, opened: Run, name: str) -> dict[str, Any]:
+    """What is chosen for both numbers; words that mean something else to `contrast` choose none."""
+    from inspect import signature
+
+    from sightline.core.contrast import contrast as differ
+
+    chosen = parse_choice(text)
+    others = {key for key, one in signature(differ).parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for word in chosen:
+        if word in others:
+            raise InputError(
+                f"--where {text}: nothing can be chosen by {word!r}; {name} can be chosen by {_choices(opened, name)}"
+            )
+    return chosen
 
 
 def _number_or_choice(text: str) -> dict[str, Any] | float:

@@ -92,15 +92,10 @@ def report_of(run: Run) -> tuple[Path, list[Verdict]]:
 
 def _roles(run: Run) -> dict[str, Role]:
     """What encoders are, as far as their references tell it."""
-    from sightline.studies.roles import known_role
+    from sightline.studies.roles import known_roles
 
     references = {str(entry["name"]): str(entry.get("reference", "")) for entry in run.request.get("encoders", [])}
-    found = {}
-    for name, reference in references.items():
-        with contextlib.suppress(InputError):  # a module of the user's own, or the folder of a training that is gone
-            if (role := known_role(name, reference, references)) is not None:
-                found[name] = role
-    return found
+    return {name: role for name, role in known_roles(references).items() if role is not None}
 
 
 def _verdicts(run: Run, roles: Mapping[str, Role]) -> list[Verdict]:

@@ -89,11 +89,16 @@ def list_sites(reference: str | None) -> str:
 
 
 def matching_encoders(pattern: str) -> str:
-    """References of the encoders whose name matches, `vit_small*`, or contains the pattern."""
-    pattern = pattern.partition(":")[2] or pattern
+    """References of the encoders whose name matches, `vit_small*`, or contains the pattern; `zoo:mae` of one source."""
     from sightline.encoders.contract import source
 
-    every = {name: plugin.names() for name, plugin in plugins.usable("sources", source).items()}
+    usable = plugins.usable("sources", source)
+    own, colon, rest = pattern.partition(":")
+    if colon:
+        if own not in usable:
+            raise InputError(f"There is no source {own!r}{nearest(own, usable)}; see `sightline list encoders`")
+        usable, pattern = {own: usable[own]}, rest
+    every = {name: plugin.names() for name, plugin in usable.items()}
     wanted = pattern if "*" in pattern else f"*{pattern}*"
     found = [f"{source}:{name}" for source, names in every.items() for name in names if fnmatch(name, wanted)]
     if not found:

@@ -88,7 +88,10 @@ def study(
     steps_folder: Annotated[
         Path | None, typer.Option(help="Folder of the steps, which several studies may share; by default STUDY/steps.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Steps to run at a time, each in its own process.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Steps to run at a time, each in its own process; by default 1, on a cluster all at once."),
+    ] = None,
     on: Annotated[
         str | None, typer.Option(help="`slurm` or `ray`: run the steps there; all machines must see the folder.")
     ] = None,
@@ -341,7 +344,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     title = f"Study: {study.name}"
     return study_page(
         study.path, verdicts, findings, title=title, figures=figures, missing=missing, papers=TITLES, kinds=kinds,
-        steps=steps, notes=notes,
+        together=evidence.seeds, steps=steps, notes=notes,
     )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sightline.core.errors import InputError, counted, nearest
-from sightline.core.selection import Where, cells_of, described
+from sightline.core.groups import Mean, TopChoices
+from sightline.core.selection import ENCODERS, Where, cells_of, described
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]
     Statistic = Callable[..., Any]  # of numbers in order, over `axis`, such as np.mean or np.max
 
-__all__ = ["Contrast", "Estimate", "Factor", "contrast", "drawn_seeds", "estimate"]
+__all__ = ["ENCODERS", "Contrast", "Estimate", "Factor", "contrast", "drawn_seeds", "estimate"]
 
 
 DRAWS = 2000
-ENCODERS = ("encoder", "encoder_a", "encoder_b", "other")
+ROUNDING = 1e-12  # of a number: what varies less does not vary
 METHODS = ("jackknife", "bootstrap")
 
 
@@ -95,6 +96,7 @@ class Estimate:
     draws: Numbers | None  # its values on groups and seeds drawn anew
     what: str
     why: str = ""  # it cannot be resampled
+    of_images: bool = False  # a mean over images, whose error is not known where all of them agree
 
     def __add__(self, other: Estimate | float) -> Estimate:
         return _joined(operator.add, "+", self, other)
@@ -117,11 +119,12 @@ class Estimate:
         if method == "bootstrap" and self.draws is None and self.left_out:
             raise InputError("A bootstrap needs draws; give draws=2000 to `estimate`")
         error, freedom = self._error()
+        counts = {factor: int(self.used[factor].sum()) for factor in self.left_out}
         ends = self._bootstrap if method == "bootstrap" and self.draws is not None else self._student
         low, high, p = ends(error, freedom, confidence)
-        counts = {factor: int(self.used[factor].sum()) for factor in self.left_out}
+        how = self._how(counts, method, error, freedom, low)
         return Contrast(
-            self.value, low, high, p, confidence, error, freedom, self.what, self._how(counts, method, error, freedom),
+            self.value, low, high, p, confidence, error, freedom, self.what, how,
             n_groups=sum(n for factor, n in counts.items() if not factor.seeds),
             n_seeds=sum(n for factor, n in counts.items() if factor.seeds),
         )  # fmt: skip
@@ -134,9 +137,18 @@ class Estimate:
         total, fourths = sum(square for square, _ in parts), sum(square**2 / free for square, free in parts)
         return math.sqrt(total), total**2 / fourths if fourths else float(max(free for _, free in parts))
 
+    def _unknown(self, spread: float) -> bool:
+        """Whether all images agree, so that no group changes their mean: how far others would is not known then.
+
+        A difference that is 0 may be of the same thing twice, and other numbers, such as places, move in steps.
+        """
+        return self.value != 0 and self.of_images and spread <= ROUNDING * abs(self.value)
+
     def _student(self, error: float, freedom: float, confidence: float) -> tuple[float, float, float]:
         from scipy.stats import t
 
+        if self._unknown(error):
+            return math.nan, math.nan, math.nan
         if error == 0:  # no group changes it
             return self.value, self.value, 1.0 if self.value == 0 else 0.0
         half = float(t.ppf((1 + confidence) / 2, freedom)) * error
@@ -149,6 +161,8 @@ class Estimate:
         draws = self.draws
         if draws is None or math.isnan(freedom) or not np.isfinite(draws).all():
             return math.nan, math.nan, math.nan
+        if self._unknown(float(np.ptp(draws))):
+            return math.nan, math.nan, math.nan
         wider = math.sqrt((freedom + 1) / freedom)
         tail = float(norm.cdf(wider * t.ppf((1 - confidence) / 2, freedom)))
         if tail < 1 / (len(draws) + 1):  # further out than any draw, with a few groups or seeds: their error tells
@@ -157,7 +171,7 @@ class Estimate:
         beyond = (1 + min((draws <= 0).sum(), (draws >= 0).sum())) / (len(draws) + 1)
         return float(low), float(high), min(1.0, float(2 * t.cdf(norm.ppf(beyond) / wider, freedom)))
 
-    def _how(self, counts: Mapping[Factor, int], method: str, error: float, freedom: float) -> str:
+    def _how(self, counts: Mapping[Factor, int], method: str, error: float, freedom: float, low: float) -> str:
         if self.why or not counts:
             return f"no interval: {self.why or 'nothing was resampled'}"
         over = " and ".join(f"{n} {factor.words}" for factor, n in counts.items())
@@ -165,6 +179,8 @@ class Estimate:
             return f"no interval: there are fewer than two {few[0]}"
         if math.isnan(error):
             return f"no interval: without some of {over} there is no number"
+        if math.isnan(low) and self._unknown(error):
+            return f"no interval: the number is the same without any of {over}"
         if error == 0:
             return f"the same without any of {over}"
         if method == "bootstrap":
@@ -191,7 +207,8 @@ def _joined(act: Callable[[Any, Any], Any], sign: str, one: Estimate, other: Est
     draws = None if any(part is None for part in resampled) or not factors else np.asarray(act(*resampled))
     whats = [part.what if " − " not in part.what else f"({part.what})" for part in pair]
     what = one.what if sign == "−" and not other.left_out and other.value == 0 else f" {sign} ".join(whats)
-    return Estimate(float(act(one.value, other.value)), left_out, used, draws, what, one.why or other.why)
+    value, of_images = float(act(one.value, other.value)), one.of_images or other.of_images
+    return Estimate(value, left_out, used, draws, what, one.why or other.why, of_images)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -269,6 +286,7 @@ class _Resampled(NamedTuple):
     used: npt.NDArray[np.bool_]  # (G,)
     draws: Numbers  # (R,)
     why: str
+    of_images: bool = False
 
 
 def _of_seed(where: Where, members: Mapping[str, str]) -> Where:
@@ -286,7 +304,7 @@ def _resampled(
     array = measured.table.variables[variable]
     whole = np.asarray(array.values[tuple(cells[str(dim)] for dim in array.dims)], np.float64)
     value = float(statistic(whole, axis=-1))
-    if measured.rule(variable) is None:
+    if (rule := measured.rule(variable)) is None:
         none: Numbers = np.zeros(0)
         return _Resampled(value, None, none, none.astype(bool), np.full(draws, value), measured.why_without(variable))
     key, words = measured.axis(variable)[1]
@@ -295,7 +313,8 @@ def _resampled(
     values = np.asarray(statistic(measured.values(variable, cells, weights), axis=-1), np.float64)
     # What is kept may be rounded, or belong to another estimate of the same number: its variation is what counts.
     values = values[1:] + (value - values[0])
-    return _Resampled(value, factor, values[:groups], measured.used(variable, cells), values[groups:], "")
+    used, of_images = measured.used(variable, cells), isinstance(rule, Mean | TopChoices)
+    return _Resampled(value, factor, values[:groups], used, values[groups:], "", of_images)
 
 
 def _weights(factor: Factor, count: int, draws: int, seed: int) -> Numbers:
@@ -334,5 +353,6 @@ def _over_seeds(
             left_out[factor], used[factor] = np.array(rest), np.ones(len(of), bool)
         drawn = drawn_seeds(factor, drawn, seed)  # the last axis of seeds first
     return Estimate(
-        float(value.mean()), left_out, used, drawn if draws else None, what, found[0].why if not left_out else ""
-    )
+        float(value.mean()), left_out, used, drawn if draws else None, what,
+        found[0].why if not left_out else "", found[0].of_images,
+    )  # fmt: skip

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Where", "cells_of", "depth_range", "described", "site_pattern"]
+__all__ = ["ENCODERS", "Where", "cells_of", "depth_range", "described", "site_pattern"]
 
 
 Where = Mapping[str, Any]
 
 FEW_WILDCARDS = 3  # of a pattern of sites that an expression matches in no time
 PARTS = {"quarter": 4, "third": 3, "half": 2}
+ENCODERS = ("encoder", "encoder_a", "encoder_b", "other")
 ALL_MEANT = re.compile(r"(other_)?site(_[ab])?|head")  # dimensions that need not be named
 OF_A_LAYER = ("site", "layer_type", "block", "depth")  # in a result of pairs these words mean both layers of a pair
 
@@ -122,21 +123,33 @@ def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: st
 def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:
     """Which values are meant: by name, by a pattern of sites, as one of several, or as numbers of a range."""
     if isinstance(wanted, slice):
-        low = -np.inf if wanted.start is None else wanted.start
-        high = np.inf if wanted.stop is None else wanted.stop
-        inside: Mask = (values >= low) & (values <= high)
-        return inside
+        return _inside(values, wanted)
     if isinstance(wanted, list | tuple | set | np.ndarray):
         any_of: Mask = np.logical_or.reduce([np.zeros(values.shape, bool), *(_equal(values, one) for one in wanted)])
         return any_of
     if values.dtype.kind in "fiu":
         close: Mask = np.isclose(values, _number(wanted))
         return close
-    if isinstance(wanted, str) and "*" in wanted:
+    if isinstance(wanted, str) and ("*" in wanted or "?" in wanted):
         pattern = site_pattern(wanted)
         return np.array([bool(pattern.fullmatch(str(value))) for value in values.ravel()]).reshape(values.shape)
     same: Mask = values.astype(str) == str(wanted)
     return same
+
+
+def _inside(values: npt.NDArray[Any], wanted: slice) -> Mask:
+    """Which values lie in a range, ends included; numbers have no limit at an end that is left open."""
+    if wanted.start is wanted.stop is None:
+        return np.ones(values.shape, bool)
+    if values.dtype.kind in "fiu":
+        low = -np.inf if wanted.start is None else _number(wanted.start)
+        high = np.inf if wanted.stop is None else _number(wanted.stop)
+    elif wanted.start is None or wanted.stop is None:
+        raise InputError(f"{_words('', wanted)} is an open range, which only numbers have; name those that are meant")
+    else:
+        low, high = wanted.start, wanted.stop
+    inside: Mask = (values >= low) & (values <= high)
+    return inside
 
 
 def _number(wanted: Any) -> float:
@@ -237,7 +250,8 @@ def _not_of_a_decoder(table: xr.Dataset, dim: str, where: Where) -> Mask:
 
 def _check_named(table: xr.Dataset, variable: str, mask: Mask, dims: list[str], named: set[tuple[str, ...]]) -> None:
     """Refuse a mean over things that nobody asked to be mixed, such as encoders or token views."""
-    said = {dim for group in named for dim in group}
+    # A depth or a stage is of a layer of an encoder, but says nothing about which encoder.
+    said = {dim for group in named for dim in group if len(group) == 1 or dim not in ENCODERS}
     for axis, dim in enumerate(dims):
         left = np.asarray(mask.any(tuple(other for other in range(mask.ndim) if other != axis)))
         if left.sum() > 1 and dim not in said and not ALL_MEANT.fullmatch(dim):

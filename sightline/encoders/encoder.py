@@ -14,6 +14,7 @@ from sightline.core.notebook import card, shortened
 from sightline.encoders.contract import family
 from sightline.encoders.files.weights import hash_weights
 from sightline.encoders.modules.mode import evaluating
+from sightline.encoders.modules.positions import Resize, by_size
 from sightline.encoders.sites import Anatomy, Tap, Tokens, layer_type
 from sightline.images.preprocess import Preprocess
 
@@ -40,6 +41,7 @@ class Encoder:
     notes: Sequence[str] = ()  # what the user should know
     forward: Callable[[Tensor], Any] | None = None  # where calling the module is not enough
     stages: tuple[int, ...] = ()  # blocks of each stage, where the resolution falls between them
+    resize: Resize = by_size  # of positions to images of another size
 
     def __call__(self, images: Tensor) -> Any:
         """What the model says to preprocessed images (B, 3, h, w)."""
@@ -113,6 +115,7 @@ def build_encoder(
     classes: Sequence[str] | None = None,
     notes: Sequence[str] = (),
     forward: Callable[[Tensor], Any] | None = None,
+    resize: Resize = by_size,
 ) -> Encoder:
     """Put an encoder together around a module; what its family knows fills in the rest."""
     known = anatomy(module, (preprocess or Preprocess()).size)
@@ -133,6 +136,7 @@ def build_encoder(
         notes=list(notes),
         forward=forward or known.forward,
         stages=known.stages,
+        resize=resize,
     )
 
 

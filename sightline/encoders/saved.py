@@ -15,15 +15,19 @@ from sightline.core.errors import InputError
 from sightline.core.files import write_atomically
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.encoder import Encoder, anatomy, build_encoder
+from sightline.encoders.files.reading import printable
 from sightline.encoders.files.weights import hash_weights, load_weights, read_weights
 from sightline.encoders.layouts.layout import projected
 from sightline.encoders.loading import load_encoder
+from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import parts_in_words, read_head
+from sightline.encoders.modules.vit import RESIZES
 from sightline.images.preprocess import Preprocess
 
 __all__ = ["load_folder", "save_encoder"]
 
 VALUES = {"decoder": ("true", "false"), "head": ("true", "false"), "window": ("none",)}  # of options
+LIBRARIES = ("timm", "torchvision", "huggingface")  # that build an encoder without weights
 WINDOW = "attention_window"
 
 
@@ -50,6 +54,8 @@ def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None
         "classes": encoder.classes,
         "weights": hash_weights({key: value.to(state[key].dtype) for key, value in stored.items()}),
     }
+    if encoder.resize is not by_size:
+        about["resize"] = next(name for name, rule in RESIZES.items() if rule is encoder.resize)
     write_atomically(folder / "encoder.safetensors", save(stored))
     write_atomically(folder / "encoder.json", json.dumps(about, indent=2).encode())
     return folder
@@ -93,10 +99,12 @@ def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encode
     try:
         about = json.loads((folder / "encoder.json").read_text())
         architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])
+        resize = RESIZES[about.get("resize", "by_size")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{str(folder)!r} holds no encoder (a readable encoder.json beside encoder.safetensors)"
         ) from error
+    _check_architecture(architecture, folder)
     architecture, notes = _windowed(architecture, reference, recipe)
     encoder = load_encoder(architecture)
     state = read_weights(folder / "encoder.safetensors")
@@ -116,7 +124,18 @@ def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encode
         sites=known.taps,
         classes=tuple(map(str, about["classes"])) if about.get("classes") else None,
         notes=[*encoder.notes, *notes],
+        resize=resize,
     )
+
+
+def _check_architecture(architecture: str, folder: Path) -> None:
+    """Refuse what `save_encoder` does not write: another run, even this one itself, or a file of weights."""
+    built = parse_reference(architecture)
+    if built.source not in LIBRARIES or built.weights != "random":
+        raise InputError(
+            f"The encoder.json in {str(folder)!r} names the architecture {printable(architecture)!r}, but a model of "
+            f"{', '.join(LIBRARIES)} without weights is expected, such as timm:resnet18@random; save it again"
+        )
 
 
 def _windowed(architecture: str, reference: Reference, recipe: Path) -> tuple[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import id_keys
+from sightline.core.references import parse_reference, take_apart
 from sightline.core.run_folder import latest
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
@@ -82,7 +83,7 @@ def imagine(
     for number, about in enumerate(model.encoders):
         if encoders and about["name"] not in encoders:
             continue
-        encoder, feature = _encoder(about, device)
+        encoder, feature = _encoder(about, run, device)
         told = represent(encoder, feature, _pixels(arrays, encoder.preprocess)).cpu()
         keys = id_keys(np.array([str(path) for path in images]))
         small = _pixels(arrays, Preprocess((model.size, model.size), model.size))
@@ -125,9 +126,9 @@ def _checkpoint(run: Path) -> Path:
     return checkpoint
 
 
-def _encoder(about: Any, device: str) -> tuple[Encoder, Feature]:
+def _encoder(about: Any, run: Path, device: str) -> tuple[Encoder, Feature]:
     """The encoder of a model, which must be the one that it was trained on."""
-    encoder = load_encoder(str(about["reference"]))
+    encoder = load_encoder(_found(str(about["reference"]), run))
     if encoder.weights != about["weights"]:
         raise InputError(
             f"The weights of {encoder.reference} are not those that the diffusion model was trained on; restore them, "
@@ -135,6 +136,14 @@ def _encoder(about: Any, device: str) -> tuple[Encoder, Feature]:
         )
     encoder.module.to(device)
     return encoder, feature_of(encoder, str(about["feature"]))
+
+
+def _found(reference: str, run: Path) -> str:
+    """A study knows what it has trained by the name of a folder, which lies beside those of its other steps."""
+    source, where, _ = take_apart(reference) or ("", "", {})
+    if source != "run" or Path(where).expanduser().exists() or not (run.parent / where).is_dir():
+        return reference
+    return str(replace(parse_reference(reference), id=str(run.parent / where)))
 
 
 def _read(path: Path) -> npt.NDArray[np.uint8]:

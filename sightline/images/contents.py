@@ -58,6 +58,8 @@ def _stamp(path: Path) -> Stamp:
 
 def _hash(path: Path) -> bytes:
     try:
+        if not path.is_file():  # a pipe would keep its reader waiting
+            return bytes(WIDTH)
         with open(path, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=WIDTH)).digest()
     except OSError:

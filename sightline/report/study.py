@@ -83,6 +83,7 @@ def study_page(
     missing: Mapping[str, str] | None = None,
     papers: Mapping[str, str] | None = None,
     kinds: Mapping[str, str] | None = None,
+    together: Mapping[str, Sequence[str]] | None = None,
     steps: Mapping[str, object] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
@@ -95,6 +96,7 @@ def study_page(
     missing   figures that cannot be drawn, and what they would need
     papers    their titles, by the number that findings name them by
     kinds     encoders in the order of the study, each with its role in words; those of a role share a hue
+    together  encoders of several seeds: the name that verdicts have for all of them → the names of the seeds
     steps     what was run: name → facts about it, any JSON
     notes     sentences that belong to all verdicts, such as how many would hold by chance
     """
@@ -119,7 +121,7 @@ def study_page(
         heading=title,
         lead=[*_by_paper(verdicts, findings, papers or {}), *notes],
         papers=papers,
-        roles=kinds,
+        roles=_with_seeds(kinds or {}, together or {}),
         figures=beside,
     )
     pages: list[Page] = [page]
@@ -130,6 +132,15 @@ def study_page(
     text = assemble(title, pages, {"findings": {"figures": drawn}}, shown)
     ownership.write(out, path, text.encode("utf-8"))
     return path
+
+
+def _with_seeds(kinds: Mapping[str, str], together: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Roles also under the name that several seeds have in common.
+
+    >>> _with_seeds({"mae-0": "reconstruction", "mae-1": "reconstruction"}, {"mae": ["mae-0", "mae-1"]})["mae"]
+    'reconstruction'
+    """
+    return {**kinds, **{one: kinds[seeds[0]] for one, seeds in together.items() if seeds[0] in kinds}}
 
 
 def _grouped(figures: Mapping[str, Beside], papers: Mapping[str, str]) -> list[tuple[str, list[Beside]]]:

@@ -177,17 +177,25 @@ class Evidence:
 
     def after_training(self, number: str, name: str, **where: Any) -> Estimate:
         """A number of `dynamics` at the last epoch of what was fine-tuned from an encoder, over all such trainings."""
-        result, members = number.partition(".")[0], self._members([name])
+        trainings = self.trainings(number.partition(".")[0], name)
+        return over_seeds(
+            name,
+            {one: run.estimate(number, encoder=epochs[-1], **where) for one, (run, epochs) in trainings.items()},
+        )
+
+    def trainings(self, result: str, name: str) -> dict[str, tuple[Run, list[str]]]:
+        """What was fine-tuned from an encoder: of each training a run that follows it, and its epochs in order."""
+        members = self._members([name])
         known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
-        found: dict[str, Estimate] = {}
+        found: dict[str, tuple[Run, list[str]]] = {}
         for run in self.runs:
             if result in run:
-                epochs = run[result][["training", "epoch"]].to_dataframe()
+                epochs = run[result][["training", "epoch"]].to_dataframe().sort_values("epoch")
                 for training, of in epochs[epochs.training.isin(known)].groupby("training"):
-                    found.setdefault(str(training), run.estimate(number, encoder=str(of.epoch.idxmax()), **where))
+                    found.setdefault(str(training), (run, [str(epoch) for epoch in of.index]))
         if not found:
             raise self._nobody(result, [f"the fine-tuning of {name}"])
-        return over_seeds(name, found)
+        return found
 
     def table(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> xr.Dataset:
         """The result that holds these encoders, for figures; seeds are there under their own names."""
@@ -265,12 +273,9 @@ def evidence_of(*runs: Run, roles: Iterable[Role] = ()) -> Evidence:
     """Evidence of runs alone: roles are those that are given, and those that the references of the encoders tell."""
     given = {role.name: role for role in roles}
     references = {
-        str(about["name"]): str(about["reference"]) for run in runs for about in run.request.get("encoders", [])
+        str(about["name"]): str(about.get("reference", "")) for run in runs for about in run.request.get("encoders", [])
     }
-    try:
-        known = known_roles({name: reference for name, reference in references.items() if name not in given})
-    except InputError:
-        known = {}
+    known = known_roles({name: reference for name, reference in references.items() if name not in given})
     return Evidence((*given.values(), *(role for role in known.values() if role is not None)), runs)
 
 

@@ -13,6 +13,7 @@ pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -186,6 +187,15 @@ def _with(step: Step, key: str, value: Any) -> Step:
     return replace(step, options={**step.options, "set": {**before, **new}})
 
 
+def _tuning_of(encoder: str) -> str:
+    """The name of the step that fine-tunes an encoder, which is also that of a folder.
+
+    >>> _tuning_of("mae"), _tuning_of("mine/mae?")
+    ('finetune-mae', 'finetune-mine-mae-')
+    """
+    return "finetune-" + re.sub(r"[^\w.-]+", "-", encoder)
+
+
 @dataclass
 class _Plan:
     """The steps, and the encoders that they add."""
@@ -304,13 +314,24 @@ class _Plan:
                 **{"method": one.objective, "network": "cnn" if cnn else "vit", **one.about},
                 size=None if cnn else self._millions(step),
             )  # fmt: skip
-            self.given[name] = Given(role, f"step:{name}", name)
+            self._add(role, step)
             found.append(step)
         if not found:
             return []
         encoders = {name: self._whole(one) for name, one in self.given.items()}
         analyses = sorted({*self._analyses("pretrain"), *self._analyses("passes")})
         return [*found, *self._over("pretrained", encoders, analyses, "pretrain")]
+
+    def _add(self, role: Role, step: Step) -> None:
+        """An encoder that a step trains; it must not take the place of one that is given."""
+        if role.name in self.given:
+            start = role.tuned_from
+            other = f", or say what it is: --role {role.name}:tuned_from={start}" if start else ""
+            raise InputError(
+                f"An encoder {role.name!r} is given, but the step {step.name!r} trains one of this name; give yours "
+                f"another name{other}"
+            )
+        self.given[role.name] = Given(role, f"step:{step.name}", step.name)
 
     def _millions(self, step: Step) -> float:
         """Parameters of what a step is going to train."""
@@ -319,13 +340,14 @@ class _Plan:
         return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
 
     def _finetune(self) -> list[Step]:
+        if not self.groups & {"finetune", "dynamics"}:
+            return []
         starts = self._of(JE, REC, MASKED_JE, HYBRID)
         known = {one.role.tuned_from for one in self.given.values()}
         steps = {}
         for name in (name for name in starts if name not in known):
             steps[name] = self._tuning(name)
-            role = replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name)
-            self.given[role.name] = Given(role, f"step:{steps[name].name}", steps[name].name)
+            self._add(replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name), steps[name])
         tuned = self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)
         encoders = {**starts, **self._of(SUPERVISED), **tuned}
         return [
@@ -337,25 +359,28 @@ class _Plan:
         """The fine-tuning of an encoder, its epochs kept."""
         options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
         return Step(
-            f"finetune-{name}", "finetune", {name: self.given[name].reference}, self.images, options, group="finetune"
+            _tuning_of(name), "finetune", {name: self.given[name].reference}, self.images, options, group="finetune"
         )
 
     def _dynamics(self) -> list[Step]:
         """Epochs of the fine-tunings of what was given; those of short trainings say nothing new.
 
-        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well, for this alone.
+        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well, for this alone: once, also
+        where several were fine-tuned from it.
         """
         if "dynamics" not in self.groups:
             return []
-        starts = {
-            name: one.role.tuned_from for name, one in self.given.items()
-            if one.role.tuned_from in self.given and one.role.family in (JE, REC) and one.role.network == "vit"
-            and not self.given[one.role.tuned_from].step
-        }  # fmt: skip
-        if not starts:
+        tuned: dict[str, str] = {}  # by their starts
+        for name, one in self.given.items():
+            start = one.role.tuned_from
+            if start not in self.given or one.role.family not in (JE, REC) or one.role.network != "vit":
+                continue
+            if start is not None and not self.given[start].step:
+                tuned.setdefault(start, name)
+        if not tuned:
             return []
-        tuning = [self._tuning(start) for name, start in starts.items() if start and not self.given[name].step]
-        epochs = {name: f"step:finetune-{start}?epoch=*" for name, start in starts.items()}
+        tuning = [self._tuning(start) for start, name in tuned.items() if not self.given[name].step]
+        epochs = {name: f"step:{_tuning_of(start)}?epoch=*" for start, name in tuned.items()}
         encoders = {**epochs, **self._of(JE, trained=False)}
         only = {"only": ["dynamics"]}
         return [*tuning, Step("dynamics", "compare", encoders, self.images, only, group="dynamics")]

@@ -6,6 +6,7 @@ that Sightline has trained, of official checkpoints and of timm's tags; of other
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -130,7 +131,11 @@ window=None, weight=None, seed=0, multicrop=True, lifted=False)
 
 def known_roles(references: Mapping[str, str]) -> dict[str, Role | None]:
     """Roles by name, with None for those that the user has to give."""
-    return {name: known_role(name, reference, references) for name, reference in references.items()}
+    found: dict[str, Role | None] = dict.fromkeys(references)
+    for name, reference in references.items():
+        with contextlib.suppress(InputError):  # a module of the user's own, or the folder of a training that is gone
+            found[name] = known_role(name, reference, references)
+    return found
 
 
 # What Sightline has trained

@@ -135,7 +135,7 @@ def study(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     out: str | Path = "runs/study",
     steps_folder: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -244,14 +244,14 @@ def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role]) -> dic
 def run_study(
     study: Study,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
     tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
     """Write down what the study is and run its steps; how they ended."""
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
     if cluster and on is None:
         raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
@@ -259,12 +259,12 @@ def run_study(
     return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 
 
-def _executor(study: Study, jobs: int, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
+def _executor(study: Study, jobs: int | None, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
     if on is not None:
-        places = jobs if jobs > 1 else len(study.steps)  # the cluster knows how many it can run
+        places = len(study.steps) if jobs is None else jobs  # by default, the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
-    return Here(machine) if jobs == 1 else Processes(machine, jobs)
+    return Here(machine) if jobs is None or jobs == 1 else Processes(machine, jobs)
 
 
 def _begin(study: Study) -> None:

@@ -31,6 +31,7 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
         preprocess=encoder.preprocess,
         architecture=encoder.architecture,
         classes=encoder.classes,
+        resize=encoder.resize,
     )
     save_encoder(built, folder)
     decoder = objective.saved_decoder()

@@ -80,6 +80,7 @@ def with_classifier(
         architecture=built.architecture,
         classes=classes,
         notes=notes,
+        resize=encoder.resize,
     )
 
 

@@ -118,12 +118,34 @@ def test_reasons(tmp_path: Path) -> None:
     assert bad.isnull().all()
 
 
+def test_neighbours_of_which_there_are_no_others_tell_nothing(plan: Plan) -> None:
+    """Of k + 1 images each has all others as neighbours in any layer; of one more it may miss one, and they differ."""
+    for k in (TEST - 1, TEST - 2):
+        config = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), k=k, bootstrap=20)
+        found = computed(Analysis(config, plan), plan, activations(plan))
+        pair = {"encoder_a": "vit", "site_a": "norm", "encoder_b": "cnn", "site_b": "block.0", "tokens": "mean"}
+        value = found.similarity.sel(pair)
+        assert np.isfinite(value.sel(measure="rsa"))
+        if k == TEST - 1:
+            assert found.similarity.sel(measure="mutual_knn").isnull().all()
+            assert found.similarity_null.sel(measure="mutual_knn").isnull().all()
+            assert found.measure_reason.values.tolist() == [
+                "", f"all of {TEST} images are among the {k} nearest neighbours of each other"
+            ]  # fmt: skip
+            assert similarity.figures(found)
+        else:
+            x, y = (features(plan, *layer, "mean") for layer in (("vit", "norm"), ("cnn", "block.0")))
+            assert float(value.sel(measure="mutual_knn")) == pytest.approx(mutual_knn(x, y, k))
+            assert 1 - 1 / k <= float(value.sel(measure="mutual_knn")) < 1
+            assert found.measure_reason.values.tolist() == ["", ""]
+
+
 def test_a_sample_is_bounded_and_the_same_for_all(plan: Plan) -> None:
     small = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), sample=10, k=20)
     found = computed(Analysis(small, plan), plan, activations(plan))
     assert (found.attrs["sample"], found.attrs["k"]) == (10, 9)
     own = found.similarity.sel(encoder_a="vit", encoder_b="vit", site_a="block.0", site_b="block.0", tokens="mean")
-    assert own.values.tolist() == pytest.approx([1, 1])
+    assert own.values.tolist() == pytest.approx([1, np.nan], nan_ok=True)  # all others are neighbours
     random = np.random.Generator(np.random.Philox(plan.seed)).permutation(TEST)[:10]
     x, y = (features(plan, encoder, "block.1", "mean") for encoder in ("vit", "cnn"))
     assert x is not None

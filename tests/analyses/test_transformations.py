@@ -120,6 +120,22 @@ def test_intervals_cover_what_they_should(tmp_path: Path) -> None:
     assert 0.8 <= np.mean(inside) <= 1  # 24 images are few for a bootstrap
 
 
+def test_an_image_counts_as_either_of_a_pair(tmp_path: Path) -> None:
+    """Where all images move equally far, the interval is that of the pairs: a jackknife with loops has its error."""
+    plan = make_plan(tmp_path, layers={"cnn": {"block.0": (6,)}}, views=VIEWS)
+    x = torch.randn((TEST, 6), generator=torch.Generator().manual_seed(3))
+    data = {Key("cnn", "block.0", view): x + float(k > 0) for k, view in enumerate(VIEWS["test"])}
+    result = computed(Analysis(CONFIG, plan), plan, data).sel(transformation="mirror", feature="gap").squeeze()
+    torch.manual_seed(0)
+    batches = [rows.numpy() for rows in torch.randperm(TEST).split(8)]
+    plain = x.double().numpy()
+    assert float(result.distance) == pytest.approx(plain_distance(plain, plain + 1, batches), rel=1e-6)
+    left = [plain_distance(plain, plain + 1, [rows[rows != out] for rows in batches]) for out in range(TEST)]
+    error = np.sqrt((TEST - 1) ** 2 / TEST * np.var(left))
+    half = float(result.distance_high - result.distance_low) / 2
+    assert half / (2.069 * error) == pytest.approx(1, abs=0.2)  # t with 23 degrees of freedom; was 0.5
+
+
 def test_flaws_have_a_reason(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=VIEWS)
     data = transformed(plan)
@@ -171,6 +187,15 @@ def test_an_encoder_is_invariant_to_what_it_cannot_see() -> None:
     assert result.crops.notnull().all()
 
 
+def test_crops_that_are_the_same_have_a_reason() -> None:
+    """One policy makes the same two crops; what does not need them is measured."""
+    result = measured(["plain"], transformations=("mirror",), crop="supervised?crop=[1, 1]&ratio=[1, 1]&flip=0")
+    assert result.crops_reason.item() == "the two light crops of every image have the same features"
+    assert np.isnan([result.crops.item(), result.to_crops.item(), result.crops_low.item()]).all()
+    assert result.distance.item() == pytest.approx(1, abs=0.03)
+    assert result.reason.item() == ""
+
+
 def test_the_page(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=VIEWS)
     result = computed(Analysis(CONFIG, plan), plan, transformed(plan))
@@ -187,6 +212,9 @@ def test_the_page(tmp_path: Path) -> None:
     assert (label, number) == ("vit", "0.00")
     assert detail.startswith("mirror at block.1, gap, 95 % 0.00 – 0.00; two light crops: ")
     assert plugin.summary(result)[0] == ("vit, block.1 (gap): mirror and grey move an image less than a light crop.")
+    bare = result.assign(crops=result.crops * np.nan, crops_reason=result.reason.copy(data=result.reason.values))
+    assert plugin.headlines(bare)[0][2] == detail.partition(";")[0]
+    assert plugin.summary(bare) == []
     nothing = result.assign(
         {name: result[name] * np.nan for name in result.data_vars if result[name].dtype.kind == "f"}
     )

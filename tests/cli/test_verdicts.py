@@ -7,9 +7,13 @@ import math
 import pytest
 from support.verdicts import part, verdict
 
+from sightline.cli.study import study_report
 from sightline.cli.verdicts import show_verdicts
+from sightline.core import ownership
 from sightline.studies.findings import all_findings
 from sightline.studies.findings.contract import Verdict
+from sightline.studies.roles import JE, REC, Role
+from sightline.studies.study import KIND, Study
 
 IDS = list(all_findings())
 PLACES = 2  # lines that say where verdicts and the report are
@@ -64,6 +68,16 @@ def test_what_holds_and_fails_comes_with_its_claim_and_p(capsys, monkeypatch) ->
     assert lines[18] == "2 are unclear: S15 (0.016), S16 (0.015)"
     assert lines[19] == "2 are not measured: S17, S18"
     assert lines[20].startswith("16 findings measured: 12 hold")
+
+
+def test_findings_are_chosen_by_the_roles_of_encoders_with_several_seeds(tmp_path) -> None:
+    """Verdicts name all seeds of an encoder by one name."""
+    seeds = tuple(Role(f"mae-{seed}", REC, "mae", seed=seed) for seed in range(2))
+    ownership.begin(tmp_path, KIND)
+    judged = [verdict("S1", "holds", parts=[part("x", 0.3, encoders=("mae", "dino"))])]
+    made = Study(tmp_path, "papers", (*seeds, Role("dino", JE, "dino")), (), ("S1",))
+    page = study_report(made, judged).read_text("utf-8")
+    assert 'data-roles="reconstruction ViT|joint-embedding ViT"' in page
 
 
 def test_of_too_many_the_surest_are_told_and_the_others_named(capsys, monkeypatch) -> None:

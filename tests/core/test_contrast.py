@@ -120,6 +120,19 @@ def test_nothing_changes_what_is_compared_with_itself() -> None:
     assert (found.value, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("method", ["jackknife", "bootstrap"])
+def test_images_that_all_agree_tell_nothing_about_others(method: str) -> None:
+    """A is right on all of four images, B on none: with a true difference of 0.5, one in 16 samples is like that."""
+    found = between(mean_run(np.array([[1.0, 0.0]] * 4), 4), method=method, draws=200)
+    assert (found.value, found.error) == (1.0, 0.0)
+    assert np.isnan([found.low, found.high, found.p]).all()
+    assert found.how == "no interval: the number is the same without any of 4 groups of images"
+    third = between(mean_run(np.full((9, 2), [0.1, 0.7 / 3]), 3), method=method, draws=200)  # equal but for rounding
+    assert np.isnan([third.low, third.high, third.p]).all()
+    one = between(mean_run(np.array([[1.0, 0.0]] * 3 + [[1.0, 1.0]]), 4))
+    assert (one.value, one.p) == (0.75, pytest.approx(stats.ttest_1samp([1, 1, 1, 0], 0).pvalue))
+
+
 def test_it_reads_as_a_sentence_and_as_a_row() -> None:
     found = between(mean_run(np.random.default_rng(0).normal([2.0, 0.0], size=(30, 2)), 6))
     assert str(found).startswith("made.x: [encoder=e0] − [encoder=e1] = ")

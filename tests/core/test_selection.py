@@ -16,6 +16,7 @@ from sightline.core.selection import cells_of, depth_range, site_pattern
 
 SITES = ["block.0", "block.0.qkv", "block.1", "block.1.qkv", "block.2", "block.3", "norm", "decoder.block.0"]
 KINDS = ["block", "qkv", "block", "qkv", "block", "block", "norm", "block"]
+STAGES = np.array([1, 1, 1, 1, 2, 2, 0, 0])
 HAS = {"deep": [0, 1, 2, 3, 4, 5, 6, 7], "short": [0, 1, 2, 3, 6]}  # four blocks and a decoder, two blocks
 
 
@@ -40,7 +41,7 @@ def table() -> xr.Dataset:
             "level": (("encoder", "frequency"), np.tile([0.1, 0.5, 0.9], (2, 1))),
             "reason": (("encoder", "site"), np.where(there, "", ABSENT)),
         },
-        coords={**coords, "frequency": [0.1, 0.5, 0.9]},
+        coords={**coords, "frequency": [0.1, 0.5, 0.9], "stage": (("encoder", "site"), STAGES * there)},
     )
 
 
@@ -68,6 +69,11 @@ def test_relative_depths_count_blocks_of_each_encoder() -> None:
         ({"encoder": "deep", "site": ["norm", "block.2"]}, [4, 6]),
         ({"encoder": "deep", "site": "decoder.block.*"}, [7]),
         ({"encoder": ["deep", "short"], "site": "block.1"}, [2, 2]),
+        ({"encoder": ["deep", "short"], "depth": "last half"}, [4, 5, 2, 3]),
+        ({"encoder": "deep", "stage": 2}, [4, 5]),
+        ({"encoder": slice(None), "site": "block.1"}, [2, 2]),
+        ({"depth": (0.6, 1)}, [5]),  # only one encoder has such a block
+        ({"encoder": "de?p", "site": "block.?"}, [0, 2, 4, 5]),
     ],
 )
 def test_layers_are_meant_by_type_depth_and_name(where: dict[str, Any], sites: list[int]) -> None:
@@ -76,6 +82,8 @@ def test_layers_are_meant_by_type_depth_and_name(where: dict[str, Any], sites: l
 
 def test_words_about_layers_mean_both_layers_of_a_pair() -> None:
     assert chosen("pair", encoder="deep", other="short", layer_type="block", depth="last half") == [4.02, 5.02]
+    with pytest.raises(InputError, match="several values of encoder_b"):
+        chosen("pair", encoder="deep", depth="last half")
     assert chosen("pair", encoder_a="short", encoder_b="deep", site_a="block.0", depth_b="last quarter") == [0.05]
 
 
@@ -89,9 +97,16 @@ def test_numbers_are_meant_by_value_and_range() -> None:
     [
         ({"encoder": "deep"}, "several values of feature"),
         ({"feature": "cls"}, "several values of encoder"),
+        ({"feature": "cls", "depth": "last half"}, "several values of encoder"),
+        ({"feature": "cls", "stage": 1}, "several values of encoder"),
         ({"encoder": "dep", "feature": "cls"}, "No encoder is dep; did you mean 'deep'"),
         ({"encoder": "deep", "featur": "cls"}, "did you mean 'feature'"),
         ({"encoder": "deep", "feature": "cls", "depth": "last fifth"}, "is not a range of depths"),
+        (
+            {"encoder": "deep", "feature": "cls", "site": slice("block.1", None)},
+            "block.1.. is an open range",
+        ),
+        ({"encoder": "deep", "feature": "cls", "stage": slice("one", 2)}, "'one' is not a number"),
         ({"encoder": "short", "feature": "cls", "site": "block.3"}, "x has no number for"),
         ({"encoder": "deep", "feature": "cls", "site": "norm", "layer_type": "qkv"}, "no layer matches all of it"),
     ],

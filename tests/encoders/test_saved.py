@@ -49,6 +49,17 @@ def test_saved_encoders_come_back_the_same(tmp_path, reference):
     assert load_encoder(f"run:{tmp_path / 'twice'}").weights == again.weights
 
 
+@pytest.mark.parametrize("architecture", ["run:{0}", "checkpoint:{0}", "timm:resnet18", "timm:resnet18@{0}/x.pth"])
+def test_an_architecture_is_a_model_of_a_library_without_weights(tmp_path, architecture):
+    about = save_encoder(load_encoder(VIT), tmp_path) / "encoder.json"
+    named = architecture.format(tmp_path)
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"architecture": named}))
+    with pytest.raises(InputError) as error:
+        load_encoder(f"run:{tmp_path}")
+    assert f"names the architecture '{named}', but a model of timm, torchvision, huggingface" in str(error.value)
+    assert str(error.value).endswith("such as timm:resnet18@random; save it again")
+
+
 def test_a_saved_classifier_of_another_size_can_be_looked_at(tmp_path):
     encoder = load_encoder(VIT)
     encoder.module.reset_classifier(3)

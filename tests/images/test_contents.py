@@ -47,10 +47,13 @@ def test_the_hash_is_that_of_the_file(root: Path) -> None:
 def test_other_pixels_of_the_same_size_are_other_images(root: Path) -> None:
     before = digests(root)
     assert digests(root) == before
+    same = load_images(f"folder:{root}")
+    assert {split: same.digest(split) for split in before} == before
     file = root / "a" / "0.bmp"
     times = file.stat()
     paint(file, 200)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a copy that keeps its times
+    assert {split: same.digest(split) for split in before} == digests(root)  # the object that has seen the old ones
     after = digests(root)
     images = load_images(f"folder:{root}")
     touched = "train" if "a/0.bmp" in images.ids[images.indices("train")] else "test"

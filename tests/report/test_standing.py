@@ -18,6 +18,7 @@ from support.verdicts import finding, verdict
 
 from sightline.cli.ending import number_table
 from sightline.core import plugins
+from sightline.core.results import ABSENT
 from sightline.report.figures import KeyNumber, Likeness, key_number, of_encoders
 from sightline.report.overview import map_figure
 from sightline.report.shell import shown_encoders
@@ -54,8 +55,25 @@ def test_a_number_is_that_of_the_last_block_the_highest_or_the_last_third() -> N
     (highest,) = key_number(result(), "score", at="highest", **words)
     assert highest.values == {"a": 0.6, "b": 0.3}
     (third,) = key_number(result(), "score", at="last third", **words)
-    assert third.values == pytest.approx({"a": 0.45, "b": 0.15})  # of six places, the last two that it has
+    assert third.values == pytest.approx({"a": 0.45, "b": 0.2})  # of its own blocks
     assert key_number(result() * np.nan, "score", at="last", **words) == []
+
+
+def test_the_last_blocks_are_those_of_the_encoder() -> None:
+    """Twelve blocks beside 24, of which one has no number: the place of each block in its encoder counts."""
+    values = np.full((3, 24), np.nan)
+    values[0], values[1:, :12] = np.arange(24), np.arange(12)
+    reason = np.where(np.isfinite(values), "", ABSENT).astype("U40")
+    values[2, 11], reason[2, 11] = np.nan, "not finite"
+    table = xr.Dataset(
+        {"score": (("encoder", "site"), values), "reason": (("encoder", "site"), reason)},
+        {"encoder": list("abc"), "site": [f"block.{i}" for i in range(24)], "layer_type": ("site", ["block"] * 24)},
+    )
+    words: dict[str, Any] = {"title": "score", "about": "score"}
+    (third,) = key_number(table, "score", at="last third", **words)
+    assert third.values == {"a": 19.5, "b": 9.5, "c": 9.0}  # means of 16…23, of 8…11 and of 8…10
+    (last,) = key_number(table, "score", at="last", **words)
+    assert last.values == {"a": 23.0, "b": 11.0}
 
 
 def test_a_number_of_encoders_alone_is_taken_as_it_is() -> None:

@@ -114,5 +114,7 @@ def test_roles_of_a_run_come_from_its_references() -> None:
     run.request["encoders"] = [
         {"name": "d", "reference": "timm:vit_base_patch16_224.dino"},
         {"name": "x", "reference": "timm:y@random"},
+        {"name": "mine", "reference": "a module that was given in Python"},
+        {"name": "old"},
     ]
     assert [(role.name, role.family) for role in evidence_of(run).roles] == [("d", JE)]

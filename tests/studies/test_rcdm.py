@@ -16,7 +16,7 @@ import sightline as sl
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.encoders.encoder import build_encoder
-from sightline.generation.imagine import imagine
+from sightline.generation.imagine import _found, imagine
 from sightline.images.preprocess import Preprocess
 from sightline.studies import rcdm as study
 
@@ -77,7 +77,10 @@ def test_differences_have_an_interval_over_images(run: sl.Run, result: xr.Datase
         of = result[number].sel(where)
         found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "constant"}, **where)
         assert found.value == pytest.approx(float(of.sel(encoder="image") - of.sel(encoder="constant")))
-        assert found.low <= found.value <= found.high
+        if number == "share":  # every image says the same, so that none of them tells how others would differ
+            assert "the same without any of 28 groups of test images" in found.how
+        else:
+            assert found.low <= found.value <= found.high
         assert 8 < found.n_groups <= 32
     for number in ("r2", "nearer", "odd"):
         found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "vit"})
@@ -130,6 +133,26 @@ def test_words_and_page(run: sl.Run, result: xr.Dataset) -> None:
     assert "One diffusion model draws pictures" in page
 
 
+def test_what_an_interval_leaves_open_is_unclear(result: xr.Dataset) -> None:
+    own = result.sel(encoder="vit").copy(deep=True)
+    bounds = {"shared_low": 0.3, "shared": 0.6, "shared_high": 0.8, "gap_low": -0.1, "gap_high": 0.1, "kept_high": 0.4}
+    own = own.assign({name: own[name] * 0 + value for name, value in bounds.items()})
+    (sentence,) = study.summary(own.expand_dims("encoder"))
+    assert sentence.startswith("vit: its samples leave ")
+    assert sentence.endswith(" unclear; by the likelihood gap it leaves left and right and which colours unclear.")
+
+
+def test_a_study_finds_what_it_has_trained_beside_its_pictures(tmp_path: Path) -> None:
+    """Whatever the current folder is."""
+    (tmp_path / "steps" / "finetune-mae-1234").mkdir(parents=True)
+    pictures = tmp_path / "steps" / "rcdm-5678"
+    there = f"run:{tmp_path}/steps/finetune-mae-1234"
+    assert _found("run:finetune-mae-1234", pictures) == there
+    assert _found("run:finetune-mae-1234?window=none", pictures) == f"{there}?window=none"
+    for other in (there, "run:gone", "zoo:mae", VIT):
+        assert _found(other, pictures) == other
+
+
 def test_again_nothing_is_done_and_others_are_refused(run: sl.Run, result: xr.Dataset) -> None:
     assert run.path is not None
     xr.testing.assert_identical(run_of(run.path)["rcdm"], result)
@@ -137,6 +160,8 @@ def test_again_nothing_is_done_and_others_are_refused(run: sl.Run, result: xr.Da
         run_of(run.path, samples=2)
     with pytest.raises(InputError, match="samples is 1, but at least 2"):
         run_of(run.path, samples=1)
+    with pytest.raises(InputError, match="There is no transformation, but at least 1 is needed; give mirror, "):
+        run_of(run.path, transformations=())
     with pytest.raises(InputError, match="miror"):
         run_of(run.path, transformations=("miror",))
 

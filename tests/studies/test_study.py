@@ -227,6 +227,44 @@ def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
     assert [placed.step.name for placed in without.steps] == ["finetune-a", "tuned", "tuned-noise"]
 
 
+def test_two_that_are_given_fine_tuned_from_one_share_its_path():
+    encoders = {"a": SMALL, "c": f"{SMALL}&seed=2", "c-ft": f"{SMALL}&seed=3", "c-ft-1": f"{SMALL}&seed=4"}
+    tuned = {name: Role(name, "reconstruction", "mae", tuned_from="c") for name in ("c-ft", "c-ft-1")}
+    roles = {"a": ROLES["a"], "c": ROLES["c"], **tuned}
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["dynamics"], out="x")
+    assert [placed.step.name for placed in made.steps] == ["finetune-a", "finetune-c", "dynamics"]
+    paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
+    assert made.steps[2].step.encoders == {**paths, "a": SMALL}
+
+
+@pytest.mark.parametrize(
+    ("steps", "name", "sentence"),
+    [
+        (["finetune"], "a-tuned", "An encoder 'a-tuned' is given, but the step 'finetune-a' trains one of this name; "
+         "give yours another name, or say what it is: --role a-tuned:tuned_from=a"),
+        (["pretrain"], "mae-large", "An encoder 'mae-large' is given, but the step 'mae-large' trains one of this "
+         "name; give yours another name"),
+    ],
+)  # fmt: skip
+def test_what_is_given_is_not_replaced_by_what_a_step_trains(steps, name, sentence):
+    encoders = {"a": SMALL, name: f"{SMALL}&seed=3"}
+    roles = {"a": ROLES["a"], name: replace(ROLES["a"], name=name)}
+    with pytest.raises(sl.InputError) as error:
+        make_study("papers", encoders, roles=roles, images=IMAGES, steps=steps, out="x")
+    assert str(error.value) == sentence
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
+    assert [role.name for role in made.roles] == ["a", name]
+
+
+def test_steps_of_encoders_with_signs_that_folders_do_not_have_lie_beside_the_others(tmp_path):
+    encoders = {"mine/a?": SMALL, "c": f"{SMALL}&seed=2"}
+    roles = {"mine/a?": replace(ROLES["a"], name="mine/a?"), "c": ROLES["c"]}
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["finetune", "dynamics"], out=tmp_path)
+    assert {placed.folder.parent for placed in made.steps} == {tmp_path / "steps"}
+    module._begin(made)
+    assert [placed.folder for placed in sl.open_study(tmp_path).steps] == [placed.folder for placed in made.steps]
+
+
 def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
     encoders = {"a": SMALL, "c": f"{SMALL}&seed=2", "c-ft": f"{SMALL}&seed=3"}
     roles = {"a": ROLES["a"], "c": ROLES["c"], "c-ft": Role("c-ft", "reconstruction", "mae", tuned_from="c")}

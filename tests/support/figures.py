@@ -236,13 +236,13 @@ def _rcdm() -> xr.Dataset:
 
 
 def _dynamics() -> xr.Dataset:
-    starts = ["mae", "moco", "dino"]
-    names = [f"{start}@{epoch}" for start, epoch in itertools.product(starts, range(3))]
+    trainings = ["mae ft", "moco ft", "dino ft"]
+    names = [f"{training}, epoch {epoch}" for training, epoch in itertools.product(trainings, range(3))]
     dims = {"encoder": names, "place": ["all"], "weights": ["all", "attention"]}
     result = made(dims, {"efficiency": ("encoder", "place", "weights")}, 11)
     return result.assign_coords(
-        start=("encoder", [name.partition("@")[0] for name in names]), epoch=("encoder", [0, 1, 2] * 3),
-        training=("encoder", [name.partition("@")[0] for name in names]),
+        start=("encoder", [f"{name.partition(',')[0]}, epoch 0" for name in names]),
+        epoch=("encoder", [0, 1, 2] * 3), training=("encoder", [name.partition(",")[0] for name in names]),
     )  # fmt: skip
 
 

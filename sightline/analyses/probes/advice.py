@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sightline.analyses.probes.charts import _named
+from sightline.analyses.probes.results import last_site
 from sightline.core.errors import counted
 from sightline.core.results import ENDS, interval, outside_decoder
 from sightline.report.figures import FIRST, KeyNumber
@@ -105,7 +106,7 @@ def _described(row: xr.Dataset) -> str:
 def _layer(row: xr.Dataset) -> str:
     site = row.site.item()
     return (
-        f"layers {row.last_site.item()} and {site} side by side"
+        f"layers {last_site(row, str(row.feature.item()))} and {site} side by side"
         if row.probe.item() == "multilayer"
         else f"layer {site}"
     )
@@ -143,7 +144,8 @@ def _against(result: xr.Dataset, first: str, other: str) -> str:
 
 def _holdings(row: xr.Dataset) -> Iterator[str]:
     """Sentences on what is where in an encoder: its last layer, other poolings, depth, an added layer."""
-    last, feature = str(row.last_site.item()), str(row.best_feature.item())
+    feature = str(row.best_feature.item())
+    last = last_site(row, feature)
     own = row.sel(feature=feature)
     yield from _plain(own, last)
     for other in (str(name) for name in row.feature.values if name != feature):

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from sightline.analyses.probes.results import last_site
 from sightline.core.results import ENDS
 from sightline.report.figures import Figure, accuracy_over_depth, curve_over_depth, heatmap, over_depth
 
@@ -46,9 +47,14 @@ def _per_layer(result: xr.Dataset) -> Iterator[Figure]:
 
 
 def _at_last(result: xr.Dataset, names: list[str]) -> pd.DataFrame:
-    """Numbers at the last layer of each encoder."""
+    """Numbers at the last layer of each encoder, which may be another one for another feature."""
     known = [encoder for encoder in result.encoder.values if result.last_site.sel(encoder=encoder).item()]
-    rows = [result[names].sel(encoder=[e], site=[result.last_site.sel(encoder=e).item()]) for e in known]
+    rows = []
+    for encoder in known:
+        last = np.array([last_site(result.sel(encoder=encoder), str(name)) for name in result.feature.values])
+        for site in dict.fromkeys(last.tolist()):
+            own = result.feature.values[last == site]
+            rows.append(result[names].sel(encoder=[encoder], site=[site], feature=own))
     return pd.concat([row.to_dataframe().reset_index() for row in rows], ignore_index=True)
 
 

@@ -109,6 +109,8 @@ def dataset_of(
     coords = {**layers.coords(), "probe": axes[1], "feature": features}
     coords |= {f"encoder{end}": layers.encoders for end in ("_a", "_b")}
     data = _accuracies(found, last, best, axes) | _best(found, best, layers.encoders, last)
+    ends = [[last.get((encoder, feature), "") for feature in features] for encoder in layers.encoders]
+    data["last_site_of_feature"] = (("encoder", "feature"), np.array(ends, dtype=str))
     data["reason"] = (OVER, _reasons(plan, axes, found))
     if set(probes) != {"ridge"}:
         data |= _of_settings(found, axes, len(settings))
@@ -125,6 +127,13 @@ def axes_of(result: xr.Dataset) -> Axes:
     """Names along the axes of a result."""
     encoders, probes, sites, features = ([str(name) for name in result[dim].values] for dim in OVER)
     return encoders, probes, sites, features
+
+
+def last_site(row: xr.Dataset, feature: str) -> str:
+    """The last layer of one encoder that has a feature; older results know one for all features."""
+    each = row.get("last_site_of_feature")
+    own = "" if each is None else str((each.sel(feature=feature) if "feature" in each.dims else each).item())
+    return own or str(row.last_site.item())
 
 
 def reference_of(at: ProbePlace, last: Mapping[tuple[str, str], str]) -> ProbePlace:

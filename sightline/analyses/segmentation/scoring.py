@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sightline.core.processes import shared
-from sightline.core.results import ENDS, of_decoder
+from sightline.core.results import ENDS, NOT_FINITE, of_decoder
 from sightline.images.label_maps import seen_part, shares, upsampling
 from sightline.measure.estimators.lda import Lda, PatchSums, fit_lda
 from sightline.measure.estimators.overlap import count_overlap, iou_of, mean_over_classes, miou_of
@@ -112,7 +112,8 @@ class Scoring:
         best = {layer: mean_over_classes(iou_of(counts)) for layer, counts in found.items()}  # (R,)
         where = {layer: int(np.nanargmax(values)) for layer, values in best.items() if np.isfinite(values).any()}
         for layer in scores.fits.keys() - where.keys():
-            scores.reasons[layer] = "the images for selection have no labelled pixel"
+            unlabelled = "the images for selection have no labelled pixel"
+            scores.reasons[layer] = unlabelled if np.isfinite(found[layer]).all() else NOT_FINITE
         scores.fits = {layer: fitted for layer, fitted in scores.fits.items() if layer in where}
         scores.of_layers["val_miou"] = {layer: float(best[layer][r]) for layer, r in where.items()}
         scores.of_layers["shrinkage"] = {layer: self.config.shrinkages[r] for layer, r in where.items()}
@@ -138,7 +139,7 @@ class Scoring:
     def _patch_counts(
         self, fits: Mapping[Layer, Lda], split: str, lot: npt.NDArray[np.int64]
     ) -> dict[Layer, npt.NDArray[np.float64]]:
-        """Overlap (R, 3, C + 1) where each patch gives its decision to all of its pixels."""
+        """Overlap (R, 3, C + 1) where each patch gives its decision to all of its pixels; NaN if one is not finite."""
         maps = maps_of(self.plan.images, split, self.sample[lot] if split == "train" else lot)
         classes = len(self.plan.images.classes)
         of_grid: dict[tuple[Preprocess, tuple[int, int]], npt.NDArray[np.float64]] = {}
@@ -152,6 +153,8 @@ class Scoring:
             x = self.patches(layer, split, lot).flatten(0, 1).double()
             decided = fitted.classes[(x @ fitted.weight + fitted.bias[:, None]).argmax(-1)]  # (R, n · P)
             found[layer] = np.stack([_soft_overlap(one, there) for one in decided.numpy(force=True)])
+            if not x.isfinite().all():
+                found[layer] = np.full_like(found[layer], np.nan)
         return found
 
     # The softmax
@@ -195,12 +198,13 @@ class Scoring:
         rows = self.rows["test"]
         scores.counts = {split: len(of) for split, of in self.rows.items() if split != "train"}
         scores.counts["train"] = len(self.plan.images.indices("train")) - len(self.held_out)
+        scores.of_layers |= {f"miou{end}": {} for end in ENDS}
+        scores.pixels = np.full(len(self.plan.images.classes) + 1, np.nan)
         if not scores.fits:
-            scores.pixels = np.full(len(self.plan.images.classes) + 1, np.nan)
             return
         answers = shared(_lots(rows), lambda lot: self._pixel_counts(scores, lot))
-        for name in (f"miou{end}" for end in ENDS):
-            scores.of_layers[name] = {}
+        for layer in [layer for layer in scores.fits if any(layer not in answer for answer in answers)]:
+            self._forget(scores, layer)
         for layer in scores.fits:
             groups = np.stack([answer[layer] for answer in answers])
             scores.iou[layer] = iou_of(groups.sum(0))
@@ -213,13 +217,28 @@ class Scoring:
             scores.softmax[encoder], scores.softmax_iou[encoder] = miou_of(groups), iou_of(groups.sum(0))
             scores.rest[encoder, ""] = iou_of(groups.sum(0) - groups)
 
+    @staticmethod
+    def _forget(scores: Scores, layer: Layer) -> None:
+        """A layer that is not finite on test images; if it is the chosen one, its encoder has none."""
+        encoder, site = layer
+        scores.reasons[layer] = NOT_FINITE
+        del scores.fits[layer]
+        if scores.chosen.get(encoder) == site:
+            del scores.chosen[encoder]
+            scores.probes.pop(encoder, None)
+
     def _pixel_counts(self, scores: Scores, lot: npt.NDArray[np.int64]) -> dict[Layer, npt.NDArray[np.int64]]:
-        """Overlap (3, C + 1) of every layer with LDA, and of the softmax under the name of no site."""
+        """Overlap (3, C + 1) of every layer with LDA, and of the softmax under the name of no site.
+
+        Layers with patches that are not finite are left out.
+        """
         maps = maps_of(self.plan.images, "test", lot)
         found: dict[Layer, npt.NDArray[np.int64]] = {}
         for layer, fitted in scores.fits.items():
             encoder, site = layer
             patches = self.patches(layer, "test", lot)
+            if not patches.isfinite().all():
+                continue
             found[layer] = self._overlap(
                 layer, patches, (fitted.weight[0].float(), fitted.bias[0].float(), fitted.classes), maps
             )

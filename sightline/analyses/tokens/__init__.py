@@ -47,6 +47,7 @@ from sightline.core.keyed_random import id_keys, mix
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
+from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
@@ -349,7 +350,10 @@ def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[A
             images = numbers.repeat_interleave(x.shape[1])
             left_out[row] = scores[row, 0]  # of most groups the sample has no image
             some = out.any(1)
-            left_out[row, some.numpy(force=True)] = silhouettes_left_out(distances, images, groups, out[some])
+            without = silhouettes_left_out(distances, images, groups, out[some])
+            left_out[row, some.numpy(force=True)] = without
+            if row == 1:  # images of a class share its other images, so that their silhouettes vary together
+                scores[row, 1:] = jackknife(scores[row, 0], without)
     return scores, left_out, reasons
 
 

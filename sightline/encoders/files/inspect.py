@@ -17,7 +17,7 @@ from torch import Tensor
 from sightline.core.errors import InputError, counted, some
 from sightline.core.references import Reference, parse_reference
 from sightline.core.run_folder import latest
-from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
+from sightline.encoders.files.reading import Checkpoint, distinct, printable, read_checkpoint, tensors
 from sightline.encoders.layouts.layout import Layout, find_layout
 from sightline.encoders.sources.checkpoint import (
     OPTIMIZER,
@@ -70,7 +70,8 @@ def inspect(path: str | Path) -> Inspection:
         path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), path)
     checkpoint = read_checkpoint(path)
     outside = [value for key, value in checkpoint.content.items() if key not in OPTIMIZER]
-    numbers = [value for part in outside for value in _tensors_in(part)]
+    seen = set[int]()
+    numbers = [value for part in outside for value in _tensors_in(part, seen)]
     types: Counter[str] = Counter()
     for value in numbers:
         types[str(value.dtype).removeprefix("torch.")] += value.numel()
@@ -162,10 +163,12 @@ def _parts(content: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     groups: dict[str, list[Tensor]] = {}
     for name, value in tensors(content).items():
         groups.setdefault(_first_word(name), []).append(value)
-    for key, value in content.items():
-        for name, weight in tensors(content, key).items():
+    seen = set[int]()
+    for key, value in distinct(content).items():
+        weights = tensors(content, key)
+        for name, weight in weights.items():
             groups.setdefault(f"{key}: {_first_word(name)}", []).append(weight)
-        if not tensors(content, key) and not isinstance(value, Tensor) and (inside := list(_tensors_in(value))):
+        if not weights and not isinstance(value, Tensor) and (inside := list(_tensors_in(value, seen))):
             groups[key] = inside
     return {name: (len(group), sum(value.numel() for value in group)) for name, group in groups.items()}
 
@@ -174,9 +177,9 @@ def _first_word(name: str) -> str:
     return name.removeprefix("module.").partition(".")[0]
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors at any depth; a file may repeat or contain itself."""
-    waiting, seen = [value], set[int]()
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors at any depth, but not in what was seen before: a file may repeat or contain itself."""
+    waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, Tensor):

@@ -15,10 +15,11 @@ from torch import Tensor
 from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.encoders.files.unpickling import ForbiddenError, PickledModule, WholeModuleError, unpickle
 
-__all__ = ["Checkpoint", "printable", "read_checkpoint", "tensors", "without_prefix"]
+__all__ = ["Checkpoint", "distinct", "printable", "read_checkpoint", "tensors", "without_prefix"]
 
 
 SETTINGS = ("args", "config", "cfg", "hparams", "hyper_parameters")  # where trainings keep theirs
+MOST_SETTINGS, MOST_VISITED = 10_000, 100_000
 SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
 OTHER_KINDS = {
     b"\x1f\x8b": "compressed with gzip; unpack it and give the file inside",
@@ -79,6 +80,19 @@ def tensors(content: Mapping[str, Any], *keys: str) -> dict[str, Tensor]:
     if not isinstance(found, Mapping):
         return {}
     return {_name(name): value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def distinct(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Each object once, under its first name: a file may point to one again and again.
+
+    >>> part = {"w": 1}
+    >>> distinct({"model": part, "other": {"w": 1}, "again": part})
+    {'model': {'w': 1}, 'other': {'w': 1}}
+    """
+    first: dict[int, str] = {}
+    for key, value in content.items():
+        first.setdefault(id(value), key)
+    return {key: content[key] for key in first.values()}
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -203,7 +217,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _mapping(content: Any, path: Path) -> dict[str, Any]:
-    held = content.values() if isinstance(content, dict) else [content]
+    held = distinct(content).values() if isinstance(content, dict) else [content]
     module = next((value for value in held if isinstance(value, PickledModule)), None)
     if module is not None and not any(tensors({"": value}) or tensors({"": value}, "") for value in held):
         raise InputError(f"{str(path)!r} {_whole(printable(module))}")
@@ -225,14 +239,17 @@ def _settings(content: Any) -> Iterator[tuple[str, Any]]:
     yield from ((str(key), value) for key, value in content.items() if _is_plain(value))
     for key in SETTINGS:
         if isinstance(content.get(key), dict):
-            yield from islice(_flat(content[key], ""), 10_000)
+            visited = islice(_flat(content[key], ""), MOST_VISITED)
+            yield from islice(((name, value) for name, value in visited if not isinstance(value, dict)), MOST_SETTINGS)
 
 
 def _flat(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Settings, and the dicts in which they are: dicts may share what they hold, so all that is visited counts."""
     if prefix.count(".") > 8:  # settings are not nested deeper, and a file may contain itself
         return
     for key, value in values.items():
         if isinstance(value, dict):
+            yield f"{prefix}{key}", value
             yield from _flat(value, f"{prefix}{key}.")
         elif _is_plain(value):
             yield f"{prefix}{key}", value

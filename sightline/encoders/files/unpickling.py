@@ -115,6 +115,7 @@ class _Tensors:
 
     def __init__(self, numbers: Bytes, most: int) -> None:
         self.numbers, self.most = numbers, most  # how many numbers a tensor may have
+        self.left = 4 * most + 2**20  # and all of them: weights may be tied, and lie in the file once
 
     def read(self, place: StoredTensor) -> Tensor | None:
         """A view of the numbers; None of quantised ones, which are no weights."""
@@ -123,6 +124,9 @@ class _Tensors:
             return None
         if math.prod(place.size) > self.most:  # its numbers repeat (stride 0); a copy could take all of the memory
             raise ValueError("a tensor is larger than the file")
+        self.left -= math.prod(place.size)
+        if self.left < 0:
+            raise ValueError("its tensors together are far larger than the file")
         steps = sum((n - 1) * step for n, step in zip(place.size, place.stride, strict=True))
         if 0 in place.size:
             return torch.empty(place.size, dtype=dtype)

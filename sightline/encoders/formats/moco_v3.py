@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import holds_resnet, vit_or_resnet_layout
 from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, holds_vit, is_sincos, unwrapped
-from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import Trained, mlp_layers
-from sightline.encoders.modules.vit import sincos
+from sightline.encoders.modules.vit import by_sincos
 
 TITLE = "MoCo-v3"
 EXAMPLE = "moco_v3:vit-b-300ep.pth.tar"
 OPTIONS = ("which", "heads", "size", "head")
+OFFICIAL = Official(TITLE, {384: 12, 768: 12, 1024: 16, 1280: 16}, "bilinear", by_sincos)
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
@@ -63,13 +61,3 @@ def _head(checkpoint: Checkpoint, part: ModelState) -> dict[str, tuple[Trained, 
         predictor = without_prefix(unwrapped(tensors(checkpoint.content, "state_dict")), "predictor.")
         layers["predictor."] = mlp_layers(predictor, "predictor", "relu")
     return layers
-
-
-def _resize(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
-    """Positions are not learned: they are computed for the new grid. Fine-tuned ones are resized as in DeiT."""
-    if not is_sincos(patches.flatten(2).mT, column_first=False):
-        return by_size(patches, grid)
-    return sincos(grid, patches.shape[1], column_first=False).mT.reshape(1, -1, *grid)
-
-
-OFFICIAL = Official(TITLE, {384: 12, 768: 12, 1024: 16, 1280: 16}, "bilinear", _resize)

@@ -23,6 +23,7 @@ from sightline.encoders.contract import format_named
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint
 from sightline.encoders.files.weights import left_out
+from sightline.encoders.modules.positions import Resize, by_size
 from sightline.encoders.modules.projection import Layer, Projected, Trained, empty_head, parts_in_words, state_of
 from sightline.encoders.sources import timm
 from sightline.images.preprocess import Preprocess
@@ -60,6 +61,7 @@ class Layout:
     notes: tuple[str, ...] = ()  # what the user should know besides
     decoder: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)  # of MAE, made for its encoder
     head: tuple[Trained, ...] = field(default=(), repr=False)  # layers of the projection head, if it is asked for
+    resize: Resize = field(default=by_size, repr=False)  # of positions, as the official code does
 
 
 def architecture(name: str, measures: Mapping[str, object]) -> str:
@@ -132,6 +134,7 @@ def build(layout: Layout, reference: Reference) -> Encoder:
         preprocess=layout.preprocess,
         architecture=layout.architecture if layout.decoder is None and not layout.head else None,
         notes=notes,
+        resize=layout.resize,
     )
 
 
@@ -180,13 +183,17 @@ class _NoRandomNumbers(TorchFunctionMode):
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     """Copy every weight and buffer of the module from `state`; what is missing or does not fit is an error."""
     own = module.state_dict()
-    missing = [name for name in own if name not in state]
+    # Files before PyTorch 0.4.1 do not count batches, and nothing is computed with their number.
+    counts = {name for name in own if name not in state and name.endswith(".num_batches_tracked")}
+    missing = [name for name in own if name not in state and name not in counts]
     if missing:
         raise InputError(
             f"{origin} lacks {len(missing)} of {len(own)} weights of the encoder "
             f"({some(missing)}); is it another kind of checkpoint?"
         )
     for name, value in own.items():
+        if name in counts:
+            continue
         if state[name].shape != value.shape:
             raise InputError(
                 f"{origin} has {name} of shape {tuple(state[name].shape)}, but {tuple(value.shape)} is expected; "

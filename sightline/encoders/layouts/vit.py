@@ -21,7 +21,7 @@ from sightline.core.errors import InputError, some
 from sightline.encoders.files.reading import Checkpoint, printable, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.modules.positions import Resize
-from sightline.encoders.modules.vit import sincos
+from sightline.encoders.modules.vit import is_sincos
 from sightline.images.preprocess import Preprocess
 
 __all__ = [
@@ -99,16 +99,6 @@ def holds_vit(state: Mapping[str, Tensor]) -> bool:
     return known and state["pos_embed"].shape[1] > 1
 
 
-def is_sincos(patches: Tensor, column_first: bool) -> bool:  # (1, N, D)
-    """Whether positions are the fixed sine-cosine ones: column first those of MAE, row first those of MoCo-v3."""
-    _, n, width = patches.shape
-    side = isqrt(n)
-    if side < 2 or side**2 != n or width % 4:  # of one patch, both orders are the same
-        return False
-    # The official ones are computed in float32, ours in float64; the two orders are some 1 apart.
-    return torch.allclose(patches.float(), sincos((side, side), width, 0, column_first), rtol=0, atol=1e-3)
-
-
 def no_encoder(checkpoint: Checkpoint, title: str, wanted: str) -> InputError:
     """The sentence for a file in which the format has nothing to load."""
     names = [printable(str(name), 60) for name in checkpoint.content]
@@ -161,6 +151,7 @@ def vit_layout(checkpoint: Checkpoint, part: ModelState, official: Official, opt
         part=part.where,
         left_over=(*(name for name in part.state if name not in state), *part.beside),
         notes=part.notes,
+        resize=official.resize,
     )
 
 

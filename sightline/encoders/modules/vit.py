@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.core.errors import InputError
-from sightline.encoders.modules.positions import Resize, by_size, resize_table
+from sightline.encoders.modules.positions import Resize, by_scale, by_size, resize_table
 
 __all__ = [
+    "RESIZES",
     "Vit",
+    "by_sincos",
     "check_window",
     "embed",
     "encode",
@@ -30,6 +32,7 @@ __all__ = [
     "fix_positions",
     "grid_of",
     "initialise",
+    "is_sincos",
     "is_vit",
     "patch_of",
     "restrict",
@@ -235,6 +238,26 @@ def sincos(grid: Sequence[int], width: int, prefix: int = 0, column_first: bool 
     angles = [axis.flatten()[:, None] * omega for axis in axes]
     patches = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1)
     return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches]).float().unsqueeze(0)
+
+
+def is_sincos(patches: Tensor, column_first: bool) -> bool:  # (1, N, D)
+    """Whether positions are the fixed sine-cosine ones: column first those of MAE, row first those of MoCo-v3."""
+    _, n, width = patches.shape
+    side = math.isqrt(n)
+    if side < 2 or side**2 != n or width % 4:  # of one patch, both orders are the same
+        return False
+    # The official ones are computed in float32, ours in float64; the two orders are some 1 apart.
+    return torch.allclose(patches.float().cpu(), sincos((side, side), width, 0, column_first), rtol=0, atol=1e-3)
+
+
+def by_sincos(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) -> (1, D, rows, columns)
+    """As MoCo-v3, whose positions are not learned but computed. Fine-tuned ones are resized as in DeiT."""
+    if not is_sincos(patches.flatten(2).mT, column_first=False):
+        return by_size(patches, grid)
+    return sincos(grid, patches.shape[1], column_first=False).mT.reshape(1, -1, *grid).to(patches)
+
+
+RESIZES: dict[str, Resize] = {"by_size": by_size, "by_scale": by_scale, "by_sincos": by_sincos}  # as files name them
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from sightline.core.errors import InputError, nearest, some
 from sightline.core.references import Reference
 from sightline.encoders.contract import format_named, source
 from sightline.encoders.encoder import Encoder
-from sightline.encoders.files.reading import Checkpoint, printable, read_checkpoint, tensors
+from sightline.encoders.files.reading import Checkpoint, distinct, printable, read_checkpoint, tensors
 from sightline.encoders.layouts.beit import holds_beit
 from sightline.encoders.layouts.layout import Layout, build, find_layout, recognized
 from sightline.encoders.layouts.resnet import holds_resnet, resnet_layout
@@ -227,7 +227,8 @@ def other_kind(checkpoint: Checkpoint) -> str:
 
 def weights_in(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """All tensors by their place in the file, except those of an optimiser."""
-    parts = {key: tensors(checkpoint.content, key) for key in checkpoint.content if key not in OPTIMIZER}
+    held = distinct({key: value for key, value in checkpoint.content.items() if key not in OPTIMIZER})
+    parts = {key: tensors(held, key) for key in held}
     nested = {f"{key}.{name}": value for key, part in parts.items() for name, value in part.items()}
     return tensors(checkpoint.content) | nested
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.families.huggingface import Classified, find_trunk, forward_of, image_size
+from sightline.encoders.files.reading import printable
 from sightline.encoders.files.weights import left_out
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
@@ -35,6 +37,13 @@ KNOWN = (
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 # A size given as one number means the shorter side to these processors, height and width to all others.
 SHORTER_SIDE = ("BitImage", "CLIP", "ConvNext")
+# Processors that do what is read off their settings here, pixel by pixel; others may resize and crop in other ways.
+IMITATED = re.compile(r"(Beit|Bit|CLIP|ConvNext|DeiT|Siglip|ViT)(ImageProcessor(Fast|Pil)?|FeatureExtractor)|")
+NOT_IMITATED = (
+    "its image processor is {}, which may resize and crop in another way than Sightline reads off its settings; "
+    "compare the two, and give a preprocess of your own if they differ"
+)
+SQUASHED = 384  # pixels from which on ConvNeXt's processor does not crop
 OPTIONS = ("num_classes", "seed", "without")
 OPTIONAL_PARTS = ("pooler", "classifier", "cls_classifier", "distillation_classifier", "head")
 
@@ -261,12 +270,24 @@ def _preprocess(
         crop = _length(fields["crop_size"], shorter=False, reference=reference)
         size = crop if isinstance(crop, tuple) else (crop, crop)
     elif isinstance(resize, int):  # ConvNeXt's way: enlarge by crop_pct and crop
-        size, resize = (resize, resize), int(resize / fields.get("crop_pct", 1.0))
+        size, resize = (resize, resize), _enlarged(resize, fields.get("crop_pct"), kind.startswith("ConvNext"))
     resample = fields.get("resample", 2)
     if resample not in RESAMPLE:
         raise InputError(f"{reference}: resampling {resample} of its image processor is not supported")
     mean, std = _normalisation(fields, reference)
-    return Preprocess(size, resize, RESAMPLE[resample], mean, std), []
+    notes = [] if IMITATED.fullmatch(kind) else [NOT_IMITATED.format(printable(kind, 60))]
+    return Preprocess(size, resize, RESAMPLE[resample], mean, std), notes
+
+
+def _enlarged(side: int, crop_pct: float | None, convnext: bool) -> int | tuple[int, int]:
+    """The shorter side before the crop; from 384 pixels on ConvNeXt's processor squashes images instead.
+
+    >>> _enlarged(224, None, True), _enlarged(384, 0.875, True), _enlarged(384, 0.875, False)
+    (256, (384, 384), 438)
+    """
+    if convnext and side >= SQUASHED:
+        return side, side
+    return int(side / (crop_pct or (224 / 256 if convnext else 1.0)))
 
 
 def _length(value: Any, shorter: bool, reference: Reference) -> int | tuple[int, int]:

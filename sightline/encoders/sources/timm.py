@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from sightline.images.preprocess import Preprocess
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
 OURS = ("seed", "size", "stem", "attention_window", "windows", "rel_pos")  # options that are not those of timm's models
+# Not of a model, but of timm's loading: other weights, from the network or from a file that timm would unpickle.
+LOADING = re.compile(r"checkpoint_path|pretrained.*|cache_dir|features_only|scriptable|exportable|no_jit")
 
 
 def names() -> list[str]:
@@ -55,6 +58,7 @@ def load(reference: Reference) -> Encoder:
 def create(reference: Reference) -> nn.Module:
     """The model that a reference names, without the weights of a file."""
     _check_name(reference)
+    _check_options(reference)
     options = {key: option_value(text) for key, text in reference.options.items() if key not in OURS}
     seed, size = _number(reference, "seed") or 0, _number(reference, "size")
     if size is not None and _fixed_size(reference):
@@ -92,6 +96,16 @@ def _check_name(reference: Reference) -> None:
             raise InputError(f"timm has no pretrained weights for {architecture!r}; use @random or @FILE")
         if tag and reference.id not in tags:
             raise InputError(f"timm has no pretrained weights {reference.id!r}{nearest(reference.id, tags)}")
+
+
+def _check_options(reference: Reference) -> None:
+    """References come from the headers of files, too: none of them may have timm read something else."""
+    for key, text in reference.options.items():
+        if LOADING.fullmatch(key):
+            raise InputError(
+                f"{reference.source}:{reference.id} is given {key}={text[:60]!r}, which is no option of a model but of "
+                f"how timm loads one; leave it out, and give weights as timm:{reference.id}@FILE"
+            )
 
 
 def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Module:

@@ -18,7 +18,7 @@ import numpy as np
 from sightline.core.errors import InputError, first_line, some
 from sightline.images.sets import Images, Item, halves, split_name
 
-__all__ = ["Arrays", "encode_labels", "from_arrays", "load"]
+__all__ = ["Arrays", "encode_labels", "encode_parts", "from_arrays", "load"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,34 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
     if strange := [value for value in found if value not in place]:
         raise InputError(f"The label {strange[0]!r} is not one of the classes: {some(known, most=12)}")
     return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
+
+
+def encode_parts(
+    values: Mapping[str, Sequence[Any]], names: Mapping[str, Sequence[str] | None]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels of several tables, one after the other; a number means what the table's own list of names says.
+
+    >>> encode_parts({"train": [0, 1], "val": [0, 2, -1]}, {"train": ["ant", "bee"], "val": ["bee", "cat", "ant"]})
+    (array([ 0,  1,  1,  0, -1]), ('ant', 'bee', 'cat'))
+    """
+    lists = list(dict.fromkeys(tuple(known) for known in names.values() if known is not None))
+    if len(lists) < 2:
+        return encode_labels([v for part in values.values() for v in part], lists[0] if lists else None)
+    classes = list(dict.fromkeys(name for known in lists for name in known))
+    return encode_labels([v for part, of in values.items() for v in _named(of, names[part], part)], classes)
+
+
+def _named(values: Sequence[Any], names: Sequence[str] | None, part: str) -> list[Any]:
+    """Names in the place of numbers; None and −1 have none."""
+    if names is None:
+        raise InputError(
+            f"{part} has no names of classes, and the others have different ones, so its numbers may mean any of them; "
+            "write names as labels, or load it by itself"
+        )
+    numbers = [value for value in values if isinstance(value, int) and value != -1]
+    if strange := [number for number in numbers if not 0 <= number < len(names)]:
+        raise InputError(f"The label {strange[0]!r} of {part} is not one of its classes: {some(names, most=12)}")
+    return [names[value] if isinstance(value, int) and value != -1 else value for value in values]
 
 
 def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) -> dict[str, np.ndarray]:

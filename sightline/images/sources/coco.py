@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.extras import explaining
+from sightline.images.contents import hashes
 from sightline.images.decoding import decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, halves
@@ -39,6 +40,7 @@ __all__ = ["Annotated", "load"]
 
 SPLITS = ("train", "val", "test")
 LARGEST = 2**30  # pixels of an image, and any number of a box
+FAR = 10  # sides of an image within which polygons lie: those of objects that are cut off may leave it
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "images": {"id": (int, str), "file_name": (str,), "width": (int, float), "height": (int, float)},
     "categories": {"id": (int,), "name": (str,)},
@@ -58,6 +60,14 @@ class Annotated:
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Images at these positions, in the size that is annotated."""
         return [self._read(Path(str(self.files[i])), (int(self.sizes[i, 0]), int(self.sizes[i, 1]))) for i in indices]
+
+    def contents(self, indices: Sequence[int]) -> bytes:
+        """The hashes of the files at these positions."""
+        names = [str(Path(str(self.files[i])).absolute()) for i in indices]
+        if not names:
+            return b""
+        found = hashes(Path(os.path.commonpath([os.path.dirname(name) for name in names])), names)
+        return b"".join(found[name] for name in names)
 
     def _read(self, file: Path, size: tuple[int, int]) -> Item:
         item = decode(file)
@@ -306,6 +316,12 @@ class _File:
             raise InputError(
                 f"{self.path.name}: the mask of annotation {name} is {reprlib.repr(segmentation)}, neither polygons "
                 "nor run lengths"
+            )
+        lines = segmentation if isinstance(segmentation, list) else []
+        if far := [value for line in lines for value in line if abs(value) > FAR * max(size)]:
+            raise InputError(
+                f"{self.path.name}: a polygon of annotation {name} reaches to {far[0]:g}, but its image has {size[1]} "
+                f"× {size[0]} pixels, and at most {FAR} times that is taken; correct it"
             )
         if isinstance(segmentation, dict) and tuple(segmentation["size"]) != size:
             raise InputError(

@@ -17,12 +17,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sightline.core.errors import InputError
+from sightline.core.errors import InputError, counted
 from sightline.images.contents import hashes
 from sightline.images.decoding import ENDINGS, decode
 from sightline.images.loading import read_options
@@ -37,18 +37,16 @@ class Files:
 
     root: Path
     names: np.ndarray  # str (n,), relative
-    known: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # hashes of files
 
     def read(self, indices: Sequence[int]) -> list[Item]:
         """Images at these positions."""
         return [decode(self.root / str(self.names[index])) for index in indices]
 
     def contents(self, indices: Sequence[int]) -> bytes:
-        """The hashes of the files at these positions; each file is looked at once."""
+        """The hashes of the files at these positions."""
         names = [str(self.names[index]) for index in indices]
-        if new := [name for name in names if name not in self.known]:
-            self.known.update(hashes(self.root, new))
-        return b"".join(self.known[name] for name in names)
+        found = hashes(self.root, names)
+        return b"".join(found[name] for name in names)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -67,6 +65,8 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         endings = " ".join(sorted(ENDINGS))
         raise InputError(f"There are no images in the folder {where!r}; files with these endings are taken: {endings}")
     ids = np.array([name for name, _ in found])
+    if names == "any":
+        _check_strays(ids.tolist())
     of_split, of_class = _split_and_class([name.split("/")[:-1] for name, _ in found])
     splits, of_texture = by_name(of_split), [""] * len(ids)
     if names == "shape-texture":
@@ -99,10 +99,22 @@ def _files(folder: Path, root: Path, above: set[str]) -> Iterator[tuple[str, int
                 continue
             if entry.is_dir():
                 yield from _files(Path(entry.path), root, above | {real})
-            elif Path(entry.name).suffix.lower() in ENDINGS:
-                # A broken link is listed, so that reading it reports its name.
+            elif Path(entry.name).suffix.lower() in ENDINGS and (entry.is_file() or not os.path.exists(entry.path)):
+                # A broken link is listed, so that reading it reports its name; a pipe would keep its reader waiting.
                 size = entry.stat().st_size if entry.is_file() else 0
                 yield Path(entry.path).relative_to(root).as_posix(), size
+
+
+def _check_strays(names: Sequence[str]) -> None:
+    """Refuse a few images beside folders of splits, which would turn the splits into classes."""
+    folders = [name.split("/")[:-1] for name in names]
+    splits = {parts[0]: split_name(parts[0]) for parts in folders if len(parts) > 1 and split_name(parts[0])}
+    strays = [name for name, parts in zip(names, folders, strict=True) if not parts or not split_name(parts[0])]
+    if len(set(splits.values())) > 1 and strays:
+        raise InputError(
+            f"The file {strays[0]!r} lies beside the splits {' and '.join(splits)}, which hold a folder for each "
+            f"class, so it belongs to none of them; move {counted(len(strays), 'such file')} into a split, or out"
+        )
 
 
 def _split_and_class(folders: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,7 @@ from sightline.core.extras import explaining
 from sightline.images.decoding import decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
-from sightline.images.sources.arrays import encode_labels
+from sightline.images.sources.arrays import encode_parts
 from sightline.images.sources.parquet import LABEL_NAMES
 
 __all__ = ["Tables", "load"]
@@ -58,10 +58,11 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     fit = [*named, *(name for name in LABEL_NAMES if name in features and name not in named)]
     label = _column(where, chosen["label"], list(features), "") if chosen["label"] else next(iter(fit), None)
-    values = [value for table in tables.values() for value in _labels(table, label)]
+    values = {name: _labels(table, label) for name, table in tables.items()}
     ids = np.array([f"{name}/{row:06d}" for name, table in tables.items() for row in range(len(table))], str)
     names = [split_name(name) or name for name, table in tables.items() for _ in range(len(table))]
-    labels, classes = encode_labels(values, getattr(features.get(label), "names", None))
+    known = {name: getattr(table.features.get(label), "names", None) for name, table in tables.items()}
+    labels, classes = encode_parts(values, known)
     undecoded = [table.cast_column(image, datasets.Image(decode=False)) for table in tables.values()]
     return Images(
         name=f"huggingface:{where}",

@@ -46,6 +46,7 @@ CITYSCAPES = {  # id of a label → its name, in the order of the benchmark's cl
     28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
 }  # fmt: skip
 OUTSIDE = -3
+SCALED = {"L;2": 85, "L;4": 17}  # by what PIL multiplies grey values of 2 and 4 bits
 LOOKED_AT = 16  # masks that are read before anything starts
 
 
@@ -108,9 +109,10 @@ class Masked:
 
 
 def read_mask(file: Path) -> NDArray[Any]:
-    """The numbers (H, W) of a mask: indices of a palette, or grey values of 8 or 16 bits."""
+    """The numbers (H, W) of a mask: indices of a palette, or grey values of 1 to 16 bits."""
     try:
         with Image.open(file) as image:
+            stored = image.tile[0][3] if image.tile else None
             image.load()
     except Exception as error:  # PIL's readers raise whatever their parsing of broken bytes runs into
         raise InputError(f"The mask {file} cannot be read: {first_line(error)}") from error
@@ -119,7 +121,8 @@ def read_mask(file: Path) -> NDArray[Any]:
             f"The mask {file} has colours ({image.mode}), but one number for each pixel is expected; save it as a PNG "
             "of indices or of grey values"
         )
-    return np.asarray(image).astype(np.int64)
+    step = SCALED.get(stored, 1) if isinstance(stored, str) else 1
+    return np.asarray(image).astype(np.int64) // step
 
 
 def upright_size(file: Path) -> tuple[int, int]:

@@ -24,12 +24,13 @@ from sightline.core.errors import InputError, first_line, nearest
 from sightline.images.decoding import decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
-from sightline.images.sources.arrays import encode_labels
+from sightline.images.sources.arrays import encode_parts
 
 __all__ = ["LABEL_NAMES", "ParquetRows", "load"]
 
 
 KEEP = 256 * 2**20  # bytes of row groups that a process keeps
+FEW_ROWS = 10_000  # that a file may have whatever its size
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "category")
 
 
@@ -98,10 +99,11 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     stems = [file.relative_to(root).with_suffix("").as_posix() for file in files]
     ids = np.array([f"{stem}/{row:06d}" for stem, n in zip(stems, counts, strict=True) for row in range(n)], str)
     names = [name for stem, n in zip(stems, counts, strict=True) for name in [_split(stem)] * n]
-    values: list[Any] = []
-    for path, file in zip(files, opened, strict=True):
-        values += _labels(path, file, label) if label else [-1] * file.metadata.num_rows
-    labels, classes = encode_labels(values, features.get(label or "", {}).get("names"))
+    parts = dict(zip(map(str, files), opened, strict=True))
+    values = {
+        path: _labels(path, file, label) if label else [-1] * file.metadata.num_rows for path, file in parts.items()
+    }
+    labels, classes = encode_parts(values, {path: _names(file, label) for path, file in parts.items()})
     splits = by_name(names)
     return Images(
         name=f"parquet:{where}",
@@ -129,9 +131,15 @@ def _files(where: str) -> tuple[list[Path], Path]:
 
 def _open(file: Path) -> Any:
     try:
-        return pq.ParquetFile(file, memory_map=True)
+        opened = pq.ParquetFile(file, memory_map=True)
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names of columns that are no text
         raise InputError(f"{file} is not a readable Parquet file: {first_line(error)}") from error
+    rows, size = opened.metadata.num_rows, file.stat().st_size
+    if rows > max(size, FEW_ROWS):  # of nothing, repeated, which takes memory all the same
+        raise InputError(
+            f"{file} has {rows:,} rows in {size:,} bytes, which cannot be an image each; give a file that holds them"
+        )
+    return opened
 
 
 def _footer(file: Path) -> bytes:
@@ -181,7 +189,13 @@ def _label_column(schema: Any, features: Mapping[str, Any], wanted: str, where: 
     return next(iter([*noted, *likely]), None)
 
 
-def _labels(path: Path, file: Any, label: str) -> list[Any]:
+def _names(file: Any, label: str | None) -> list[str] | None:
+    """Names of the classes that Hugging Face notes in a file."""
+    names = _features(file.schema_arrow).get(label or "", {}).get("names")
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def _labels(path: str, file: Any, label: str) -> list[Any]:
     if label not in file.schema_arrow.names:
         raise InputError(f"{path} has no column {label!r}, which other files have")
     try:

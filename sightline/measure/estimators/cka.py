@@ -233,10 +233,12 @@ def bootstrap(
         return low, high
     draws = draw_groups(len(hsic), replicates, seed, device)
     rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
+    whole = torch.from_numpy(ratio(hsic.sum(0), own and (own[0].sum(0), own[1].sum(0)))).to(draws)
     for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
         first = row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
         values = _again(draws, hsic[..., row, first:]) / torch.sqrt(columns[..., first:] * rows[..., row, None])
-        for end, found in zip((low, high), percentile_ends(values, len(hsic)), strict=True):
+        ends = percentile_ends(values, len(hsic), whole[..., row, first:])
+        for end, found in zip((low, high), ends, strict=True):
             end[..., row, first:] = found.numpy(force=True)
             if own is None:
                 end[..., first:, row] = end[..., row, first:]

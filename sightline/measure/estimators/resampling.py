@@ -2,6 +2,7 @@
 
 With few groups the plain percentiles are too near to each other: the draws vary by (G − 1)/G of the variance, and the
 normal has lighter tails than Student's t. So they are taken further out, at the tail α/2 = Φ(√(G/(G − 1)) t(0.025)).
+Where so few groups ask for more than the draws reach: θ ± t(G − 1) · √(G/(G − 1)) · their standard deviation.
 
 Source: Hesterberg 2015, "What Teachers Should Know about the Bootstrap" (expanded percentile interval).
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["draw_groups", "percentile_ends", "tail_of"]
+__all__ = ["draw_groups", "errors_of", "percentile_ends", "tail_of"]
 
 
 def draw_groups(groups: int, replicates: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
@@ -39,13 +40,29 @@ def tail_of(groups: int) -> float:
     return float(norm.cdf(math.sqrt(groups / (groups - 1)) * t.ppf(0.025, groups - 1)))
 
 
-def percentile_ends(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Ends of the 95 % interval from replicates (R, …), on their device; NaN where a replicate has no value.
+@functools.cache
+def errors_of(groups: int) -> float:
+    """How many standard deviations of the replicates reach to either end of a 95 % interval of Student's t.
 
-    >>> low, high = percentile_ends(torch.arange(1001, dtype=torch.float64), 10**9)
+    >>> [round(errors_of(groups), 3) for groups in (2, 5, 10**6)]
+    [17.969, 3.104, 1.96]
+    """
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, groups - 1)) * math.sqrt(groups / (groups - 1))
+
+
+def percentile_ends(values: Tensor, groups: int, value: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Ends of the 95 % interval of a value (…) from replicates (R, …), on their device; NaN where one has no value.
+
+    >>> low, high = percentile_ends(torch.arange(1001, dtype=torch.float64), 10**9, 500)
     >>> round(float(low), 3), round(float(high), 3)
     (25.0, 975.0)
     """
+    if tail_of(groups) < 1 / (len(values) + 1):  # further out than any replicate: their standard deviation tells
+        half = errors_of(groups) * values.std(0, correction=0)
+        unknown = ~values.isfinite().all(0)
+        return (value - half).masked_fill(unknown, math.nan), (value + half).masked_fill(unknown, math.nan)
     place = tail_of(groups) * (len(values) - 1)
     below, between = int(place), place - int(place)
     count = min(below + 2, len(values))

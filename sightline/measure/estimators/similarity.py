@@ -432,6 +432,6 @@ def bootstrap_linear(
     ends = []
     for start in range(0, flat.shape[1], BLOCK):  # all at once might not fit
         part = torch.from_numpy(flat[:, start : start + BLOCK]).to(draws)
-        ends.append(torch.stack(percentile_ends(draws @ part, groups)).numpy(force=True))
+        ends.append(torch.stack(percentile_ends(draws @ part, groups, 0.0)).numpy(force=True))
     low, high = np.concatenate(ends, 1)
     return values + low.reshape(values.shape), values + high.reshape(values.shape)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xarray as xr
 
-from sightline.core.results import ENDS, outside_decoder
+from sightline.core.results import ENDS, outside_decoder, sites_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -101,9 +101,9 @@ def key_number(
 ) -> list[KeyNumber]:
     """A number over encoder, site (or another axis, `over`) and others, where the others have one first choice.
 
-    at      "last": of the last block. "highest": wherever it is highest, of all sites, blocks or not. "last third": the
-            mean over the last third of the blocks; the mean of the ends of their intervals is at least as wide as the
-            interval of that mean
+    at      "last": of the last block that the encoder has; without a number there, it is left out. "highest": wherever
+            it is highest, of all sites, blocks or not. "last third": the mean over the last third of the blocks that
+            the encoder has; the mean of the ends of their intervals is at least as wide as the interval of that mean
     types   layer types that count as blocks
     words   title, about, style, best, place of the KeyNumber
 
@@ -114,12 +114,13 @@ def key_number(
         numbers = numbers.sel(site=outside_decoder(result.site.values))
         on_path = np.isin(numbers.layer_type.values.astype(str), list(types))
     rest = [str(dim) for dim in numbers.dims if dim not in ("encoder", over)]
+    has = _places(result, numbers, over)
     names = [f"{variable}{end}" for end in ENDS if f"{variable}{end}" in result]
     values, ends, curves = {}, {}, {}
-    for encoder in map(str, numbers.encoder.values):
+    for row, encoder in enumerate(map(str, numbers.encoder.values)):
         own = [result[n].sel(encoder=encoder).sel({over: numbers[over].values}).transpose(over, *rest) for n in names]
         parts = [part.values.reshape(part.sizes[over], -1) for part in own]
-        found = _pick(parts, on_path, at)
+        found = _pick(parts, on_path & has[row], at)
         if found is None:
             continue
         (values[encoder], *both), curve = found
@@ -129,6 +130,15 @@ def key_number(
             curves[encoder] = curve
     made = KeyNumber(**{"values": values, "ends": ends, "curves": curves, **words})
     return [made] if values else []
+
+
+def _places(result: xr.Dataset, numbers: xr.DataArray, over: str) -> npt.NDArray[np.bool_]:
+    """Which places each encoder has, (encoders, places): by the reasons, or where there are none by its numbers."""
+    known = np.isfinite(numbers.transpose("encoder", over, ...).values)
+    has: npt.NDArray[np.bool_] = known.reshape(*known.shape[:2], -1).any(-1)
+    if over == "site":
+        has |= sites_of(result)[:, outside_decoder(result.site.values)]
+    return has
 
 
 def _pick(
@@ -147,8 +157,10 @@ def _pick(
         if not known.any():
             return None
         column = int(known.any(0).argmax())
-        there = path[known[:, column]]
-        chosen = there[-1:].tolist() if at == "last" else there[-math.ceil(len(path) / 3) :].tolist()
+        count = 1 if at == "last" else math.ceil(len(path) / 3)
+        chosen = path[-count:][known[-count:, column]].tolist()
+        if not chosen:
+            return None
     curve = values[path, column]
     return [float(part[chosen, column].mean()) for part in parts], curve[np.isfinite(curve)].tolist()
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from sightline.core.contrast import Contrast
 from sightline.core.results import ENDS
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing
-from sightline.studies.findings.accuracies import tuned_accuracies
+from sightline.studies.findings import accuracies
 from sightline.studies.roles import Role
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "linear_probe",
     "mean_iou",
     "of_blocks",
+    "precisions_by_blocks",
     "probe_on_other_images",
     "rows_of",
     "tuned_accuracy",
@@ -43,6 +46,10 @@ def _number(of: xr.Dataset, name: str) -> Number:
     return Number(*(float(of[f"{name}{end}"]) for end in ENDS))
 
 
+def _of_contrast(found: Contrast) -> Number:
+    return Number(found.value, found.low, found.high)
+
+
 # Classification
 
 
@@ -57,31 +64,32 @@ def last_probe(result: xr.Dataset, encoder: str, probe: str, feature: str | None
     return at.sel(feature=known[0].item())
 
 
-def linear_probe(
-    evidence: Evidence, encoder: str, feature: str | None = None, among: Callable[[Run], bool] | None = None
-) -> Number:
-    """Accuracy of the linear probe on the last layer, or of the ridge probe where no other was trained."""
-    result = evidence.table("probes", encoder, among=among)
+def linear_probe(evidence: Evidence, encoder: str, feature: str | None = None, images: str | None = None) -> Number:
+    """Accuracy of the linear probe on the last layer, or of the ridge probe where no other was trained.
+
+    Over the seeds of an encoder, if any, as the findings have it, and on the images of the study, unless others are
+    named.
+    """
+    if (one := evidence.together(encoder)) in evidence.seeds:
+        found = accuracies.linear_probe(evidence, one, images=images, **({"feature": feature} if feature else {}))
+        return _of_contrast(found.contrast())
+    wanted = [images] if images is not None else accuracies.probed_images(evidence)[:1]
+    result = evidence.table("probes", encoder, among=lambda run: accuracies.images_of(run) in wanted)
     kind = "linear" if "linear" in result.probe.values else "ridge"
     return _number(last_probe(result, encoder, kind, feature), "accuracy")
 
 
 def probe_on_other_images(evidence: Evidence, encoder: str) -> Number:
-    """The same on a second set of images, to which the encoders are carried over."""
-    sets = list(dict.fromkeys(_images_of(run) for run in evidence.by_images if "probes" in run))
+    """The same of one encoder on a second set of images, to which the encoders are carried over."""
+    sets = accuracies.probed_images(evidence)
     if len(sets) < 2:
         raise Missing("probes on a second set of images: compare the encoders on it, too, and give both runs")
-    return linear_probe(evidence, encoder, among=lambda run: _images_of(run) == sets[1])
-
-
-def _images_of(run: Run) -> str:
-    return str(run.request.get("images", {}).get("name", ""))
+    return linear_probe(evidence.apart(), encoder, images=sets[1])
 
 
 def tuned_accuracy(evidence: Evidence, encoder: str) -> Number:
     """Accuracy on the test images after an encoder was fine-tuned, as the findings have it: over its seeds, if any."""
-    found = tuned_accuracies(evidence, evidence.together(encoder))[0].contrast()
-    return Number(found.value, found.low, found.high)
+    return _of_contrast(accuracies.tuned_accuracies(evidence, evidence.together(encoder))[0].contrast())
 
 
 def rows_of(
@@ -105,27 +113,47 @@ def of_blocks(result_settings: Mapping[str, object]) -> int:
 
 
 def average_precisions(
-    evidence: Evidence, encoders: Sequence[str], *, frozen: bool, several: bool = False
-) -> pd.DataFrame:
+    evidence: Evidence, encoders: Sequence[str], *, frozen: bool, several: bool = False,
+    among: Callable[[Run], bool] | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """AP of each encoder, kind and size of objects, with its interval; `several`: blocks are seen, not the last alone.
 
-    One row each: encoder, kind, area, value, low, high.
+    One row each: encoder, kind, area, value, low, high; of detectors that were trained alike, `among` some runs.
     """
+    evidence = evidence.apart()
 
     def asked(run: Run) -> bool:
         trained = run["detection"].attrs["encoders"] == ("frozen" if frozen else "trained along")
-        return trained and (of_blocks(run.request.get("settings", {})) > 1) == several
+        fits = trained and (of_blocks(run.request.get("settings", {})) > 1) == several
+        return fits and (among is None or among(run))
 
     what = f"detection on encoders that are {'frozen' if frozen else 'trained along'}"
     what += " and seen by several blocks" if several else ""
-    tables = []
     for encoder in encoders:
         if not evidence.holds("detection", encoder, among=asked):
             raise Missing(f"{what}, of {encoder}: add `--steps detect`")
-        own = evidence.table("detection", encoder, among=asked).sel(encoder=[encoder])
+    alike, tables = evidence.alike("detection", *encoders, among=asked), []
+    for encoder in encoders:
+        own = evidence.table("detection", encoder, among=alike).sel(encoder=[encoder])
         names = dict(zip((f"AP{end}" for end in ENDS), ("value", "low", "high"), strict=True))
         tables.append(own[list(names)].to_dataframe().reset_index().rename(columns=names))
     return pd.concat(tables, ignore_index=True)
+
+
+def _is_one(run: Run, runs: Sequence[Run]) -> bool:
+    return any(run is one for one in runs)
+
+
+def precisions_by_blocks(evidence: Evidence, encoders: Sequence[str], words: Mapping[str, bool]) -> pd.DataFrame:
+    """The same of detectors on frozen encoders that differ in the blocks they see alone, `series` says in which."""
+    missing: list[Missing] = []
+    for runs in evidence.trained_alike("detection", but=["blocks"]):
+        of = partial(average_precisions, evidence, encoders, frozen=True, among=partial(_is_one, runs=runs))
+        try:
+            return pd.concat(of(several=several).assign(series=word) for word, several in words.items())
+        except Missing as error:
+            missing.append(error)
+    raise missing[0] if missing else Missing(f"detection of {' and '.join(encoders)}: add `--steps detect`")
 
 
 def mean_iou(evidence: Evidence, encoder: str) -> Number:

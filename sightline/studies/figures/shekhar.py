@@ -17,7 +17,7 @@ from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.casting import cast, first_seed, pair_of_families, tuned
 from sightline.studies.figures.contract import Lettered, Panel, PaperFigure, Printed
 from sightline.studies.figures.forms import LayerMap, analysed, bars, layer_maps, lines, number_table, sheets
-from sightline.studies.figures.numbers import average_precisions, last_probe
+from sightline.studies.figures.numbers import average_precisions, last_probe, precisions_by_blocks
 from sightline.studies.figures.shekhar_workshop import (
     AGREE,
     FEATURE_TITLES,
@@ -28,13 +28,16 @@ from sightline.studies.figures.shekhar_workshop import (
     families,
     layer_types,
     neighbours_and_probe,
+    pair_of,
     rank_agreement,
 )
+from sightline.studies.findings.accuracies import intermediate
 from sightline.studies.roles import JE, MASKED_JE, REC
 
 __all__ = ["FIGURES"]
 
 
+FIRST, OTHER = "joint-embedding and reconstruction", "another joint-embedding and reconstruction"
 DEPTHS = {"linear": 1, "depth 2": 2, "depth 3": 3}
 ORIENTATION = "Left the source, then pictures drawn from its representation: what they share, the encoder keeps."
 
@@ -87,11 +90,10 @@ def _added_block(evidence: Evidence) -> Panel:
     for name in names:
         alone = last_probe(result, name, "linear")
         both = result.sel(encoder=name, probe="multilayer", feature=alone.feature.item())
-        if not (both.selection.notnull() & (both.layer_type == "block")).any():
+        others = intermediate(both.selection, str(alone.site.item()))
+        if not others.size:
             raise Missing(f"a probe on the last and another block of {name}")
-        others = both.sel(site=both.site.values[both.selection.notnull().values & (both.layer_type == "block").values])
-        others = others.isel(site=slice(0, -1)) if others.sizes["site"] > 1 else others  # the last one is none of them
-        best = others.isel(site=int(others.selection.argmax("site")))
+        best = both.sel(site=others.site[int(others.argmax("site"))].item())
         texts = {
             "last block": _mean_and_std(alone),
             "last and another": f"{_mean_and_std(best)} (block {int(best.block)})",
@@ -125,9 +127,15 @@ def _gain_after_tuning(evidence: Evidence) -> Panel:
 # Pictures
 
 
-def _samples(evidence: Evidence, family: str, method: str, after: bool = False, rows: int = 4) -> Panel:
-    names = cast(evidence, family, method)
+def _samples(evidence: Evidence, after: bool = False, rows: int = 4) -> Panel:
+    names = cast(evidence, REC, "mae")
     return sheets(evidence, tuned(evidence, *names[:1]) if after else names, rows, ORIENTATION)
+
+
+def _samples_of_je(evidence: Evidence, other: int, rows: int = 8) -> Panel:
+    """Of the first or the second joint-embedding encoder."""
+    _, je = pair_of(evidence, other)
+    return sheets(evidence, [je], rows, ORIENTATION)
 
 
 def _all_samples(evidence: Evidence) -> Panel:
@@ -169,12 +177,10 @@ def _path(evidence: Evidence) -> Panel:
     je, rec = pair_of_families(evidence)
     tables = []
     for name in (*rec, *je):
-        result = evidence.table("dynamics", name)
-        own = result.sel(encoder=result.start.values.astype(str) == name, place=ALL)
+        run, epochs = next(iter(evidence.apart().trainings("dynamics", name).values()))
+        own = run["dynamics"].efficiency.sel(encoder=epochs, place=ALL)
         weights = "attention" if "attention" in own.weights.values else ALL
-        if not own.sizes["encoder"]:
-            raise Missing(f"the epochs of a fine-tuning of {name}: add `--steps dynamics`")
-        values = own.efficiency.sel(weights=weights)
+        values = own.sel(weights=weights)
         table = pd.DataFrame({"series": name, "depth": values.epoch.values, "value": values.values, "weights": weights})
         tables.append(table.dropna(subset="value"))
     note = (
@@ -243,10 +249,7 @@ def _added_to_pyramid(evidence: Evidence) -> Panel:
     """AP of detectors that see the last block, and of those that see others beside it."""
     je, rec = pair_of_families(evidence)
     both = {"last block": False, "last blocks side by side": True}
-    table = pd.concat(
-        average_precisions(evidence, [*rec, *je], frozen=True, several=several).assign(series=words)
-        for words, several in both.items()
-    )
+    table = precisions_by_blocks(evidence, [*rec, *je], both)
     table = table[(table.kind == "box") & (table.area == "all")].rename(columns={"encoder": "group"})
     note = "AP of boxes by detectors on frozen encoders; lines: 95 % over test images."
     return bars(table, x_title="encoder", y_title="box AP", series_title="the detector sees", note=note)
@@ -281,7 +284,7 @@ FIGURES = (
         {"": Lettered("RCDM samples", _all_samples)},
     ),
     PaperFigure(
-        "001 Fig 4", "CKA of MoCo v3 and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
+        "001 Fig 4", f"CKA of {FIRST} before and after fine-tuning", ("cka",), ROLES_TUNED,
         before_and_after_parts(), columns=2,
     ),
     PaperFigure(
@@ -301,16 +304,16 @@ FIGURES = (
         {"": Lettered("frozen encoders", _added_to_pyramid)},
     ),
     PaperFigure(
-        "001 Fig 8", "CKA of DINO and MAE before and after fine-tuning", ("cka",), ROLES_TUNED,
+        "001 Fig 8", f"CKA of {OTHER} before and after fine-tuning", ("cka",), ROLES_TUNED,
         before_and_after_parts(other=1), columns=2,
     ),
     PaperFigure(
         "001 Fig 9", "CKA of attention layers before and after fine-tuning", ("cka",), ROLES_TUNED,
         {
-            letter: Lettered(f"{who} and MAE, {when}", partial(layer_types, layers=("qkv",), after=after, other=other))
+            letter: Lettered(f"{who}, {when}", partial(layer_types, layers=("qkv",), after=after, other=other))
             for letter, who, other, when, after in (
-                ("a", "MoCo v3", 0, "pre-trained", False), ("b", "MoCo v3", 0, "fine-tuned", True),
-                ("c", "DINO", 1, "pre-trained", False), ("d", "DINO", 1, "fine-tuned", True),
+                ("a", FIRST, 0, "pre-trained", False), ("b", FIRST, 0, "fine-tuned", True),
+                ("c", OTHER, 1, "pre-trained", False), ("d", OTHER, 1, "fine-tuned", True),
             )
         },
         columns=2,
@@ -367,21 +370,21 @@ FIGURES = (
         columns=1,
     ),
     PaperFigure(
-        "001 Fig 17", "Pictures drawn from MAE before and after fine-tuning", ("rcdm",),
+        "001 Fig 17", "Pictures drawn from reconstruction before and after fine-tuning", ("rcdm",),
         "a reconstruction ViT, also fine-tuned",
         {
-            "a": Lettered("pre-trained", partial(_samples, family=REC, method="mae")),
-            "b": Lettered("fine-tuned", partial(_samples, family=REC, method="mae", after=True)),
+            "a": Lettered("pre-trained", _samples),
+            "b": Lettered("fine-tuned", partial(_samples, after=True)),
         },
         columns=2,
     ),
     PaperFigure(
         "001 Fig 18", "More pictures drawn from representations", ("rcdm",), f"{ROLES}, also fine-tuned",
         {
-            "a": Lettered("MAE, pre-trained", partial(_samples, family=REC, method="mae", rows=8)),
-            "b": Lettered("MoCo v3, pre-trained", partial(_samples, family=JE, method="moco_v3", rows=8)),
-            "c": Lettered("MAE, fine-tuned", partial(_samples, family=REC, method="mae", after=True, rows=8)),
-            "d": Lettered("DINO, pre-trained", partial(_samples, family=JE, method="dino", rows=8)),
+            "a": Lettered("reconstruction, pre-trained", partial(_samples, rows=8)),
+            "b": Lettered("joint-embedding, pre-trained", partial(_samples_of_je, other=0)),
+            "c": Lettered("reconstruction, fine-tuned", partial(_samples, after=True, rows=8)),
+            "d": Lettered("another joint-embedding, pre-trained", partial(_samples_of_je, other=1)),
         },
         columns=2,
     ),

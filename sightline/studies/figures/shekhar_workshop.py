@@ -30,6 +30,7 @@ __all__ = [
     "families",
     "layer_types",
     "neighbours_and_probe",
+    "pair_of",
     "rank_agreement",
 ]
 
@@ -45,20 +46,38 @@ ROLES_TUNED = "a joint-embedding and a reconstruction ViT, both also fine-tuned"
 # What the figures of both papers of Shekhar et al. are made of
 
 
-def families(evidence: Evidence, which: slice = slice(None)) -> Panel:
+def families(evidence: Evidence) -> Panel:
     """CKA of block outputs: joint-embedding encoders with each other, then reconstruction ones with them."""
-    je, rec = pair_of_families(evidence)
-    maps = [LayerMap(b, a, title=f"{b} and {a}") for a, b in itertools.combinations(je, 2)]
-    maps += [LayerMap(r, j, title=f"{r} and {j}") for r in rec for j in je]
-    chosen = maps[which]
-    if not chosen:
+    return layer_maps(evidence, [*_within(evidence), *_between(evidence)])
+
+
+def within_family(evidence: Evidence) -> Panel:
+    """The first of them: joint-embedding encoders with each other."""
+    if not (maps := _within(evidence)):
         raise Missing(SECOND)
-    return layer_maps(evidence, chosen)
+    return layer_maps(evidence, maps)
+
+
+def between_families(evidence: Evidence, which: slice) -> Panel:
+    """The others: reconstruction encoders with joint-embedding ones, some of the pairs."""
+    if not (maps := _between(evidence)[which]):
+        raise Missing(SECOND)
+    return layer_maps(evidence, maps)
+
+
+def _within(evidence: Evidence) -> list[LayerMap]:
+    je, _ = pair_of_families(evidence)
+    return [LayerMap(b, a, title=f"{b} and {a}") for a, b in itertools.combinations(je, 2)]
+
+
+def _between(evidence: Evidence) -> list[LayerMap]:
+    je, rec = pair_of_families(evidence)
+    return [LayerMap(r, j, title=f"{r} and {j}") for r in rec for j in je]
 
 
 def layer_types(evidence: Evidence, layers: Sequence[str], after: bool = False, other: int = 0) -> Panel:
     """CKA by layer type between a reconstruction and a joint-embedding encoder, before or after fine-tuning."""
-    pair = _pair(evidence, other)
+    pair = pair_of(evidence, other)
     row, column = tuned(evidence, *pair) if after else pair
     named = len(layers) > 1
     return layer_maps(evidence, [LayerMap(row, column, layer, LAYER_TYPES[layer] if named else "") for layer in layers])
@@ -66,13 +85,13 @@ def layer_types(evidence: Evidence, layers: Sequence[str], after: bool = False, 
 
 def before_and_after(evidence: Evidence, rec_tuned: bool, je_tuned: bool, other: int = 0) -> Panel:
     """CKA of block outputs of a reconstruction and a joint-embedding encoder, each before or after fine-tuning."""
-    row, column = _pair(evidence, other)
+    row, column = pair_of(evidence, other)
     row = tuned(evidence, row)[0] if rec_tuned else row
     column = tuned(evidence, column)[0] if je_tuned else column
     return layer_maps(evidence, [LayerMap(row, column)])
 
 
-def _pair(evidence: Evidence, other: int) -> tuple[str, str]:
+def pair_of(evidence: Evidence, other: int) -> tuple[str, str]:
     """The reconstruction encoder, and the first or second joint-embedding one."""
     je, rec = pair_of_families(evidence)
     if other >= len(je):
@@ -92,7 +111,7 @@ def neighbours_and_probe(evidence: Evidence, feature: str, every: bool = True) -
     probes, remark = [], ""
     for name in names:
         try:
-            number = linear_probe(evidence, name, feature)
+            number = linear_probe(evidence.apart(), name, feature)  # of the seed whose neighbours are drawn
             probes.append({"series": name, "site": "linear probe", "depth": behind, **number._asdict()})
         except (Missing, KeyError):
             remark = f"No linear probe was trained on {FEATURE_TITLES[feature]} of {name}."
@@ -164,9 +183,9 @@ FIGURES = (
         ("cka",),
         ROLES,
         {
-            "a": Lettered("two joint-embedding encoders", partial(families, which=slice(0, 1))),
-            "b": Lettered("reconstruction and joint-embedding", partial(families, which=slice(1, 2))),
-            "c": Lettered("reconstruction and joint-embedding", partial(families, which=slice(2, None))),
+            "a": Lettered("two joint-embedding encoders", within_family),
+            "b": Lettered("reconstruction and joint-embedding", partial(between_families, which=slice(0, 1))),
+            "c": Lettered("reconstruction and joint-embedding", partial(between_families, which=slice(1, None))),
         },
     ),
     PaperFigure(

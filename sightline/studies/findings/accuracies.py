@@ -18,8 +18,18 @@ from sightline.studies.evidence import Evidence, Missing, over_seeds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import xarray as xr
 
-__all__ = ["PROBES", "last", "linear_probe", "of_counts", "probed_images", "tuned_accuracies"]
+__all__ = [
+    "PROBES",
+    "images_of",
+    "intermediate",
+    "last",
+    "linear_probe",
+    "of_counts",
+    "probed_images",
+    "tuned_accuracies",
+]
 
 
 PROBES = ("linear", "ridge")  # the second where no other was trained
@@ -31,18 +41,27 @@ def last(x: npt.NDArray[np.float64], axis: int) -> Any:
     return np.asarray(x.take(-1, axis))
 
 
+def intermediate(selection: xr.DataArray, last_site: str) -> xr.DataArray:
+    """Numbers of the blocks that a probe saw beside the last layer: the last block beside the final norm is none."""
+    blocks = selection.isel(site=np.flatnonzero(selection.layer_type.values == "block"))
+    found = blocks.isel(site=np.flatnonzero(np.isfinite(blocks.values) & (blocks.site.values != last_site)))
+    beside_norm = last_site not in blocks.site.values and found.sizes["site"] > 1
+    return found.isel(site=slice(0, -1)) if beside_norm else found
+
+
 def probed_images(evidence: Evidence) -> list[str]:
     """The sets of images that probes were fitted to; the first is that of the study."""
-    return list(dict.fromkeys(_images_of(run) for run in evidence.by_images if "probes" in run))
+    return list(dict.fromkeys(images_of(run) for run in evidence.by_images if "probes" in run))
 
 
-def _images_of(run: Run) -> str:
+def images_of(run: Run) -> str:
+    """The name of the set of images of a run."""
     return str(run.request.get("images", {}).get("name", ""))
 
 
 def linear_probe(evidence: Evidence, encoder: str, *, images: str | None = None, **where: Any) -> Estimate:
     """Accuracy of the linear probe, unless said otherwise on the last layer: after the final norm, if there is one."""
-    chosen = where or {"site": ["block.*", "norm"], "statistic": last}
+    chosen = where if {*where} - {"feature"} else {"site": ["block.*", "norm"], "statistic": last, **where}
     wanted = [images] if images is not None else probed_images(evidence)[:1]
     poolings = (chosen.pop("feature"),) if "feature" in chosen else POOLINGS
     missing: list[Missing] = []
@@ -51,7 +70,7 @@ def linear_probe(evidence: Evidence, encoder: str, *, images: str | None = None,
             try:
                 return evidence.estimate(
                     "probes.accuracy", encoder=encoder, probe=probe, feature=feature,
-                    among=lambda run: _images_of(run) in wanted, **chosen,
+                    among=lambda run: images_of(run) in wanted, **chosen,
                 )  # fmt: skip
             except Missing as error:
                 missing.append(error)

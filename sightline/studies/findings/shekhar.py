@@ -16,7 +16,7 @@ import numpy as np
 
 from sightline.core.contrast import Estimate
 from sightline.studies.evidence import Evidence, Missing
-from sightline.studies.findings.accuracies import last
+from sightline.studies.findings.accuracies import intermediate, last
 from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import DRAWS, above, below, within, written
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
@@ -371,15 +371,14 @@ def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
         for member, table in evidence.tables("probes", encoder)
     ]
     chosen = sum(selections[1:], selections[0]) / len(selections)
-    chosen = chosen.where(np.isfinite(chosen) & (chosen.layer_type == "block"), drop=True)
+    last_site = _last_site(evidence, encoder)
+    chosen = intermediate(chosen, last_site)
     if not chosen.size:
         raise Missing(f"probes of two layers of {encoder}: add `--steps passes`")
-    # The last block beside the final norm is no intermediate layer.
-    chosen = chosen.isel(site=slice(0, -1)) if chosen.sizes["site"] > 1 else chosen
     site = str(chosen.site.values[int(np.argmax(chosen.values))])
     both, alone = (
         evidence.estimate("probes.accuracy", encoder=encoder, feature="cls", probe=probe, site=at)
-        for probe, at in (("multilayer", site), ("linear", _last_site(evidence, encoder)))
+        for probe, at in (("multilayer", site), ("linear", last_site))
     )
     return both - alone
 
@@ -419,9 +418,9 @@ def _other_measures(evidence: Evidence, keeps: str, forgets: str) -> tuple[list[
     for name, (number, where) in BESIDE.items():
         try:
             one, other = (evidence.estimate(number, encoder=encoder, **where) for encoder in (keeps, forgets))
+            part = above(name, one - other)
         except Missing:
             continue
-        part = above(name, one - other)
         differs = part.agrees is not None and decided.agrees is not None and part.agrees is not decided.agrees
         (against if differs else said).append(part)
     return said, against

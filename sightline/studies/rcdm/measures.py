@@ -70,6 +70,8 @@ class Extent:
         for key, least in (("samples", 2), ("sources", 2), ("compared", 2)):
             if getattr(self, key) < least:
                 raise InputError(f"{key} is {getattr(self, key)}, but at least {least} are needed")
+        if not self.transformations:
+            raise InputError(f"There is no transformation, but at least 1 is needed; give {', '.join(TRANSFORMATIONS)}")
         for name in self.transformations:
             transformed(name, torch.zeros(1, 3, 8, 8))  # says what cannot be
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -22,6 +23,8 @@ IN_WORDS = {
     "object": "the object's colour", "background": "the background's colour", "colour": "the mean colour",
 }  # fmt: skip
 KEPT, LOST = 0.5, 0.1  # of the variance: from here on an attribute is kept, below that it is forgotten
+SHARED = ("keep {}", "keep some of {}", "say nothing about {}", "leave {} unclear")
+SEEN = ("keeps {}", "has forgotten {}", "leaves {} unclear")
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
@@ -100,36 +103,48 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
 
 
 def summary(result: xr.Dataset) -> list[str]:
-    """A sentence for each encoder: what it keeps, and what it has forgotten."""
+    """A sentence for each encoder: what it keeps, what it has forgotten, and of what neither can be said."""
     return [_sentence(result.sel(encoder=name)) for name in result.encoder.values]
 
 
 def _sentence(own: xr.Dataset) -> str:
     """By shared variance for attributes, and by the likelihood gap, which is surer, for transformations."""
-    kept: list[str] = []
-    lost: list[str] = []
-    part: list[str] = []
+    told: dict[str, list[str]] = {}
     for name in own.attribute.values:
-        if str(name) == ORIENTATION:  # the gap tells more
-            continue
-        value = own.sel(attribute=name)
-        words = IN_WORDS.get(str(name), str(name))
-        (kept if value.shared > KEPT else lost if value.shared_high < LOST or value.shared_low < 0 else part).append(
-            words
-        )
-    sees: list[str] = []
-    blind: list[str] = []
+        if str(name) != ORIENTATION:  # the gap tells more
+            value = own.sel(attribute=name)
+            words = IN_WORDS.get(str(name), str(name))
+            told.setdefault(_shared(float(value.shared_low), float(value.shared_high)), []).append(words)
+    seen: dict[str, list[str]] = {}
     for name in own.transformation.values:
+        value = own.sel(transformation=name)
         words = IN_WORDS.get(str(name).partition(":")[0], str(name))
-        (sees if own.sel(transformation=name).gap_low > 0 else blind).append(words)
-    clauses = [
-        f"keep {_listed(kept)}" if kept else "",
-        f"keep some of {_listed(part)}" if part else "",
-        f"say nothing about {_listed(lost)}" if lost else "",
-    ]
-    first = ", ".join(filter(None, clauses)) or "show no attribute"
-    second = [f"keeps {_listed(sees)}" if sees else "", f"has forgotten {_listed(blind)}" if blind else ""]
-    return f"{own.encoder.item()}: its samples {first}; by the likelihood gap it {' and '.join(filter(None, second))}."
+        seen.setdefault(_seen(float(value.gap_low), float(value.get("kept_high", math.nan))), []).append(words)
+    first = [clause.format(_listed(told[clause])) for clause in SHARED if clause in told] or ["show no attribute"]
+    second = [clause.format(_listed(seen[clause])) for clause in SEEN if clause in seen]
+    return f"{own.encoder.item()}: its samples {', '.join(first)}; by the likelihood gap it {_listed(second)}."
+
+
+def _shared(low: float, high: float) -> str:
+    """What can be said of an attribute by the interval of its shared variance: nothing if it crosses a threshold.
+
+    >>> _shared(0.6, 0.7), _shared(0.4, 0.7), _shared(0.2, 0.4), _shared(-0.1, 0.3), _shared(-0.1, 0.05)
+    ('keep {}', 'leave {} unclear', 'keep some of {}', 'leave {} unclear', 'say nothing about {}')
+    """
+    keep, some, nothing, unclear = SHARED
+    if low > KEPT:
+        return keep
+    return nothing if high < LOST else some if low >= LOST and high <= KEPT else unclear
+
+
+def _seen(gap_low: float, kept_high: float) -> str:
+    """What can be said of a transformation; it is forgotten where hardly anything of the gap can be left.
+
+    >>> _seen(0.1, 0.4), _seen(-0.1, 0.05), _seen(-0.1, 0.4)
+    ('keeps {}', 'has forgotten {}', 'leaves {} unclear')
+    """
+    keeps, forgotten, unclear = SEEN
+    return keeps if gap_low > 0 else forgotten if kept_high < LOST else unclear
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ pyramid             maps of several strides from an encoder's
 features            the maps of an encoder at any size of image
 detector            torchvision's Mask R-CNN in a frame of 16 pixels per patch
 masks               masks at their places in the image, with sub-pixel accuracy; run lengths
-truth               what is to be found in an image, and what a detector finds
+objects             what is to be found in an image, and what a detector finds
 average_precision   AP and AR as COCO defines them, with intervals
 cached              the maps of a frozen encoder, computed once
 objective           what is minimised

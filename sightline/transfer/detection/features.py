@@ -210,10 +210,18 @@ def trainable(
     with evaluating(module), torch.enable_grad():  # no running statistics move
         x = torch.zeros(1, 3, made.size, made.size)
         sum(level.float().square().sum() for level in made(x)).backward()
+        _forget_computed_positions(module)
         for parameter in made.module.parameters():
             parameter.requires_grad_(parameter.grad is not None)
             parameter.grad = None
     return copied, made
+
+
+def _forget_computed_positions(module: nn.Module) -> None:
+    """Positions that are computed for another size are not learned, although CLS has one, too, which they lie with."""
+    if is_vit(module) and module.pos_embed is not None and module.pos_embed.grad is not None:
+        patches = module.pos_embed.grad[:, -module.patch_embed.num_patches :]
+        module.pos_embed.grad = module.pos_embed.grad if patches.any() else None
 
 
 def _around(encoder: Encoder, module: nn.Module) -> Encoder:
@@ -224,6 +232,7 @@ def _around(encoder: Encoder, module: nn.Module) -> Encoder:
         preprocess=encoder.preprocess,
         classes=encoder.classes,
         notes=encoder.notes,
+        resize=encoder.resize,
     )
 
 
@@ -244,7 +253,7 @@ def _forward_of(encoder: Encoder, size: int) -> Callable[[Tensor], Any]:
     """How to send images of this size through."""
     module = encoder.module
     if is_vit(module):
-        return lambda images: encode(module, embed(module, images), grid_of(module, images))
+        return lambda images: encode(module, embed(module, images, resize=encoder.resize), grid_of(module, images))
     own = encoder.tokens is None or encoder.preprocess.size == (size, size)
     if own:
         return encoder.forward or module

@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from sklearn.linear_model import RidgeCV
 from sklearn.preprocessing import StandardScaler
-from support.plans import LAYERS, TEST, TOKENS, TRAIN, activations, computed, make_plan
+from support.plans import LAYERS, TEST, TOKENS, TRAIN, WIDTH, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses.probes import Analysis, Config, cost
@@ -202,6 +202,25 @@ def test_an_added_layer_gains_what_the_last_one_has_lost(tmp_path: Path) -> None
     assert "layers norm and block.0 side by side, the CLS token, a linear probe" in text
     assert "the last layer has lost something that block.0 knows" in text
     assert f"The best frozen probe stays at {best:.1%}" in text
+
+
+def test_the_last_layer_is_that_of_the_pooling(tmp_path: Path) -> None:
+    """A final norm of a single vector, as of CLIP, has no CLS token: the last layer of `cls` is the block before."""
+    plan = make_plan(tmp_path, layers={"vit": {"block.0": TOKENS, "block.1": TOKENS, "norm": (WIDTH,)}})
+    result = measured(plan, activations(plan))
+    last = dict(zip(result.feature.values.tolist(), result.last_site_of_feature.values[0].tolist(), strict=True))
+    assert last == {"gap": "norm", "cls": "block.1"}
+    table = next(figure.table for figure in figures(result) if figure.name == "depth")
+    assert table.groupby("feature").site.unique().map(list).to_dict() == {"gap": ["norm"], "cls": ["block.1"]}
+    assert table.groupby("feature").size().to_dict() == {"gap": 3, "cls": 3}
+    for feature, site in last.items():
+        best = {"best_probe": "multilayer", "best_site": "block.0", "best_feature": feature}
+        words = result.assign({name: ("encoder", [value]) for name, value in best.items()})
+        assert f"layers {site} and block.0 side by side" in headlines(words)[0][2]
+        linear = result.accuracy.sel(encoder="vit", probe="linear", feature=feature, site=site).item()
+        assert any(f"on the last layer ({site}) reaches {linear:.1%}" in line for line in summary(words))
+    older = result.drop_vars("last_site_of_feature")
+    assert next(figure.table for figure in figures(older) if figure.name == "depth").site.nunique() == 1
 
 
 def test_depth_gains_where_classes_are_not_linear(tmp_path: Path) -> None:

@@ -101,6 +101,39 @@ def test_perfect_features_are_segmented_perfectly(val: bool) -> None:
     assert number == f"{float(at.softmax_miou):.1%}"
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_patches_that_are_not_finite_in_one_split_have_a_reason(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One patch of one image is infinite; the fit, which saw others, is fine."""
+    read = scoring.Scoring.patches
+
+    def broken(self: Any, layer: Any, of: str, rows: Any) -> torch.Tensor:
+        found = read(self, layer, of, rows).clone()
+        if of == split:
+            found[0, 0, 0] = torch.inf
+        return found
+
+    monkeypatch.setattr(scoring.Scoring, "patches", broken)
+    result = measured(painted(), ["colour"])
+    at = result.sel(encoder="colours", site="colour")
+    assert at.reason.item() == "the activations are not finite (NaN or infinity)"
+    assert np.isnan([at.miou.item(), at.miou_low.item(), at.softmax_miou.item()]).all()
+    assert np.isnan(at.val_miou.item()) if split == "val" else at.val_miou.item() == 1
+    assert (at.chosen.item(), segmentation.headlines(result), segmentation.key_numbers(result)) == ("", [], [])
+
+
+def test_the_key_number_is_of_the_chosen_block() -> None:
+    """Another block is better on test images by chance; the curve shows both."""
+    sites, over = ["block.0", "block.1"], ("encoder", "site")
+    values = {"miou": [[0.5, 0.6]], "miou_low": [[0.4, 0.5]], "miou_high": [[0.7, 0.8]]}
+    result = xr.Dataset(
+        {name: (over, value) for name, value in values.items()} | {"chosen": ("encoder", ["block.0"])},
+        {"encoder": ["a"], "site": sites, "layer_type": ("site", ["block", "block"])},
+    )
+    (number,) = segmentation.key_numbers(result)
+    assert (number.values, number.ends, number.curves) == ({"a": 0.5}, {"a": (0.4, 0.7)}, {"a": [0.5, 0.6]})
+    assert segmentation.key_numbers(result.assign(chosen=("encoder", [""]))) == []
+
+
 def test_labels_are_compared_at_their_own_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions of the same patches, brought to the pixels of each map by torch's own interpolation.
 

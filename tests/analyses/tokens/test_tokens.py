@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import silhouette_score
 from support.references import SMALL
 
@@ -228,6 +229,9 @@ def test_the_stream_is_the_pure_functions(prefix: int, batch: int, dtype: torch.
         assert at.silhouette_image == pytest.approx(plain(x, by_image), abs=1e-9)
         assert at.silhouette_class == pytest.approx(plain(x, by_class), abs=1e-9)
         assert at.silhouette_image_low < at.silhouette_image < at.silhouette_image_high
+        left = [plain(x[by_image != out], by_class[by_image != out]) for out in range(6)]
+        half = stats.t.ppf(0.975, 5) * np.sqrt(5 * np.var(left))  # (m − 1)/m · Σ of m squares
+        assert (at.silhouette_class_high - at.silhouette_class_low) / 2 == pytest.approx(half, rel=1e-6)
     shown = rows[[0, 3]]
     for site, before, after in (("block.0", "embed", "block.0.mid"), ("block.1", "block.0", "block.1.mid")):
         at = result.sel(site=site)

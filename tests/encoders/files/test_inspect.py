@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.encoders.files.inspect import as_json, describe, inspect
+from sightline.encoders.files.reading import read_checkpoint
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.saved import save_encoder
+from sightline.encoders.sources.checkpoint import weights_in
 
 FILES = recognisable()
 
@@ -166,9 +168,19 @@ def test_what_contains_itself(tmp_path):
     loop["again"] = loop
     loop["list"].append(loop["list"])  # type: ignore[attr-defined]
     found = inspect(saved({"model": loop, "args": loop, "deep": [loop]}, tmp_path))
-    assert found.total == 9
+    assert found.total == 3
     assert describe(found)
     assert as_json(found)
+
+
+def test_what_is_under_many_names_is_counted_once(tmp_path):
+    part = {f"w{i}": torch.zeros(2) for i in range(300)}
+    path = saved({"model": part} | {f"model{i}": part for i in range(300)} | {"other": [part]}, tmp_path)
+    found = inspect(path)
+    assert found.total == 600
+    assert set(found.parts) == {f"model: w{i}" for i in range(300)} | {"other"}
+    assert found.parts["model: w0"] == (1, 2)
+    assert len(weights_in(read_checkpoint(path))) == 300
 
 
 @pytest.mark.parametrize("name", ["mae", "dino", "moco_v3", "msn", "simmim", "beit", "vit"])

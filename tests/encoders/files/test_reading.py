@@ -11,6 +11,7 @@ import pickle
 import re
 import struct
 import sys
+import time
 import tracemalloc
 import types
 import zipfile
@@ -225,6 +226,22 @@ def test_a_bomb_of_references_stays_small(tmp_path):
     assert len(found.arguments) <= 10_000
 
 
+def test_shared_dicts_without_settings_take_little_time(tmp_path):
+    bomb = {}
+    for _ in range(10):
+        bomb = {f"k{i}": bomb for i in range(10)}
+    torch.save({"w": torch.zeros(1), "args": {"lr": 1.5, "bomb": bomb}}, tmp_path / "file.pth")
+    started = time.monotonic()
+    assert read_checkpoint(tmp_path / "file.pth").arguments == {"lr": 1.5}
+    assert time.monotonic() - started < 30  # of 10^9 dicts
+
+
+def test_settings_that_are_shared_are_under_each_of_their_names(tmp_path):
+    shared = {"lr": 1.5}
+    torch.save({"w": torch.zeros(1), "args": {"a": shared, "b": {"c": shared}}}, tmp_path / "file.pth")
+    assert read_checkpoint(tmp_path / "file.pth").arguments == {"a.lr": 1.5, "b.c.lr": 1.5}
+
+
 def test_names():
     state = {"encoder.a": torch.zeros(1), "encoder.b": torch.ones(1), "head": torch.ones(2)}
     assert list(without_prefix(state, "encoder.")) == ["a", "b"]
@@ -378,6 +395,14 @@ def test_a_tensor_is_not_larger_than_its_file(tmp_path):
     assert "a tensor is larger than the file" in refusal(tmp_path / "f")
     torch.save({"w": torch.ones(1).expand(3)}, tmp_path / "f")
     assert read_checkpoint(tmp_path / "f").content["w"].tolist() == [1, 1, 1]
+
+
+def test_tensors_together_are_not_far_larger_than_their_file(tmp_path):
+    block = torch.ones(2**20)
+    torch.save({f"w{i}": block.view(2**10, 2**10) for i in range(12)}, tmp_path / "f")  # of four bytes each
+    assert len(read_checkpoint(tmp_path / "f").content) == 12
+    torch.save({f"w{i}": block.view(2**10, 2**10) for i in range(40)}, tmp_path / "f")
+    assert "its tensors together are far larger than the file" in refusal(tmp_path / "f")
 
 
 def test_tensors_without_numbers_of_their_own_are_no_weights(tmp_path):

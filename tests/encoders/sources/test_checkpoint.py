@@ -117,6 +117,31 @@ def test_files_of_timm(tmp_path, name, options):
     assert load_encoder(encoder.architecture).module.state_dict().keys() == module.state_dict().keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("seresnet18", "layer1.0.se.fc1.weight"), ("ecaresnet50t", ""), ("resnet18", "layer2.0.downsample.2.weight")],
+)
+def test_resnets_with_more_than_a_plain_one_are_refused(tmp_path, name, weight):
+    state = dict(of_timm(name, num_classes=3, **({} if name == "resnet18" else {"layers": (1, 1, 1, 1)})).state_dict())
+    if name == "resnet18":
+        state[weight] = torch.ones(3)
+    message = refusal(f"checkpoint:{saved(state, tmp_path)}")
+    assert (f"The file has {weight}, which the blocks of a plain ResNet do not have" in message) == bool(weight)
+    assert message.endswith("timm:NAME@FILE")
+
+
+def test_files_that_do_not_count_batches(tmp_path):
+    module = of_timm("resnet18", layers=(1, 1, 1, 1), num_classes=3)
+    state = {name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    encoder = load_encoder(f"checkpoint:{saved(state, tmp_path)}?size=64")
+    found = encoder.module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+    assert found["bn1.num_batches_tracked"] == 0
+    assert "lacks 1 of" in refusal(
+        f"checkpoint:{saved({n: v for n, v in state.items() if n != 'bn1.running_mean'}, tmp_path)}"
+    )
+
+
 def test_registers_of_dinov2_under_its_own_name(tmp_path):
     module = of_timm("vit_small_patch14_reg4_dinov2", **VIT)
     state = module.state_dict()
@@ -236,6 +261,25 @@ def test_a_header_cannot_name_anything_but_a_plain_model_of_timm(tmp_path):
         about = {"architecture": architecture, "preprocess": "{}", "config": '{"model_args": {}}'}
         save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors", about)
         assert not is_converted(read_checkpoint(tmp_path / "x.safetensors"))
+
+
+@pytest.mark.parametrize("where", ["header", "config.json"])
+def test_what_describes_a_file_cannot_have_timm_load_another(tmp_path, where, monkeypatch):
+    module = of_timm("resnet18", num_classes=3)
+    torch.save({"anything": 1}, tmp_path / "other.pth")
+    about = {"format": "pt"}
+    if where == "header":
+        told = f"timm:resnet18@random?num_classes=3&checkpoint_path={tmp_path / 'other.pth'}"
+        about |= {"architecture": told, "config": '{"model_args": {}}', "preprocess": "{}"}
+    else:
+        measures = {"checkpoint_path": str(tmp_path / "other.pth")}
+        config = {"architecture": "resnet18", "num_classes": 3, "model_args": measures, "pretrained_cfg": {}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(module.state_dict(), tmp_path / "model.safetensors", about)
+    monkeypatch.setattr(torch, "load", None)
+    message = refusal(f"checkpoint:{tmp_path / 'model.safetensors'}")
+    assert "timm:resnet18 is given checkpoint_path=" in message
+    assert message.endswith("leave it out, and give weights as timm:resnet18@FILE")
 
 
 def test_broken_descriptions_are_ignored(tmp_path):

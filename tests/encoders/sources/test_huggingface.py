@@ -321,6 +321,26 @@ def test_preprocessing_is_that_of_the_library(tmp_path, kind, shape):
     torch.testing.assert_close(found([image])[0], expected, rtol=0, atol=1.01 / 255 / min(found.std))
 
 
+@pytest.mark.parametrize(("side", "crop_pct"), [(224, None), (224, 0.8), (384, None), (384, 0.8), (400, 0.875)])
+def test_convnext_crops_below_384_pixels_and_squashes_from_there_on(side, crop_pct):
+    given = {} if crop_pct is None else {"crop_pct": crop_pct}
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    processor = transformers.ConvNextImageProcessor(size={"shortest_edge": side}, **half, **given)
+    told = fields(image_processor_type="ConvNextImageProcessor", size={"shortest_edge": side}, resample=3, **given)
+    found, notes = _preprocess(told, (side, side), parse_reference("huggingface:x"))
+    smooth = np.linspace(0, 255, 60 * 90 * 3).reshape(60, 90, 3).astype(np.uint8)
+    image = Image.fromarray(smooth)
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    assert notes == []
+    torch.testing.assert_close(found([image])[0], expected, rtol=0, atol=1.01 / 255 / min(found.std))
+
+
+def test_processors_that_are_not_imitated_are_noted():
+    for kind in ("LevitImageProcessor", "PoolFormerImageProcessorFast", "EfficientNetImageProcessor"):
+        _, notes = _preprocess(fields(image_processor_type=kind), (32, 32), parse_reference("huggingface:x"))
+        assert [note.partition(", which may")[0] for note in notes] == [f"its image processor is {kind}"]
+
+
 def test_without_a_processor(tmp_path):
     write(tmp_path, vit(), processor=None)
     encoder = load_encoder(f"huggingface:{tmp_path}")

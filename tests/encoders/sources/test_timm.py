@@ -50,6 +50,9 @@ def test_seed_decides_the_weights_and_the_global_generator_is_left_alone():
         ("timm:resnet18@random?size=x", "size=x of .* must be a whole number"),
         ("timm:resnet18@random?size=0", "size=0 of .* must be a whole number"),
         ("timm:vit_tiny_patch16_224@random?embed_dim=32&num_heads=5", "divisible"),
+        ("timm:resnet18@random?checkpoint_path=x.pth", "given checkpoint_path='x.pth', which is no option of a model"),
+        ("timm:resnet18@random?pretrained_cfg=x", "given pretrained_cfg='x'.*; leave it out"),
+        ("timm:resnet18@random?features_only=True", "given features_only='True'"),
         ("timm:resnet18@nowhere.pth", "There is no weights file 'nowhere.pth'"),
     ],
 )

@@ -155,6 +155,17 @@ def test_the_digest_changes_with_the_annotations(tmp_path: Path) -> None:
     assert sl.load_images(write(tmp_path, content)).digest() != before
 
 
+def test_the_digest_of_a_split_changes_with_the_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = sl.load_images(write(tmp_path, made(tmp_path)))
+    before = {split: images.digest(split) for split in images.splits}
+    assert {split: sl.load_images(images.name).digest(split) for split in images.splits} == before
+    Image.fromarray(np.zeros((HEIGHT, WIDTH, 3), np.uint8)).save(tmp_path / "0.png")
+    touched = "train" if "0.png" in images.ids[images.indices("train")] else "test"
+    for each in (images, sl.load_images(images.name)):
+        assert [split for split in before if each.digest(split) != before[split]] == [touched]
+
+
 def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
     annotation = content["annotations"][1]
     match what:
@@ -166,6 +177,8 @@ def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
             annotation["image_id"] = 99
         case "mask of another size":
             annotation["segmentation"]["size"] = [HEIGHT, WIDTH + 1]
+        case "far polygon":
+            annotation["segmentation"] = [[1, 1, 5, 1, 5, -201]]
         case "no box":
             annotation["bbox"] = [1, 2, 3]
         case "no width":
@@ -184,6 +197,7 @@ def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
         ("unknown category", "annotation 2 is of category 99, which is not among the categories"),
         ("unknown image", "annotation 2 is of image 99, which is not there"),
         ("mask of another size", r"the mask of annotation 2 is of an image of \[12, 21\] rows and columns"),
+        ("far polygon", "a polygon of annotation 2 reaches to -201, but its image has 20 × 12 pixels, and at most 10"),
         ("no box", r"the box of annotation 2 is \[1, 2, 3\], not \[x, y, width, height\]"),
         ("no width", "images need id, file_name, width, height; 10 has no width"),
         ("no categories", "has no categories"),

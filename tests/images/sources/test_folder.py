@@ -7,6 +7,7 @@ import pytest
 from support.image_files import RAMP, write
 
 from sightline.core.errors import InputError
+from sightline.images.contents import hashes
 from sightline.images.loading import load_images
 
 # ---- layouts
@@ -40,6 +41,30 @@ def test_first_level_may_be_splits(tmp_path):
         "test": ["Test/cat/5.png"],
     }
     assert (images.classes, images.own_splits) == (("cat", "dog"), True)
+
+
+@pytest.mark.parametrize("stray", ["readme.png", "extra/1.png"])
+def test_an_image_beside_splits_is_named(tmp_path, stray):
+    for name in ("train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png", stray):
+        write(tmp_path / name)
+    with pytest.raises(InputError, match=f"The file '{stray}' lies beside the splits train and val.* 1 such file into"):
+        load_images(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_pipes_are_not_waited_for_and_broken_links_are_reported(tmp_path, broken):
+    for i in range(5):
+        write(tmp_path / f"cat/{i}.png")
+    os.mkfifo(tmp_path / "pipe")
+    if broken:
+        (tmp_path / "cat/x.png").symlink_to(tmp_path / "nowhere.png")
+    else:
+        os.mkfifo(tmp_path / "cat/x.png")
+        (tmp_path / "cat/y.png").symlink_to(tmp_path / "pipe")
+    images = load_images(f"folder:{tmp_path}")
+    assert [name for name in images.ids if not name[-5].isdigit()] == ["cat/x.png"] * broken
+    assert images.digest("train")
+    assert hashes(tmp_path, ["pipe"]) == {"pipe": bytes(16)}
 
 
 def test_a_class_may_be_called_train(tmp_path):

@@ -13,8 +13,8 @@ from sightline.images.loading import load_images
 datasets = pytest.importorskip("datasets")
 
 
-def table(values, labels):
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
+def table(values, labels, names=("x", "y")):
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=list(names))})
     pictures = [Image.fromarray(np.full((4, 4, 3), v, np.uint8)) for v in values]
     return datasets.Dataset.from_dict({"img": pictures, "label": labels}, features=features)
 
@@ -36,6 +36,13 @@ def test_a_saved_data_set(saved):
     assert images.ids[5] == "validation/000001"
     source = pickle.loads(pickle.dumps(images.source))
     assert [int(item.image[0, 0, 0]) for item in source.read([6, 0, 3])] == [7, 1, 4]
+
+
+def test_a_number_means_what_its_own_split_says(tmp_path):
+    splits = {"train": table([1, 2], [0, 1]), "test": table([3, 4, 5], [0, 1, 2], ["y", "z", "x"])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "set")
+    images = load_images(f"huggingface:{tmp_path / 'set'}")
+    assert (images.classes, images.labels.tolist()) == (("x", "y", "z"), [0, 1, 1, 2, 0])
 
 
 def test_one_split_is_cut_in_half(saved):

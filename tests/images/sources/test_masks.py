@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from PIL import Image
 
 import sightline as sl
 from sightline.core.errors import InputError
+from sightline.images.sources.masks import read_mask
 from sightline.images.targets import VOID, move
 
 NUMBERS = np.arange(6 * 8).reshape(6, 8) % 4
@@ -51,6 +54,26 @@ def test_ade20k_leaves_0_out_and_counts_classes_from_1(tmp_path: Path) -> None:
         "Idx\tRatio\tName\n1\t0.1\twall\n2\t0.1\tbuilding, edifice\n3\t0\tsky\n"
     )
     assert sl.load_images(f"masks:{tmp_path}").classes == ("wall", "building", "sky")
+
+
+def grey_png(numbers: np.ndarray, bits: int) -> bytes:
+    """A PNG of grey values of few bits, which PIL reads and does not write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", numbers.shape[1], numbers.shape[0], bits, 0, 0, 0, 0)
+    spread = (numbers[..., None] >> np.arange(bits)[::-1]) & 1  # most significant first
+    rows = np.packbits(spread.reshape(len(numbers), -1).astype(np.uint8), axis=1)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_grey_values_of_few_bits_are_their_numbers(tmp_path: Path, bits: int) -> None:
+    numbers = np.arange(6 * 8).reshape(6, 8) % 2**bits
+    (tmp_path / "m.png").write_bytes(grey_png(numbers, bits))
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png"), numbers)
 
 
 def test_voc_reads_the_indices_of_a_palette_and_leaves_borders_out(tmp_path: Path) -> None:

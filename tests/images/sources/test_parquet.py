@@ -48,6 +48,30 @@ def test_hugging_face_layout_with_names_and_splits(tmp_path):
     assert sorted(reds(images, images.indices("test").tolist())) == [6, 7]
 
 
+def test_a_number_means_what_its_own_file_says(tmp_path):
+    pq.write_table(struct_table([1, 2, 3], [0, 1, None], ["a", "b"]), tmp_path / "train.parquet")
+    pq.write_table(struct_table([4, 5, 6], [0, 2, -1], ["b", "c", "a"]), tmp_path / "val.parquet")
+    images = load_images(f"parquet:{tmp_path}")
+    assert (images.classes, images.labels.tolist()) == (("a", "b", "c"), [0, 1, -1, 1, 0, -1])
+    pq.write_table(struct_table([4], [3], ["b", "c", "a"]), tmp_path / "val.parquet")
+    with pytest.raises(InputError, match=r"The label 3 of .*val.parquet is not one of its classes: b, c, a$"):
+        load_images(f"parquet:{tmp_path}")
+    pq.write_table(struct_table([7], [0], ["b", "c", "a"]), tmp_path / "val.parquet")
+    pq.write_table(struct_table([7], [0]), tmp_path / "test.parquet")
+    with pytest.raises(InputError, match=r"test.parquet has no names of classes.*; write names as labels"):
+        load_images(f"parquet:{tmp_path}")
+
+
+def test_rows_of_nothing_are_bounded_by_the_size_of_the_file(tmp_path):
+    nothing = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.nulls(1_000_000, nothing)}), tmp_path / "many.parquet")
+    with pytest.raises(InputError, match=r"many.parquet has 1,000,000 rows in [\d,]+ bytes, which cannot be an image"):
+        load_images(f"parquet:{tmp_path / 'many.parquet'}")
+    pq.write_table(pa.table({"image": pa.nulls(9_000, nothing)}), tmp_path / "few.parquet")
+    assert (tmp_path / "few.parquet").stat().st_size < 9_000
+    assert len(load_images(f"parquet:{tmp_path / 'few.parquet'}").ids) == 9_000
+
+
 def test_binary_column_and_string_labels_in_one_file(tmp_path):
     table = pa.table({"pic": [png(v) for v in range(6)], "kind": ["x", "y"] * 3, "note": ["n"] * 6})
     pq.write_table(table, tmp_path / "all.parquet")

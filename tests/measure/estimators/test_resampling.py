@@ -19,20 +19,32 @@ IMAGES, WIDTH, STRENGTH = 16, 4, 1.0  # of a batch; y = STRENGTH · x + noise
 TRUTH = STRENGTH**2 / (STRENGTH**2 + 1)  # CKA of Gaussian x and y
 
 
-@pytest.mark.parametrize(("replicates", "groups"), [(1, 8), (2, 5), (7, 3), (400, 8), (999, 32)])
+@pytest.mark.parametrize(("replicates", "groups"), [(400, 8), (999, 32), (60, 10**6), (1500, 6)])
 def test_ends_are_quantiles(replicates: int, groups: int) -> None:
     values = torch.from_numpy(np.random.default_rng(0).normal(size=(replicates, 3, 2)))
     tail = stats.norm.cdf(math.sqrt(groups / (groups - 1)) * stats.t.ppf(0.025, groups - 1))
     assert tail_of(groups) == pytest.approx(tail)
-    for found, share in zip(percentile_ends(values, groups), (tail, 1 - tail), strict=True):
+    for found, share in zip(percentile_ends(values, groups, 0.0), (tail, 1 - tail), strict=True):
         np.testing.assert_allclose(found, np.quantile(values.numpy(), share, axis=0), rtol=0, atol=1e-12)
 
 
 def test_a_replicate_without_a_value_leaves_no_interval() -> None:
     values = torch.zeros(20, 3, dtype=torch.float64)
     values[4, 1], values[5, 2] = torch.nan, torch.inf
-    for end in percentile_ends(values, 8):
-        assert end.isnan().tolist() == [False, True, True]
+    for replicates in (values, values.repeat(20, 1)):  # too few for the percentiles of 8 groups, and enough
+        for end in percentile_ends(replicates, 8, 0.0):
+            assert end.isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_few_groups_have_the_interval_of_student(groups: int) -> None:
+    """Of a mean, the deviation of infinitely many draws is that of the groups over √G: the interval is exact."""
+    sample = np.random.default_rng(groups).normal(size=(groups, 4000))
+    values, mean = draw_groups(groups, 1000, 0) / groups @ torch.from_numpy(sample), sample.mean(0)
+    found = torch.stack(percentile_ends(values, groups, torch.from_numpy(mean))).numpy()
+    exact = np.array(stats.t.interval(0.95, groups - 1, mean, stats.sem(sample)))
+    np.testing.assert_allclose(found - mean, exact - mean, rtol=0.12)
+    assert np.mean((found[0] < 0) & (found[1] > 0)) == pytest.approx(0.95, abs=0.015)
 
 
 def test_draws_are_of_as_many_groups_as_there_are() -> None:

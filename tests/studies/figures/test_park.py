@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.figures import BLOCKS, TUNED_ACCURACY, drawn_numbers, frames
+from support.evidence import made_run
+from support.figures import BLOCKS, TUNED_ACCURACY, drawn_numbers, frames, run_of
 
-from sightline.studies.evidence import Evidence
+from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures import draw
-from sightline.studies.roles import HYBRID, Role
+from sightline.studies.roles import HYBRID, JE, REC, Role
 
 PAIR = ("moco", "simmim")
 TUNED = ("moco ft", "simmim ft")
@@ -72,6 +73,35 @@ def test_linear_probing_against_fine_tuning(evidence: Evidence) -> None:
     assert figure.table.set_index("series").family[["dino", "mae"]].tolist() == [
         "joint-embedding (CL)", "reconstruction (MIM)",
     ]  # fmt: skip
+
+
+def test_probes_of_one_figure_are_on_the_images_of_the_study(evidence: Evidence) -> None:
+    """Of an encoder that was probed on other images alone nothing is drawn beside those of the study."""
+    probes = evidence.runs[0]["probes"]
+    runs = (
+        run_of({"probes": probes.drop_sel(encoder="mae")}), evidence.runs[1], *evidence.runs[2:]
+    )  # fmt: skip
+    with pytest.raises(Missing):
+        draw("003 Fig 1a", replace(evidence, runs=runs))
+
+
+def test_both_accuracies_are_over_seeds() -> None:
+    seeds = [Role(f"moco-{n}", JE, "moco_v3", seed=n) for n in range(2)]
+    starts = (*seeds, Role("mae", REC, "mae"))
+    roles = (*starts, *(replace(role, name=f"{role.name} ft", tuned_from=role.name) for role in starts))
+    by_seed = {"moco-0": 0.4, "moco-1": 0.6, "mae": 0.7}
+    probes = made_run(list(by_seed), {"probes.accuracy": lambda at: by_seed[at.encoder]})
+    table = probes["probes"]
+    probes._results["probes"] = table.assign(
+        accuracy_low=table.accuracy - 0.1, accuracy_high=table.accuracy + 0.1, last_site=("encoder", ["norm"] * 3)
+    )
+    tuned = made_run(
+        [f"{name} ft" for name in by_seed], {"agreement.test_accuracy": lambda at: by_seed[at.encoder[:-3]] + 0.1}
+    )
+    figure = draw("003 Fig 1a", Evidence(roles, (probes, tuned)))
+    assert drawn_numbers(figure.chart, "x", series="moco-0") == {0.5}
+    assert drawn_numbers(figure.chart, "y", series="moco-0") == {0.6}
+    assert drawn_numbers(figure.chart, "x", series="mae") == {0.7}
 
 
 def test_fine_tuning_over_size(evidence: Evidence) -> None:
@@ -214,6 +244,13 @@ def test_other_images_and_segmentation_beside_the_papers(evidence: Evidence) -> 
         ours = [f"{100 * float(values.sel(encoder=encoder)):.1f}" for values in (probes, miou)]
         assert table.ours[row].tolist() == ours
         assert table.paper[row].tolist() == printed
+
+
+def test_the_papers_hybrid_stands_beside_its_own_weight_alone(evidence: Evidence) -> None:
+    roles = tuple(replace(role, weight=0.3) if role.method == "hybrid" else role for role in evidence.roles)
+    table = draw("003 Table G.1", replace(evidence, roles=roles)).table.set_index("row")
+    assert table.paper["0.3 (mix)"].tolist() == ["", ""]
+    assert table.paper["1.0 (moco)"].tolist() == ["66.2", "39.7"]
 
 
 def test_a_sweep_is_drawn_with_its_own_ends(evidence: Evidence) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.figures import BLOCKS, drawn_numbers, frames
+from support.figures import BLOCKS, drawn_numbers, frames, run_of
 
 from sightline.studies.evidence import Evidence
 from sightline.studies.figures import draw
@@ -141,6 +141,17 @@ def test_the_table_of_two_layers_has_the_papers_numbers_beside_ours(evidence: Ev
     assert set(draw("001 Table 2b", without).table.paper) == {""}  # the paper's numbers are those of MAE
 
 
+def test_the_table_of_two_layers_without_a_final_norm(evidence: Evidence) -> None:
+    """The block before the last one is an intermediate one, and the best of them."""
+    probes = evidence.runs[0]["probes"].drop_sel(site="norm").copy(deep=True)
+    probes["last_site"] = ("encoder", [f"block.{BLOCKS - 1}"] * probes.sizes["encoder"])
+    probes.selection.loc[{"probe": "multilayer", "site": f"block.{BLOCKS - 1}"}] = np.nan
+    probes.selection.loc[{"probe": "multilayer", "site": f"block.{BLOCKS - 2}"}] = 0.99
+    figure = draw("001 Table 2b", replace(evidence, runs=(run_of({"probes": probes}),)))
+    ours = figure.table.set_index(["row", "column"]).ours
+    assert ours["mae", "last and another"].endswith(f"(block {BLOCKS - 2})")
+
+
 @pytest.mark.parametrize(("name", "who"), [("001 Fig 2c", ("moco", "dino", "mae")), ("001 Fig 5", ("mae", "mae ft"))])
 def test_the_gain_of_another_block(evidence: Evidence, name: str, who: tuple[str, ...]) -> None:
     figure = draw(name, evidence)
@@ -166,9 +177,11 @@ def test_distance_in_depth_across_architectures(evidence: Evidence) -> None:
 
 
 def test_the_path_of_attention_parameters(evidence: Evidence) -> None:
-    figure, result = draw("001 Fig 14b", evidence), evidence.table("dynamics", "mae")
+    """The start of a path is its first epoch, as `dynamics` has it, not the encoder that was fine-tuned."""
+    figure, result = draw("001 Fig 14b", evidence), evidence.table("dynamics", "mae ft, epoch 0")
+    assert result.start.values[1] == "mae ft, epoch 0"
     for start, epoch in itertools.product(("mae", "moco", "dino"), range(3)):
-        expected = float(result.efficiency.sel(encoder=f"{start}@{epoch}", place="all", weights="attention"))
+        expected = float(result.efficiency.sel(encoder=f"{start} ft, epoch {epoch}", place="all", weights="attention"))
         assert drawn_numbers(figure.chart, series=start, depth=epoch) == {round(expected, 8)}
 
 
@@ -207,6 +220,25 @@ def test_detectors_that_see_several_blocks(evidence: Evidence) -> None:
         assert drawn_numbers(figure.chart, series=words, group="mae") == {round(float(expected), 8)}
 
 
+@pytest.mark.parametrize("name", ["001 Table 6", "001 Fig 7"])
+def test_detectors_that_were_trained_otherwise_are_not_drawn_together(evidence: Evidence, name: str) -> None:
+    """One encoder was also trained upon for longer: the first that holds it, but of no use beside the others."""
+    from sightline.studies.evidence import Missing
+
+    plain, several = evidence.runs[2]["detection"], evidence.runs[3]["detection"]
+    longer = run_of({"detection": plain.sel(encoder=["mae"]) + 0.05}, blocks="last", epochs=99)
+    longer["detection"].attrs["encoders"] = "frozen"
+    figure = draw(name, replace(evidence, runs=(longer, *evidence.runs)))
+    assert figure.table.equals(draw(name, evidence).table)
+    rest = [encoder for encoder in plain.encoder.values if encoder != "mae"]
+    others = [
+        run_of({"detection": table.sel(encoder=rest)}, blocks=blocks)
+        for blocks, table in (("last", plain), ("last-1,last", several))
+    ]
+    with pytest.raises(Missing):
+        draw(name, replace(evidence, runs=(longer, *others)))
+
+
 @pytest.mark.parametrize(("name", "who"), [
     ("001 Fig 3", ["mae", "moco", "dino"]), ("001 Fig 17", ["mae", "mae ft"]),
     ("001 Fig 18", ["mae", "moco", "mae ft", "dino"]),
@@ -241,6 +273,37 @@ def test_roles_decide_who_is_drawn_not_names(evidence: Evidence) -> None:
     figure: PaperDrawing = draw("000 Fig 2", Evidence(roles, evidence.runs))
     assert set(figure.table.encoder_a) == {"moco"}
     assert set(figure.table.encoder_b) == {"mae"}
+
+
+@pytest.mark.parametrize(
+    ("je", "parts"),
+    [
+        (["moco"], {"b": [("mae", "moco")]}),
+        (["dino", "moco", "sup"], {
+            "a": [("moco", "dino"), ("sup", "dino"), ("sup", "moco")], "b": [("mae", "dino")],
+            "c": [("mae", "moco"), ("mae", "sup")],
+        }),
+    ],
+)  # fmt: skip
+def test_parts_show_what_their_titles_say_however_many_there_are(
+    evidence: Evidence, je: list[str], parts: dict[str, list[tuple[str, str]]]
+) -> None:
+    from sightline.studies.roles import JE, REC, Role
+
+    some = Evidence((*(Role(name, JE) for name in je), Role("mae", REC)), evidence.runs)
+    assert set("abc") - set(draw("000 Fig 1", some).missing) == set(parts)
+    for letter, pairs in parts.items():
+        tables = frames(draw(f"000 Fig 1{letter}", some).chart)
+        assert [(table.encoder_a.iloc[0], table.encoder_b.iloc[0]) for table in tables] == pairs
+
+
+def test_titles_name_no_method_where_another_may_be_drawn(evidence: Evidence) -> None:
+    from sightline.studies.figures import all_figures
+
+    for name in ("001 Fig 4", "001 Fig 8", "001 Fig 9", "001 Fig 17", "001 Fig 18"):
+        figure = all_figures()[name]
+        words = " ".join([figure.title, *(part.title for part in figure.parts.values())])
+        assert not {"MoCo", "DINO", "MAE"} & set(words.replace(",", " ").split()), name
 
 
 def test_other_methods_are_all_drawn(evidence: Evidence) -> None:

@@ -292,6 +292,16 @@ def test_measures_that_disagree_with_the_gap_are_told() -> None:
     assert "Of mae − moco other measures disagree: samples that face as their source = -0.3" in found.sentence
 
 
+def test_a_measure_on_other_images_does_not_silence_the_others() -> None:
+    """Probes of orientation that are not paired say nothing; the samples that disagree are told all the same."""
+    numbers = {"orientation.accuracy": 0.5}
+    apart = tuple(made_run([name], numbers, images=f"images of {name}") for name in VITS)
+    evidence = evidence_for("S11", 1)
+    found = all_findings()["S11"].decide(replace(evidence, runs=(*evidence.runs, *apart)))
+    assert "Of mae − moco other measures disagree: samples that face as their source = -0.3" in found.sentence
+    assert "probe of orientation" not in found.sentence
+
+
 def test_multi_crop_is_left_out_of_frozen_detection() -> None:
     roles = tuple(replace(role, multicrop=True) if role.method == "dino" else role for role in ROLES)
     found = all_findings()["S12"].decide(Evidence(roles, runs_of("S12", 1)))
@@ -309,6 +319,19 @@ def test_layers_drawn_by_the_selection_split() -> None:
     found = all_findings()["S10"].decide(evidence_for("S10", 1))
     assert found.effect == pytest.approx(0.0, abs=1e-12)  # of joint-embedding, against one point
     assert found.below
+    assert {round(part.value, 6) for part in found.parts} == {0.0, 0.05}
+
+
+def test_without_a_final_norm_the_block_before_the_last_is_an_intermediate_one() -> None:
+    def accuracy(at: Any) -> float:
+        return 0.5 + 0.05 * (at.encoder in RECS and at.probe == "multilayer" and at.site == "block.2")
+
+    run = made_run(VITS, {"probes.accuracy": accuracy}, noise=0.001, sites=block_sites(parts=(), more=()))
+    table = run["probes"]
+    selection = 0.1 + 0.2 * (table.block == 2) + 0 * table.accuracy
+    selection = selection.where((table.probe != "multilayer") | (table.block != 3))
+    run._results["probes"] = table.assign(selection=selection, last_site=("encoder", ["block.3"] * len(VITS)))
+    found = all_findings()["S10"].decide(Evidence(ROLES, (run,)))
     assert {round(part.value, 6) for part in found.parts} == {0.0, 0.05}
 
 

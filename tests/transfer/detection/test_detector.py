@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import official_vit as official
+from support.official_vit import SIDE, WIDTH
 from torch import nn
 
 import sightline as sl
 from sightline.core.errors import InputError
+from sightline.encoders.saved import save_encoder
 from sightline.transfer.detection.detector import Anchors, Detector, Heads
 from sightline.transfer.detection.features import FeatureMaps, Standard, block_sites, trainable, whole_patches
 from sightline.transfer.detection.pyramid import SimplePyramid
@@ -140,6 +144,27 @@ def test_other_sizes_resample_the_positions() -> None:
     assert features.frame == (96, 96)
     assert whole_patches(vit(14), 96) == 98
     assert whole_patches(vit(14), 0) == 56
+
+
+@pytest.mark.parametrize("name", ["dino", "moco_v3", "mae"])
+def test_positions_are_resized_as_the_official_code_does(name: str, tmp_path: Path) -> None:
+    weights = official.vit(seed=1)
+    if name == "moco_v3":
+        weights["pos_embed"] = official.sincos(SIDE, SIDE, WIDTH, row_first=True)
+    path = official.saved(weights, tmp_path)
+    encoder = sl.load_encoder(f"{name}:{path}?heads={official.HEADS}")
+    images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    (expected,) = FeatureMaps(sl.load_encoder(f"{name}:{path}?heads={official.HEADS}&size=24"), 24).look(images)
+    (found,) = FeatureMaps(encoder, 24).look(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    (bare,) = FeatureMaps(sl.load_encoder(encoder.module), 24).look(images)
+    assert ((bare - expected).abs().max() < 1e-6) == (name == "mae")
+    again = sl.load_encoder(f"run:{save_encoder(encoder, tmp_path / 'saved')}")
+    torch.testing.assert_close(FeatureMaps(again, 24).look(images)[0], expected, rtol=0, atol=1e-6)
+    assert ('"resize": "by_s' in (tmp_path / "saved/encoder.json").read_text()) == (name != "mae")
+    copied, maps = trainable(again, lambda copy: FeatureMaps(copy, 24), 0.0)
+    torch.testing.assert_close(maps.look(images)[0], expected, rtol=0, atol=1e-6)
+    assert copied.module.pos_embed.requires_grad == (name != "moco_v3")
 
 
 @pytest.mark.parametrize("reference", ["timm:resnet10t@random", "timm:convnext_atto@random"])
