@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sightline.core.bfloat16_trial import product
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TMPDIR"] = tempfile.gettempdir()  # of the browser, which does not look further where nothing can be written
 
 TESTS = Path(__file__).parent
 

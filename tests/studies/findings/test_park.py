@@ -317,7 +317,7 @@ def test_encoders_may_have_runs_of_their_own(finding: str, sign: float) -> None:
     roles = roles_of(names, {})
     one, other = (all_findings()[finding].decide(Evidence(roles, tuple(runs))) for runs in (together, apart))
     assert one.verdict != NOT_MEASURED
-    assert one == other
+    assert repr(one) == repr(other)  # of numbers to the last digit; nan is not equal to nan
 
 
 def test_fine_tuned_seeds_may_have_runs_of_their_own() -> None:

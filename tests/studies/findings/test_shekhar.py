@@ -371,7 +371,7 @@ def test_detectors_may_have_runs_of_their_own(finding: str, s: int) -> None:
     apart = [select(run, [name]) for name in reversed(VITS) for run in together]
     one, other = (all_findings()[finding].decide(Evidence(ROLES, tuple(runs))) for runs in (together, apart))
     assert one.verdict != NOT_MEASURED
-    assert one == other
+    assert repr(one) == repr(other)  # of numbers to the last digit; nan is not equal to nan
 
 
 def test_detectors_that_were_trained_otherwise_are_not_compared() -> None:
