@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver
 from sightline.cli.saying import say
 from sightline.cli.train import run_study
 from sightline.core.errors import InputError
+from sightline.core.files import file_name
 
 
 @app.command(rich_help_panel="Pictures from representations")
@@ -109,8 +109,7 @@ def imagine(
     if out is not None and not out.is_dir() and out.exists():
         raise InputError(f"{str(out)!r} is a file; give a folder with -o")
     for one in found:
-        name = re.sub(r"[^\w.-]+", "-", one.encoder)
-        path = folder / f"{name}.png"
+        path = folder / f"{file_name(one.encoder)}.png"
         if out is None:
             ownership.write(run, path, sheet_png(one.pictures))
         else:

@@ -21,6 +21,7 @@ __all__ = [
     "abandoned",
     "alone",
     "explain",
+    "file_name",
     "is_file",
     "lock",
     "naming_files",
@@ -41,6 +42,15 @@ except ImportError:  # not on Windows
 
 LOCK = ".lock"
 Json = TypeVar("Json", dict[str, Any], list[Any])
+
+
+def file_name(text: str) -> str:
+    """A name as files and folders may have it.
+
+    >>> file_name("facebook/vit (2)")
+    'facebook-vit-2-'
+    """
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 @contextlib.contextmanager

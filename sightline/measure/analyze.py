@@ -294,7 +294,7 @@ def _step(
 
 
 def _forward(
-    name_of: str,
+    key: str,
     encoder: Encoder,
     batch: Batch,
     metrics: Mapping[str, Analysis],
@@ -307,9 +307,9 @@ def _forward(
     pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
     for view in dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split]):
         asking = {
-            name: set(plans[name].sites.get(name_of, ())) for name in metrics if view in plans[name].views[batch.split]
+            name: set(plans[name].sites.get(key, ())) for name in metrics if view in plans[name].views[batch.split]
         }
-        see = _see(Key(name_of, "", view), asking, metrics, reductions, device)
+        see = _see(Key(key, "", view), asking, metrics, reductions, device)
         wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
         if not wanted:
             continue

@@ -217,9 +217,9 @@ class Evidence:
         What was trained otherwise says nothing about encoders, so that numbers of it cannot be held against each other.
         """
         wanted = set(self._members(encoders))
-        for runs in self.trained_alike(result, among=among):
-            if wanted <= {name for run in runs for name in _encoders_of(run[result])}:
-                return lambda run: any(run is one for one in runs)
+        for group in self.trained_alike(result, among=among):
+            if wanted <= {name for run in group.runs for name in _encoders_of(run[result])}:
+                return lambda run: any(run is one for one in group.runs)
         missing = [name for name in self._members(encoders) if not self.apart().holds(result, name, among=among)]
         if not missing and wanted:
             raise Missing(f"{result} of {' and '.join(encoders)} with the same settings and images")
@@ -227,12 +227,12 @@ class Evidence:
 
     def trained_alike(
         self, result: str, *, among: Callable[[Run], bool] | None = None, but: Collection[str] = ()
-    ) -> list[list[Run]]:
-        """Runs with this result in groups that have the same settings, `but` for some, and the same images."""
+    ) -> list[Evidence]:
+        """Evidence of each group of runs that have this result with the same settings, `but` for some, and images."""
         groups = dict[str, list[Run]]()
         for run in self._holding(result, (), among):
             groups.setdefault(_trained_how(run, but), []).append(run)
-        return list(groups.values())
+        return [replace(self, runs=tuple(runs)) for runs in groups.values()]
 
     @cached_property
     def by_images(self) -> list[Run]:
@@ -240,8 +240,8 @@ class Evidence:
         seen: dict[str, set[str]] = {}
         for run in self.runs:
             own = {str(about["name"]) for about in run.request.get("encoders", [])}
-            seen.setdefault(_images_of(run), set()).update(own)
-        return sorted(self.runs, key=lambda run: -len(seen[_images_of(run)]))
+            seen.setdefault(_digest_of(run), set()).update(own)
+        return sorted(self.runs, key=lambda run: -len(seen[_digest_of(run)]))
 
     def holds(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> bool:
         """Whether some run has this result of these encoders."""
@@ -308,10 +308,11 @@ ASIDE = ("log_every", "save_minutes")  # settings that no number depends on
 def _trained_how(run: Run, but: Collection[str] = ()) -> str:
     """Settings and images of a run, as one word; `but` for some settings."""
     settings = {key: value for key, value in run.request.get("settings", {}).items() if key not in {*ASIDE, *but}}
-    return fingerprint([settings, _images_of(run)])
+    return fingerprint([settings, _digest_of(run)])
 
 
-def _images_of(run: Run) -> str:
+def _digest_of(run: Run) -> str:
+    """Which images a run has seen."""
     images = run.request.get("images") or {}
     return str(images.get("digest", images.get("name")))
 

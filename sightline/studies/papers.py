@@ -13,13 +13,13 @@ pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.files import file_name
 from sightline.core.references import parse_reference
 from sightline.measure.contract import analysis
 from sightline.studies.commands import COMMANDS, PASS
@@ -193,7 +193,7 @@ def _tuning_of(encoder: str) -> str:
     >>> _tuning_of("mae"), _tuning_of("mine/mae?")
     ('finetune-mae', 'finetune-mine-mae-')
     """
-    return "finetune-" + re.sub(r"[^\w.-]+", "-", encoder)
+    return f"finetune-{file_name(encoder)}"
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sightline.core import ownership
 from sightline.core.errors import InputError
-from sightline.core.files import read_json
+from sightline.core.files import file_name, read_json
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
@@ -141,4 +140,4 @@ def folder_of(out: Path, encoder: str) -> Path:
     >>> folder_of(Path("runs/x"), "vit (2)").as_posix()
     'runs/x/trainings/vit-2-'
     """
-    return out / FOLDER / re.sub(r"[^\w.-]+", "-", encoder)
+    return out / FOLDER / file_name(encoder)

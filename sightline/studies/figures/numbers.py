@@ -113,19 +113,17 @@ def of_blocks(result_settings: Mapping[str, object]) -> int:
 
 
 def average_precisions(
-    evidence: Evidence, encoders: Sequence[str], *, frozen: bool, several: bool = False,
-    among: Callable[[Run], bool] | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    evidence: Evidence, encoders: Sequence[str], *, frozen: bool, several: bool = False
+) -> pd.DataFrame:
     """AP of each encoder, kind and size of objects, with its interval; `several`: blocks are seen, not the last alone.
 
-    One row each: encoder, kind, area, value, low, high; of detectors that were trained alike, `among` some runs.
+    One row each: encoder, kind, area, value, low, high; of detectors that were trained alike.
     """
     evidence = evidence.apart()
 
     def asked(run: Run) -> bool:
         trained = run["detection"].attrs["encoders"] == ("frozen" if frozen else "trained along")
-        fits = trained and (of_blocks(run.request.get("settings", {})) > 1) == several
-        return fits and (among is None or among(run))
+        return trained and (of_blocks(run.request.get("settings", {})) > 1) == several
 
     what = f"detection on encoders that are {'frozen' if frozen else 'trained along'}"
     what += " and seen by several blocks" if several else ""
@@ -140,15 +138,11 @@ def average_precisions(
     return pd.concat(tables, ignore_index=True)
 
 
-def _is_one(run: Run, runs: Sequence[Run]) -> bool:
-    return any(run is one for one in runs)
-
-
 def precisions_by_blocks(evidence: Evidence, encoders: Sequence[str], words: Mapping[str, bool]) -> pd.DataFrame:
     """The same of detectors on frozen encoders that differ in the blocks they see alone, `series` says in which."""
     missing: list[Missing] = []
-    for runs in evidence.trained_alike("detection", but=["blocks"]):
-        of = partial(average_precisions, evidence, encoders, frozen=True, among=partial(_is_one, runs=runs))
+    for alike in evidence.trained_alike("detection", but=["blocks"]):
+        of = partial(average_precisions, alike, encoders, frozen=True)
         try:
             return pd.concat(of(several=several).assign(series=word) for word, several in words.items())
         except Missing as error:

@@ -482,14 +482,6 @@ def _detectors(how: str, several: bool = False) -> Callable[[Run], bool]:
     return fits
 
 
-def _among(runs: Sequence[Run]) -> Callable[[Run], bool]:
-    return lambda run: any(run is one for one in runs)
-
-
-def _both(first: Callable[[Run], bool], second: Callable[[Run], bool]) -> Callable[[Run], bool]:
-    return lambda run: first(run) and second(run)
-
-
 def _ap(evidence: Evidence, encoder: str, kind: str, area: str, among: Callable[[Run], bool]) -> Estimate:
     return evidence.estimate("detection.AP", encoder=encoder, kind=kind, area=area, among=among)
 
@@ -558,23 +550,23 @@ def _trained_detection(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; bars of AP",
 )  # fmt: skip
 def _more_blocks(evidence: Evidence) -> Sequence[Case]:
+    one, several = _detectors("frozen"), _detectors("frozen", several=True)
+
     def parts(name: str) -> list[Part]:
         missing: list[Missing] = []
-        for runs in evidence.trained_alike("detection", but=["blocks"]):
-            one, several = (_both(_among(runs), _detectors("frozen", several=more)) for more in (False, True))
+        for alike in evidence.trained_alike("detection", but=["blocks"]):
             try:
-                kinds = [kind for kind in _kinds(evidence, one, name) if kind in _kinds(evidence, several, name)]
-                effects = {
-                    kind: _ap(evidence, name, kind, "all", several) - _ap(evidence, name, kind, "all", one)
-                    for kind in kinds
-                }
+                return [
+                    above(
+                        f"AP of {name} with four blocks − the last one, {kind}",
+                        _ap(alike, name, kind, "all", several) - _ap(alike, name, kind, "all", one),
+                        percent=True,
+                    )
+                    for kind in _kinds(alike, one, name)
+                    if kind in _kinds(alike, several, name)
+                ]
             except Missing as error:
                 missing.append(error)
-                continue
-            return [
-                above(f"AP of {name} with four blocks − the last one, {kind}", effect, percent=True)
-                for kind, effect in effects.items()
-            ]
         raise missing[0] if missing else Missing(f"detection of {name}: add `--steps detect`")
 
     return [
