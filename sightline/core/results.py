@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -72,12 +73,24 @@ def sites_of(result: xr.Dataset) -> npt.NDArray[np.bool_]:
 def relative_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
     """Block of each site over the number of blocks, (encoders, sites), so that the last half are those from 0.5 on.
 
-    Blocks of a decoder go on from 1; NaN where a site is in no block, or where an encoder does not have it.
+    Blocks of a decoder go on from 1; NaN where a site is in no block, or where an encoder does not have it. Where only
+    some blocks were chosen, how many there are is known from what the result says of its encoders.
     """
     blocks = [re.match(r"(decoder\.)?block\.(\d+)(?:\.|$)", str(site)) for site in result.site.values]
     number = np.array([math.nan if block is None else float(block[2]) for block in blocks])
     decoder = np.array([bool(block and block[1]) for block in blocks], dtype=bool)
     has = sites_of(result) & ~np.isnan(number)
     depth = np.where(has & ~decoder, number + 1, 0.0).max(1, keepdims=True, initial=0.0)
+    depth = np.maximum(depth, _said_depths(result)[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(has, (number + decoder * depth) / depth, math.nan)
+
+
+def _said_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
+    """The numbers of blocks of the encoders as the result says where it comes from; 0 where it does not say."""
+    try:
+        said = {about["name"]: about["depth"] for about in json.loads(result.attrs["provenance"])["encoders"]}
+    except (KeyError, TypeError, ValueError):  # made by hand, or damaged
+        said = {}
+    known = (said.get(str(encoder)) for encoder in result.encoder.values)
+    return np.array([float(depth) if isinstance(depth, int) else 0.0 for depth in known])

@@ -267,6 +267,9 @@ class _Plan:
         """Passes over encoders: what is asked of all, noise of the other kind, and what is asked of CNNs alone."""
         networks = {key: self.given[key].role.network for key in encoders}
         cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
+        # Pairs of these are held against each other by the second kind of noise.
+        pairs = {key: encoders[key] for key in encoders
+                 if networks[key] == "vit" and self.given[key].role.family in (JE, REC)}  # fmt: skip
         asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
             name: (
                 encoders,
@@ -275,7 +278,7 @@ class _Plan:
                     "set": {one: dict(values) for one, values in ASKED.items() if one in analyses},
                 },
             ),
-            f"{name}-noise": (encoders if "noise" in analyses else {},
+            f"{name}-noise": (pairs if "noise" in analyses else {},
                               {"only": ["noise"], "set": {"noise": _second_noise()}}),
             f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
@@ -53,6 +54,15 @@ def chosen(variable: str = "x", **where: Any) -> list[float]:
 def test_relative_depths_count_blocks_of_each_encoder() -> None:
     expected = [[0, 0, 0.25, 0.25, 0.5, 0.75, np.nan, 1.0], [0, 0, 0.5, 0.5, *[np.nan] * 4]]
     np.testing.assert_array_equal(relative_depths(table()), expected)
+
+
+def test_relative_depths_count_blocks_that_were_not_chosen() -> None:
+    encoders = [{"name": name, "depth": depth} for name, depth in zip(HAS, (8, None), strict=True)]
+    said = table().assign_attrs(provenance=json.dumps({"encoders": encoders}))
+    expected = [[0, 0, 0.125, 0.125, 0.25, 0.375, np.nan, 1.0], [0, 0, 0.5, 0.5, *[np.nan] * 4]]
+    np.testing.assert_array_equal(relative_depths(said), expected)
+    damaged = table().assign_attrs(provenance='{"encoders": 3}')
+    np.testing.assert_array_equal(relative_depths(damaged), relative_depths(table()))
 
 
 @pytest.mark.parametrize(

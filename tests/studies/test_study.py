@@ -298,8 +298,10 @@ def test_a_dino_without_multi_crop_beside_one_with_it_is_for_detectors():
 
 
 def test_passes_measure_what_their_findings_ask_for():
-    """Nothing for findings that other steps decide, no token view and no band of noise that none of them looks at."""
-    made = make_study("papers", ENCODERS, roles=ROLES, images=IMAGES, steps=["passes"], out="x")
+    """Nothing for findings that other steps decide, no token view and no noise that none of them looks at."""
+    encoders = {**ENCODERS, "other": f"{SMALL}&seed=7"}
+    roles = {**ROLES, "other": Role("other", "supervised")}
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
     steps = {placed.step.name: placed.step for placed in made.steps}
     assert list(steps) == ["passes", "passes-noise"]
     asked = {name for finding in all_findings().values() if "passes" in finding.step for name in finding.analyses}
@@ -307,6 +309,8 @@ def test_passes_measure_what_their_findings_ask_for():
     assert steps["passes"].options["set"] == {"cka": {"tokens": ["all"]}}
     noise = {"kind": "sign", "frequencies": [0.6, 0.7, 0.8, 0.9]}
     assert steps["passes-noise"].options["set"] == {"noise": noise}
+    assert list(steps["passes"].encoders) == [*ENCODERS, "other"]
+    assert list(steps["passes-noise"].encoders) == list(ENCODERS)
 
 
 @pytest.mark.parametrize(
