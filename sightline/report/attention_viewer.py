@@ -36,7 +36,10 @@ def pack_viewer(result: xr.Dataset) -> dict[str, Any] | None:
     if not encoders:
         return None
     words = (result[name].values.astype(str).tolist() for name in ("viewer_id", "viewer_label"))
-    return {"images": [{"id": id, "label": label} for id, label in zip(*words, strict=True)], "encoders": encoders}
+    images = [{"id": id, "label": label} for id, label in zip(*words, strict=True)]
+    pixels = list(dict.fromkeys(one["pixels"] for one in encoders))  # most encoders see the same
+    encoders = [{**one, "pixels": pixels.index(one["pixels"])} for one in encoders]
+    return {"images": images, "pixels": pixels, "encoders": encoders}
 
 
 def _encoder(result: xr.Dataset, i: int, name: str) -> dict[str, Any]:
@@ -64,4 +67,4 @@ def relative_depths(layers: Sequence[str]) -> list[float]:
 
 
 def _bytes(values: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(zlib.compress(values.astype(np.uint8, copy=False).tobytes())).decode()
+    return base64.b64encode(zlib.compress(values.astype(np.uint8, copy=False).tobytes(), 9)).decode()

@@ -90,7 +90,16 @@ def test_the_packed_maps_and_pictures_are_the_result(tmp_path: Path) -> None:
         np.testing.assert_array_equal(levels[maps == 255], 100)
         pixels = result[f"viewer_pixels_{i}"].values
         assert tuple(encoder["size"]) == pixels.shape[1:3]
-        np.testing.assert_array_equal(unpacked(encoder["pixels"]), pixels.ravel())
+        np.testing.assert_array_equal(unpacked(packed["pixels"][encoder["pixels"]]), pixels.ravel())
+
+
+def test_pictures_that_several_encoders_see_are_packed_once() -> None:
+    own = sample((0,))
+    same = own.rename({name: f"{str(name)[:-1]}1" for name in (*own.variables, *own.dims) if str(name).endswith("_0")})
+    packed = pack_viewer(xr.merge([own, same, sample()], compat="override"))
+    assert packed is not None
+    assert [encoder["pixels"] for encoder in packed["encoders"]] == [0, 0, 1]
+    assert len(packed["pixels"]) == 2
 
 
 def test_a_result_without_maps_has_no_viewer(tmp_path: Path) -> None:

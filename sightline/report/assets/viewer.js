@@ -15,8 +15,9 @@ class Viewer {
 
   async show() {
     const { element } = this, template = element.querySelector("template"), count = Math.min(2, this.data.encoders.length);
+    const pixels = await Promise.all(this.data.pixels.map((text) => Data.unpacked(text)));
     for (const encoder of this.data.encoders)
-      Object.assign(encoder, { maps: await Data.unpacked(encoder.maps), pixels: await Data.unpacked(encoder.pixels), pictures: [] });
+      Object.assign(encoder, { maps: await Data.unpacked(encoder.maps), pixels: pixels[encoder.pixels], pictures: [] });
     this.panels = Array.from({ length: count }, (_, i) => {
       const place = template.content.firstElementChild.cloneNode(true);
       element.querySelector(".panels").append(place);
