@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from sightline.core.errors import InputError
+from sightline.core.threads import side_by_side
 
 __all__ = ["agreed", "barrier", "by_first", "gathered", "join", "leave", "rank", "shared", "world"]
 
@@ -82,7 +83,10 @@ def by_first(work: Callable[[], T]) -> T | None:
     return result
 
 
-def shared(jobs: Sequence[Job], work: Callable[[Job], Outcome]) -> list[Outcome]:
-    """What `work` makes of each job; the processes of a run share them, and all get all answers."""
-    parts = gathered([work(job) for job in jobs[rank() :: world()]])
+def shared(jobs: Sequence[Job], work: Callable[[Job], Outcome], most: int = 1) -> list[Outcome]:
+    """What `work` makes of each job; the processes of a run share them, and all get all answers.
+
+    A process does one after the other, or so many at a time, each in a thread.
+    """
+    parts = gathered(side_by_side(work, jobs[rank() :: world()], most))
     return [parts[i % len(parts)][i // len(parts)] for i in range(len(jobs))]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 import torch
+
+from sightline.core.stopping import work_over
 
 __all__ = ["side_by_side"]
 
@@ -28,14 +32,21 @@ def side_by_side(work: Callable[[Item], Outcome], items: Sequence[Item], most: i
     if places < 2:
         return [work(item) for item in items]
     inference = torch.is_inference_mode_enabled()  # a property of the thread
+    over = threading.Event()
 
     def one(item: Item) -> Outcome:
+        work_over.set(over)
         with torch.inference_mode(inference):
             return work(item)
 
     # So is the number of threads of an operation; only threads to come begin with what was set last.
     try:
         with ThreadPoolExecutor(places, initializer=torch.set_num_threads, initargs=(threads // places,)) as pool:
-            return list(pool.map(one, items))
+            try:
+                contexts = [copy_context() for _ in items]
+                return list(pool.map(lambda context, item: context.run(one, item), contexts, items))
+            except BaseException:
+                over.set()
+                raise
     finally:
         torch.set_num_threads(threads)

@@ -13,10 +13,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,7 @@ def analyze(
     conflict: Images | str | None = None,
     further: Mapping[str, Images | str] | None = None,
     out: str | Path | None = None,
+    cache: str | Path | None = None,
     sites: Sequence[str] | str | None = None,
     batch: int = 32,
     device: str = "auto",
@@ -79,12 +80,14 @@ def analyze(
 ) -> Run:
     """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
 
-    `analyses` are names, or names with their settings, {"knn": {"k": 10}}; by default those that need one forward pass
-    of each image, with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left out
-    where it makes no sense, and `run.request` says why. `further` are images that analyses ask for by name; `conflict`
-    is short for further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that can be resumed:
-    what is finished there is not computed again. `sites` replaces the sites of those analyses that can take any.
-    Started by torchrun, the processes share the images, and the results are those of one process.
+    `analyses` are names, or names with their settings, {"knn": {"k": 10}}; by default those that need one forward
+    pass of each image, with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left
+    out where it makes no sense, and `run.request` says why. `further` are images that analyses ask for by name;
+    `conflict` is short for further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that
+    can be resumed: what is finished there is not computed again; `cache` is a folder for features that several runs
+    share, which is inside the run by default: what one of them has written, the others need not compute. `sites`
+    replaces the sites of those analyses that can take any. Started by torchrun, the processes share the images, and
+    the results are those of one process.
     """
     join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
     target = _device(device)
@@ -107,11 +110,11 @@ def analyze(
             if (home := next(encoder.module.parameters(), torch.empty(0)).device) != target:
                 encoder.module.to(target)
                 stack.callback(encoder.module.to, home)
-        cache = agreed(_cache_folder(out, stack))
+        features = agreed(_cache_folder(cache, out, stack))
         lacking = lacking_images(configs, images, named)
         configs = {name: config for name, config in configs.items() if name not in lacking}
         stack.enter_context(progress.showing(show_progress and rank() == 0))
-        plans = make_plans(members, images, configs, sites, settings, cache, target)
+        plans = make_plans(members, images, configs, sites, settings, features, target)
         metrics, declined = make_metrics(configs, plans, target, named)
         plans = {name: plans[name] for name in metrics}
         keys = {name: analysis_fingerprint(name, configs[name], plan) for name, plan in plans.items()}
@@ -153,8 +156,8 @@ def _own_precision(configs: Mapping[str, Any]) -> str:
     return "bf16" if any(analysis(name).precision(config) == "bf16" for name, config in configs.items()) else "float32"
 
 
-def _cache_folder(out: str | Path | None, stack: contextlib.ExitStack) -> Path:
-    if shared := os.environ.get("SIGHTLINE_CACHE"):
+def _cache_folder(cache: str | Path | None, out: str | Path | None, stack: contextlib.ExitStack) -> Path:
+    if shared := os.environ.get("SIGHTLINE_CACHE") or cache:
         return Path(shared)
     if out is not None:
         return Path(out) / "cache"
@@ -194,7 +197,7 @@ def _pass(
         name = plans[next(iter(metrics))].images.name
         raise InputError(f"None of {counted(total, 'image')} of {name} could be read: {': '.join(skipped[0])}")
     known = {name for name, _ in skipped}
-    skipped += [pair for name in sorted(ready) for pair in metrics[name].unread() if pair[0] not in known]
+    skipped += [pair for name in sorted(metrics) for pair in metrics[name].unread() if pair[0] not in known]
     skipped = list(dict.fromkeys(skipped))
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
@@ -223,8 +226,9 @@ def _stream(
 ) -> tuple[int, list[tuple[str, str]]]:
     """All batches, or those that an interrupted pass has left; how many images they have, and which are unreadable."""
     plan = plans[next(iter(metrics))]
+    needed = frozenset(agreed(_needed(metrics, plans)))
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
-    fresh = Reached(tuple(sorted({split for name in metrics for split in plans[name].splits})))
+    fresh = Reached(tuple(sorted({forward.split for forward in needed})))
     reached = sums.restore() or fresh
     loader = batches(
         plan.images,
@@ -255,7 +259,7 @@ def _stream(
         for batch in loader:
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
-                _step(batch, asking, plans, device, several)
+                _step(batch, asking, plans, needed, device, several)
             reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
             before, done = done, total * reached.batch // count
@@ -272,6 +276,27 @@ def _stream(
     return total, list(reached.skipped)
 
 
+class _Needed(NamedTuple):
+    """A forward pass of the images of a split in a view through an encoder, and the analysis that needs it."""
+
+    analysis: str
+    encoder: str
+    split: str
+    view: str
+
+
+def _needed(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[_Needed]:
+    """All but those whose features are there already, where nothing else is asked of them."""
+    every = (
+        _Needed(name, encoder, split, view)
+        for name in metrics
+        for encoder in plans[name].encoders
+        for split in plans[name].splits
+        for view in plans[name].views[split]
+    )
+    return [one for one in every if metrics[one.analysis].lacks(*one[1:])]
+
+
 def _apart(encoders: Iterable[Encoder]) -> bool:
     """Whether no two encoders have a module or a configuration in common, which a forward pass hooks or changes."""
     parts = [
@@ -282,13 +307,20 @@ def _apart(encoders: Iterable[Encoder]) -> bool:
 
 
 def _step(
-    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], device: torch.device, several: int
+    batch: Batch,
+    metrics: Mapping[str, Analysis],
+    plans: Mapping[str, Plan],
+    needed: Set[_Needed],
+    device: torch.device,
+    several: int,
 ) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     for metric in metrics.values():
         metric.begin(batch)
-    found = side_by_side(lambda member: _forward(*member, batch, metrics, plans, device), [*encoders.items()], several)
+    found = side_by_side(
+        lambda member: _forward(*member, batch, metrics, plans, needed, device), [*encoders.items()], several
+    )
     for name, metric in metrics.items():
         metric.update(batch, {key: value for of_one in found for key, value in of_one[name].items()})
 
@@ -299,16 +331,15 @@ def _forward(
     batch: Batch,
     metrics: Mapping[str, Analysis],
     plans: Mapping[str, Plan],
+    needed: Set[_Needed],
     device: torch.device,
 ) -> dict[str, dict[Key, Any]]:
-    """All views of a batch through one encoder; what each analysis keeps of them."""
+    """All views of a batch through one encoder that are needed; what each analysis keeps of them."""
     plan = plans[next(iter(metrics))]
     reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
     pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
     for view in dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split]):
-        asking = {
-            name: set(plans[name].sites.get(key, ())) for name in metrics if view in plans[name].views[batch.split]
-        }
+        asking = {name: set(plans[name].sites[key]) for name in metrics if (name, key, batch.split, view) in needed}
         see = _see(Key(key, "", view), asking, metrics, reductions, device)
         wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
         if not wanted:

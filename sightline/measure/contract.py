@@ -49,8 +49,12 @@ class Analysis(torchmetrics.Metric):
         """Whether all that a pass would bring is there already, so that it need not take part in one."""
         return False
 
+    def lacks(self, encoder: str, split: str, view: str) -> bool:
+        """Whether it needs a forward pass of these images: not if what it would keep of it is there already."""
+        return True
+
     def unread(self) -> list[tuple[str, str]]:
-        """If it is ready: the images that could not be read when its features were made, and why."""
+        """The images that could not be read when features were made that are there already, and why."""
         return []
 
     def begin(self, batch: Batch) -> None:

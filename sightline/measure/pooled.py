@@ -164,11 +164,22 @@ class Pooled(Analysis):
             self.seen += torch.tensor([counts[split] for split in self.splits])
         return True
 
+    def lacks(self, encoder: str, split: str, view: str) -> bool:
+        """Whether an earlier pass has not left all of its features of these images."""
+        whose = (encoder, view, split)
+        return any(
+            not entry.complete
+            for which, entry in self.files.items()
+            if (which.encoder, which.view, which.split) == whose
+        )
+
     def unread(self) -> list[tuple[str, str]]:
-        """Images without a row."""
+        """Images without a row in what is complete."""
         images = self.plan.images
         found: dict[str, str] = {}
         for which, entry in self.files.items():
+            if not entry.complete:
+                continue
             ids = images.ids[images.indices(which.split)][~entry.written()]
             found |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
         return list(found.items())
@@ -292,10 +303,11 @@ def finish_files(
     """Close the files of each split, of which so many rows were written; which rows could be read, by split."""
     barrier()
     for split, entries in files.items():
-        if entries and not seen[split]:
+        open_ones = [entry for entry in entries if not entry.complete]  # the others are those of an earlier pass
+        if open_ones and not seen[split]:
             raise InputError(f"None of the {split} images of {images} could be read; give some")
-        for entry in entries:
-            if not entry.complete and (not entry.exists or int(entry.written().sum()) != seen[split]):
+        for entry in open_ones:
+            if not entry.exists or int(entry.written().sum()) != seen[split]:
                 raise InputError(
                     f"The feature cache in {str(entry.cache)!r} lost rows of an interrupted pass; "
                     "delete the folder 'cache' of the run and run the same command again"

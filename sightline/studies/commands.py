@@ -59,6 +59,7 @@ class Work:
     anew: bool = False  # replace what is in the folder
     machine: Machine = field(default_factory=Machine)
     reuse: Reuse = field(default_factory=dict)  # trainings of other steps
+    features: Path | None = None  # a folder for those that other passes have computed
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ def _compare(work: Work) -> None:
         analyses_of(step),
         further={name: _images_of_pass(step, images) for name, images in _option(step, "further").items()},
         out=work.out,
+        cache=work.features,
         sites=_option(step, "sites"),
         batch=_option(step, "batch"),
         seed=_option(step, "seed"),

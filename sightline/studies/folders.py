@@ -4,6 +4,7 @@ STEPS/NAME-KEY8/        the run folder of its command, with everything that goes
 STEPS/NAME-KEY8.json    what the step is: command, settings, what it was given
 STEPS/NAME-KEY8.lock    while a process works at it, see core/claims.py
 STEPS/NAME-KEY8.log     what it had to say, if another process ran it
+STEPS/features/         what encoders make of images, which the passes of all steps share, see measure/feature_cache.py
 
 A step is done when the run.json in its folder says so under its key. Folders are found by their key: a study that calls
 the same step by another name finds it as well.
@@ -138,7 +139,8 @@ def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any]
         began = time.monotonic()
         members = members_of(placed.step, folders)
         anew = _note(placed)
-        work(Work(placed.step, members, placed.folder, anew, machine, {} if anew else placed.reuse))
+        features = placed.folder.parent / "features"
+        work(Work(placed.step, members, placed.folder, anew, machine, {} if anew else placed.reuse, features))
         _finish(placed, time.monotonic() - began)
         return True
 

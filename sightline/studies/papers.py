@@ -1,6 +1,6 @@
 """The built-in studies: which steps the papers' findings need, for encoders with their roles.
 
-passes     one pass over all encoders, and one with another kind of noise
+passes     one pass over all encoders, and two with noise over those that are compared by it
 minibatch  CKA at several batch sizes and numbers of images
 finetune   every pre-trained ViT fine-tuned, and one pass over these and their starts
 dynamics   their epochs
@@ -25,7 +25,7 @@ from sightline.measure.contract import analysis
 from sightline.studies.commands import COMMANDS, PASS
 from sightline.studies.design import Design, Given
 from sightline.studies.findings import all_findings
-from sightline.studies.findings.park import HIGH
+from sightline.studies.findings.park import HIGH, NOISE
 from sightline.studies.keys import Contents
 from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role
 from sightline.studies.steps import Step, with_needed
@@ -93,10 +93,15 @@ CNNS: Mapping[str, Varied] = {
 }
 
 
-def _second_noise() -> dict[str, Any]:
-    """Of this kind findings look at high frequencies alone; the figure over all of them is of the first kind."""
+def _noise(kind: str) -> dict[str, Any]:
+    """Findings look at high frequencies alone; a figure shows all of them, of the first kind.
+
+    Of the low ones every second is enough for that.
+    """
     every = analysis("noise").Config().frequencies
-    return {"kind": "sign", "frequencies": [frequency for frequency in every if frequency >= HIGH.start]}
+    low = [frequency for frequency in every if frequency < HIGH.start][::2]
+    high = [frequency for frequency in every if frequency >= HIGH.start]
+    return {"frequencies": [*low, *high]} if kind == NOISE[0] else {"kind": kind, "frequencies": high}
 
 
 @dataclass(frozen=True)
@@ -264,24 +269,27 @@ class _Plan:
         return sorted(found - set(APART))
 
     def _over(self, name: str, encoders: Mapping[str, str], analyses: Sequence[str], group: str) -> list[Step]:
-        """Passes over encoders: what is asked of all, noise of the other kind, and what is asked of CNNs alone."""
+        """Passes over encoders: what is asked of all, both kinds of noise, and what is asked of CNNs alone."""
         networks = {key: self.given[key].role.network for key in encoders}
         cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
-        # Pairs of these are held against each other by the second kind of noise.
+        # Pairs of these are held against each other by noise, which takes more forward passes than all the rest.
         pairs = {key: encoders[key] for key in encoders
                  if networks[key] == "vit" and self.given[key].role.family in (JE, REC)}  # fmt: skip
         asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
             name: (
                 encoders,
                 {
-                    "only": [one for one in analyses if one not in OF_CNNS],
+                    "only": [one for one in analyses if one not in (*OF_CNNS, "noise")],
                     "set": {one: dict(values) for one, values in ASKED.items() if one in analyses},
                 },
             ),
-            f"{name}-noise": (pairs if "noise" in analyses else {},
-                              {"only": ["noise"], "set": {"noise": _second_noise()}}),
+            **{
+                f"{name}-noise-{kind}": (pairs, {"only": ["noise"], "set": {"noise": _noise(kind)}})
+                for kind in NOISE
+                if "noise" in analyses
+            },
             f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
-        }  # fmt: skip
+        }
         return [
             Step(step, "compare", dict(members), self.images, {**options, "lenient": True}, group=group)
             for step, (members, options) in asked.items()

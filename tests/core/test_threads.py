@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
+from rich.console import Console
 
+from sightline.core import progress
+from sightline.core.stopping import AbandonedError, go_on
 from sightline.core.threads import side_by_side
 
 
@@ -42,3 +46,43 @@ def test_inference_and_errors_pass_through() -> None:
         side_by_side(lambda number: 1 // number, [1, 0, 2])
     assert torch.get_num_threads() == 4
     assert side_by_side(torch.ones, []) == []
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_work_ends_where_other_work_has_failed() -> None:
+    ended = []
+
+    def work(number: int) -> None:
+        if not number:
+            raise ZeroDivisionError
+        try:
+            while True:
+                go_on()
+        except AbandonedError:
+            ended.append(number)
+            raise
+
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(work, [0, 1, 2, 3])
+    assert set(ended) <= {1, 2, 3}  # all that had begun; the test would not end otherwise
+    go_on()  # outside nothing is over
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_bars_of_several_threads_are_shown_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, together = io.StringIO(), threading.Barrier(2, timeout=20)
+    monkeypatch.setattr(progress, "console", lambda: Console(file=text, force_terminal=True))
+
+    def work(name: str) -> None:
+        with progress.bar_of_steps(f"Probes of {name}", 1) as move:
+            together.wait()
+            move()
+            assert progress._bars.shown is not None
+            assert {task.description for task in progress._bars.shown.tasks} <= {"Probes of a", "Probes of b"}
+            together.wait()
+
+    with progress.showing(True):
+        side_by_side(work, ["a", "b"])
+    assert "Probes of a" in text.getvalue()
+    assert "Probes of b" in text.getvalue()
+    assert progress._bars.shown is None

@@ -243,6 +243,30 @@ def test_complete_features_spare_the_forward_pass(
     assert again.request["timing"]["images"] == 0
 
 
+def test_features_of_another_run_spare_the_forward_passes_that_made_them(
+    encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"noise": {"frequencies": [0.3, 0.8], "classifier": "probe"}}
+    expected = measure(encoders, images, settings)
+    measure({"a": encoders["a"]}, images, ["knn"], out=tmp_path / "x", cache=tmp_path / "features")
+    made, made_view = [], module.make_view
+
+    def counting(name: str, pixels: torch.Tensor, *rest: Any) -> torch.Tensor:
+        made.append((name, len(pixels)))
+        return made_view(name, pixels, *rest)
+
+    monkeypatch.setattr(module, "make_view", counting)
+    run = measure(encoders, images, settings, out=tmp_path / "y", cache=tmp_path / "features")
+    xr.testing.assert_equal(run["noise"], expected["noise"])
+    train, test = (len(images.indices(split)) for split in ("train", "test"))
+    count = {view: sum(size for name, size in made if name == view) for view in ("plain", "noise:0.3", "noise:0.8")}
+    assert count == {"plain": train + test, "noise:0.3": 2 * test, "noise:0.8": 2 * test}  # plain ones of b alone
+    assert not list((tmp_path / "y" / "cache").iterdir())
+    made.clear()
+    measure(encoders, images, {"noise": {**settings["noise"], "frequencies": [0.8]}}, cache=tmp_path / "features")
+    assert not made
+
+
 def test_images_that_earlier_features_lack_are_named_again(
     encoders: dict[str, sl.Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,7 +224,12 @@ def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
     paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
     assert steps["dynamics"].encoders == {**paths, "a": SMALL}
     without = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["finetune"], out="x")
-    assert [placed.step.name for placed in without.steps] == ["finetune-a", "tuned", "tuned-noise"]
+    assert [placed.step.name for placed in without.steps] == [
+        "finetune-a",
+        "tuned",
+        "tuned-noise-gaussian",
+        "tuned-noise-sign",
+    ]
 
 
 def test_two_that_are_given_fine_tuned_from_one_share_its_path():
@@ -303,14 +308,16 @@ def test_passes_measure_what_their_findings_ask_for():
     roles = {**ROLES, "other": Role("other", "supervised")}
     made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
     steps = {placed.step.name: placed.step for placed in made.steps}
-    assert list(steps) == ["passes", "passes-noise"]
+    gaussian, sign = "passes-noise-gaussian", "passes-noise-sign"
+    assert list(steps) == ["passes", gaussian, sign]
     asked = {name for finding in all_findings().values() if "passes" in finding.step for name in finding.analyses}
-    assert set(steps["passes"].options["only"]) == asked - {"invariance"}  # of CNNs
+    assert set(steps["passes"].options["only"]) == asked - {"invariance", "noise"}  # of CNNs; of pairs
     assert steps["passes"].options["set"] == {"cka": {"tokens": ["all"]}}
-    noise = {"kind": "sign", "frequencies": [0.6, 0.7, 0.8, 0.9]}
-    assert steps["passes-noise"].options["set"] == {"noise": noise}
+    high = [0.6, 0.7, 0.8, 0.9]
+    assert steps[gaussian].options["set"] == {"noise": {"frequencies": [0.1, 0.3, 0.5, *high]}}
+    assert steps[sign].options["set"] == {"noise": {"kind": "sign", "frequencies": high}}
     assert list(steps["passes"].encoders) == [*ENCODERS, "other"]
-    assert list(steps["passes-noise"].encoders) == list(ENCODERS)
+    assert list(steps[gaussian].encoders) == list(steps[sign].encoders) == list(ENCODERS)
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,22 @@ def test_figures_show_what_differs(both: tuple[Plan, dict[Key, torch.Tensor], xr
     assert all(re.search(r"With the .+ instead \(layers? .+, a .*probe.*\): \d+\.\d%, ", line) for line in other)
 
 
+def test_probes_side_by_side_are_those_of_one_after_another(
+    both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, data, result = both
+    before = torch.get_num_threads()
+    try:
+        for threads, most in ((1, 4), (4, 4), (4, 1)):
+            torch.set_num_threads(threads)
+            monkeypatch.setattr("sightline.analyses.probes.AT_A_TIME", most)
+            again = measured(plan, data)
+            assert (again.accuracy.fillna(-1) == result.accuracy.fillna(-1)).all()
+            np.testing.assert_allclose(again.loss, result.loss, rtol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_mean_of_the_best() -> None:
     assert mean_of_best(np.array([0.3, 0.9, np.nan]), np.array([0.0, 0.5, 1.0])) == (0.25, 0.25)
     assert np.isnan(mean_of_best(np.array([np.nan]), np.array([0.5]))).all()
@@ -430,6 +446,8 @@ def test_cost(tmp_path: Path) -> None:
     assert told.memory == 4 * (3 * 9 * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))
     both = cost(Config(poolings=("cls", "gap", "cls_gap"), kinds=("linear",)), plan)
     assert both.disk == (2 * 3 + 2) * (TRAIN + TEST) * (4 * 6 + 1)  # CLS and GAP are there once; a CNN has no CLS
-    assert both.memory == 4 * (3 * 9 * (3 * 12 * 3) + 24 * (TRAIN + 32 * 24))
+    of_vit, of_cnn = (27 * (sites * 6 * 3) + 12 * (TRAIN + 32 * 12) for sites in (3, 2))
+    joined = 27 * (3 * 12 * 3) + 24 * (TRAIN + 32 * 24)
+    assert both.memory == 4 * (2 * of_vit + joined + of_cnn)  # all four side by side
     table = cost(Config(preset="table4", poolings=("cls",), kinds=("linear",)), plan)
     assert table.memory == 4 * ((216 + 2 * 54) * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))
