@@ -185,13 +185,13 @@ def _pass(
     shown: bool,
 ) -> None:
     began = time.monotonic()
-    ready = set(agreed([name for name, metric in metrics.items() if metric.ready()]))
-    passing = {name: metric for name, metric in metrics.items() if name not in ready}
-    if ready and shown:
-        progress.console().print(f"Features are there already: no forward pass for {', '.join(sorted(ready))}")
+    needed = frozenset(agreed(_needed(metrics, plans)))
+    passing = {name: metrics[name] for name in metrics if name in {one.analysis for one in needed}}
+    if shown and (ready := sorted(metrics.keys() - passing.keys())):
+        progress.console().print(f"Features are there already: no forward pass for {', '.join(ready)}")
     share(passing.values())
     sums = Sums(run.path, {name: keys[name] for name in passing}, passing)
-    total, skipped = _stream(passing, plans, sums, device, workers, shown) if passing else (0, [])
+    total, skipped = _stream(passing, plans, needed, sums, device, workers, shown) if passing else (0, [])
     skipped = [pair for part in gathered(skipped) for pair in part]
     if total and len(skipped) == total:
         name = plans[next(iter(metrics))].images.name
@@ -219,6 +219,7 @@ def _pass(
 def _stream(
     metrics: Mapping[str, Analysis],
     plans: Mapping[str, Plan],
+    needed: Set[_Needed],
     sums: Sums,
     device: torch.device,
     workers: int | None,
@@ -226,9 +227,8 @@ def _stream(
 ) -> tuple[int, list[tuple[str, str]]]:
     """All batches, or those that an interrupted pass has left; how many images they have, and which are unreadable."""
     plan = plans[next(iter(metrics))]
-    needed = frozenset(agreed(_needed(metrics, plans)))
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
-    fresh = Reached(tuple(sorted({forward.split for forward in needed})))
+    fresh = Reached(tuple(sorted({one.split for one in needed})))
     reached = sums.restore() or fresh
     loader = batches(
         plan.images,

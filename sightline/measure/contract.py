@@ -45,10 +45,6 @@ class Analysis(torchmetrics.Metric):
     full_state_update = False
     products: ClassVar[bool] = False  # whether attention maps come as encoders.attention.AttentionProduct
 
-    def ready(self) -> bool:
-        """Whether all that a pass would bring is there already, so that it need not take part in one."""
-        return False
-
     def lacks(self, encoder: str, split: str, view: str) -> bool:
         """Whether it needs a forward pass of these images: not if what it would keep of it is there already."""
         return True

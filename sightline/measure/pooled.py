@@ -155,15 +155,6 @@ class Pooled(Analysis):
         self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def ready(self) -> bool:
-        """Whether an earlier pass has left all of its features."""
-        if not all(entry.complete for entry in self.files.values()):
-            return False
-        if rank() == 0:  # the sums of all processes are added up
-            counts = {which.split: int(entry.written().sum()) for which, entry in self.files.items()}
-            self.seen += torch.tensor([counts[split] for split in self.splits])
-        return True
-
     def lacks(self, encoder: str, split: str, view: str) -> bool:
         """Whether an earlier pass has not left all of its features of these images."""
         whose = (encoder, view, split)

@@ -50,6 +50,7 @@ RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect
 APART = ("dynamics", "minibatch")  # analyses that have steps of their own
 ASKED: Mapping[str, Mapping[str, Any]] = {  # no finding or figure asks for more
     "cka": {"tokens": ["all"]},
+    "probes": {"kinds": ["linear", "nonlinear", "multilayer"], "more_on": "first"},
     "transformations": {"transformations": ["mirror"]},
 }
 OF_CNNS = ("invariance",)  # asked of CNNs alone
@@ -426,7 +427,7 @@ class _Plan:
         second = self.sets.second or embedded
         steps = [Step("segment", "segment", encoders, self.sets.segmentation, self._recipe("segment"), group="segment")]
         if second:
-            probes = {"only": ["probes"], "lenient": True}
+            probes = {"only": ["probes"], "set": {"probes": {"kinds": ["linear"]}}, "lenient": True}
             steps.append(Step("second", "compare", encoders, second, probes, group="segment"))
         return steps if encoders else []
 

@@ -312,7 +312,8 @@ def test_passes_measure_what_their_findings_ask_for():
     assert list(steps) == ["passes", gaussian, sign]
     asked = {name for finding in all_findings().values() if "passes" in finding.step for name in finding.analyses}
     assert set(steps["passes"].options["only"]) == asked - {"invariance", "noise"}  # of CNNs; of pairs
-    assert steps["passes"].options["set"] == {"cka": {"tokens": ["all"]}}
+    probes = {"kinds": ["linear", "nonlinear", "multilayer"], "more_on": "first"}
+    assert steps["passes"].options["set"] == {"cka": {"tokens": ["all"]}, "probes": probes}
     high = [0.6, 0.7, 0.8, 0.9]
     assert steps[gaussian].options["set"] == {"noise": {"frequencies": [0.1, 0.3, 0.5, *high]}}
     assert steps[sign].options["set"] == {"noise": {"kind": "sign", "frequencies": high}}

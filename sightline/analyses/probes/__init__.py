@@ -111,12 +111,14 @@ class Config(Sweep):
     nonlinear_at   last: on the last layer; every: on all
     poolings       cls (the CLS token), gap (the mean of all tokens), gap_without_cls (of the patches), cls_gap (cls and
                    gap side by side, each through its own BatchNorm), where they exist
+    more_on        every: nonlinear and multilayer probes on all poolings; first: on the first that an encoder has
     """
 
     kinds: tuple[str, ...] = PROBE_KINDS
     depths: tuple[int, ...] = (2, 3)
     nonlinear_at: str = "last"
     poolings: tuple[str, ...] = ("cls", "gap")
+    more_on: str = "every"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,6 +130,8 @@ class Config(Sweep):
                     raise InputError(f"Probes have no {word} {name!r}{nearest(name, known)}")
         if self.nonlinear_at not in ("last", "every"):
             raise InputError(f"nonlinear_at is last or every, not {self.nonlinear_at!r}")
+        if self.more_on not in ("every", "first"):
+            raise InputError(f"more_on is every or first, not {self.more_on!r}")
         if not set(self.depths) <= {2, 3} or not self.depths:
             raise InputError(f"Nonlinear probes have depth 2 or 3, not {', '.join(map(str, self.depths)) or 'none'}")
 
@@ -137,15 +141,18 @@ class Config(Sweep):
         names = {"nonlinear": [f"depth {depth}" for depth in sorted(set(self.depths))]}
         return [name for kind in PROBE_KINDS if kind in self.kinds for name in names.get(kind, [kind])]
 
-    def shapes(self, sites: Sequence[str]) -> dict[tuple[str, str], Probe]:
+    def shapes(self, sites: Sequence[str], first: bool = True) -> dict[tuple[str, str], Probe]:
         """Which probes there are on these layers: (name, site) → what it sees and how deep it is.
+
+        `first`: whether this is the first pooling that the encoder has.
 
         >>> config = Config(kinds=("nonlinear", "multilayer"), depths=(2,))
         >>> {at: shape.inputs for at, shape in config.shapes(["block.0", "block.1"]).items()}
         {('depth 2', 'block.1'): ('block.1',), ('multilayer', 'block.0'): ('block.1', 'block.0')}
         """
         last, found = last_of(sites), {}
-        for probe in self.probes:
+        plain = ("ridge", "linear")
+        for probe in self.probes if first or self.more_on == "every" else [p for p in self.probes if p in plain]:
             for site in sites:
                 if probe == "multilayer":
                     if site != last and not of_decoder(site):
@@ -205,7 +212,7 @@ class Analysis(Pooled):
         flaws = {site: self._flaw(encoder, site, feature) for site in sites}
         found: dict[ProbePlace, ProbeOutcome] = {}
         todo: dict[ProbePlace, Probe] = {}
-        for (probe, site), shape in self.config.shapes(sites).items():
+        for (probe, site), shape in self.config.shapes(sites, feature == self._first(encoder)).items():
             at = ProbePlace(encoder, probe, site, feature)
             if why := next((flaws[name] for name in reversed(shape.inputs) if flaws[name]), ""):
                 found[at] = ProbeOutcome(reason=why)
@@ -226,6 +233,10 @@ class Analysis(Pooled):
         """Why nothing can be told from these features, or ""."""
         each = ((split, self.features(encoder, site, feature, "plain", split)) for split in self.splits)
         return next(filter(None, (flaw(matrix, split, split == "train") for split, matrix in each)), "")
+
+    def _first(self, encoder: str) -> str:
+        """The first of the poolings that an encoder has."""
+        return next(name for name in self.config.poolings if self._sites(encoder, name))
 
     def _sites(self, encoder: str, feature: str) -> list[str]:
         """The layers of an encoder that have this feature."""

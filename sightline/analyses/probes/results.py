@@ -48,7 +48,7 @@ __all__ = [
 BEST = 5  # settings whose mean and spread are reported
 OVER = ("encoder", "probe", "site", "feature")
 OF_SETTINGS = ("loss", "selection_accuracy", "test_accuracy")
-NO_SUCH_PROBE = "there is no such probe: depth is for the last layer, and multilayer adds another block to it"
+NO_SUCH_PROBE = "there is no such probe: depth is for the last layer, multilayer adds a block to it (see more_on, too)"
 
 Axes: TypeAlias = tuple[list[str], list[str], list[str], list[str]]
 

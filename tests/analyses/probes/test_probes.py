@@ -335,6 +335,20 @@ def test_figures_show_what_differs(both: tuple[Plan, dict[Key, torch.Tensor], xr
     assert all(re.search(r"With the .+ instead \(layers? .+, a .*probe.*\): \d+\.\d%, ", line) for line in other)
 
 
+def test_more_than_linear_probes_on_the_first_pooling_alone(
+    both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset],
+) -> None:
+    plan, data, every = both
+    some = measured(plan, data, more_on="first")
+    known, missing = some.accuracy.notnull(), every.accuracy.notnull() & some.accuracy.isnull()
+    assert (some.accuracy.where(known) == every.accuracy.where(known)).where(known, True).all()
+    left_out = missing.to_series()[lambda s: s].reset_index()
+    assert set(left_out.probe) == {"depth 2", "depth 3", "multilayer"}
+    assert set(left_out.feature) == {"gap"}
+    assert set(left_out.encoder) == {"vit"}  # a CNN has no other
+    assert (some.reason.where(missing, NO_SUCH_PROBE) == NO_SUCH_PROBE).all()
+
+
 def test_probes_side_by_side_are_those_of_one_after_another(
     both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +378,7 @@ def test_the_mean_of_the_best() -> None:
         ({"poolings": ("max",)}, "no pooling 'max'"),
         ({"depths": (1,)}, "depth 2 or 3, not 1"),
         ({"nonlinear_at": "first"}, "last or every"),
+        ({"more_on": "last"}, "every or first"),
         ({"lrs": ()}, "at least one of lrs"),
     ],
 )
