@@ -19,6 +19,7 @@ __all__ = ["Reached", "Sums", "sums_file"]
 
 
 SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
+PAUSE = 50.0  # and as a multiple of the time that saving takes, where the sums are large
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class Sums:
     def __init__(self, folder: Path | None, questions: Mapping[str, str], metrics: Mapping[str, Analysis]) -> None:
         self.path = None if folder is None else sums_file(folder, rank(), world())
         self.questions, self.metrics, self.saved = dict(questions), metrics, time.monotonic()
+        self.took = 0.0  # seconds to save them
 
     @property
     def due(self) -> bool:
-        """Whether half a minute has passed since they were saved."""
-        return time.monotonic() - self.saved >= SAVE_EVERY
+        """Whether half a minute has passed since they were saved, or longer if that took long."""
+        return time.monotonic() - self.saved >= max(SAVE_EVERY, PAUSE * self.took)
 
     def save(self, reached: Reached) -> None:
         """Write them, together with how far the pass has come."""
@@ -48,6 +50,7 @@ class Sums:
             return
         from safetensors.torch import save
 
+        began = time.monotonic()
         state = {
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name, metric in self.metrics.items()
@@ -56,6 +59,7 @@ class Sums:
         about = {"questions": json.dumps(self.questions), "reached": json.dumps(asdict(reached))}
         write_atomically(self.path, save(state, metadata=about))
         self.saved = time.monotonic()
+        self.took = self.saved - began
 
     def restore(self) -> Reached | None:
         """Put the sums back if they belong to these questions, and say how far the pass had come."""

@@ -48,6 +48,7 @@ def test_an_interrupted_pass_goes_on(
 ) -> None:
     expected = measure(encoders, images, ["cka", "knn"])
     monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(resume, "PAUSE", 0.0)
     step, steps = module._step, []
 
     def failing(*arguments: object) -> None:
@@ -301,6 +302,7 @@ def test_images_that_vanish_end_the_pass_with_a_sentence(
             (tmp_path / "images").rename(tmp_path / "elsewhere")
 
     monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(resume, "PAUSE", 0.0)
     monkeypatch.setattr(module, "_step", vanishing)
     with pytest.raises(InputError, match=r"are gone since they were listed, such as .*png; bring them back"):
         sl.analyze(small, images, ["cka"], batch=4, workers=0, show_progress=False, out=tmp_path / "run")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
+from sightline.core.threads import side_by_side
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
@@ -36,6 +37,7 @@ __all__ = ["GROUPS", "TOKENS", "Own", "bootstrap", "centre", "cka", "gram", "own
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
+ROWS = 8  # of a matrix that are resampled side by side, if there are as many threads
 CHUNK = 16384  # columns whose mean is taken off at a time; 32 rows of them stay in the cache
 PIECE = 4096  # columns of one product in the precision of the features; products are summed in float64
 NUMBERS = 2**20  # of the products of pieces that are made at a time
@@ -234,7 +236,8 @@ def bootstrap(
     draws = draw_groups(len(hsic), replicates, seed, device)
     rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     whole = torch.from_numpy(ratio(hsic.sum(0), own and (own[0].sum(0), own[1].sum(0)))).to(draws)
-    for row in range(hsic.shape[-2]):  # row by row, because all replicates at once would not fit
+
+    def fill(row: int) -> None:
         first = row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
         values = _again(draws, hsic[..., row, first:]) / torch.sqrt(columns[..., first:] * rows[..., row, None])
         ends = percentile_ends(values, len(hsic), whole[..., row, first:])
@@ -242,6 +245,9 @@ def bootstrap(
             end[..., row, first:] = found.numpy(force=True)
             if own is None:
                 end[..., first:, row] = end[..., row, first:]
+
+    # Some rows at a time, because all replicates at once would not fit.
+    side_by_side(fill, range(hsic.shape[-2]), ROWS if draws.device.type == "cpu" else 1)
     return low, high
 
 
