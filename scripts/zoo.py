@@ -3,7 +3,8 @@
 
 Each ViT of a group sees the same number of images through the same backbone. The learning rate of an objective is found
 in three short trials of the same length: the rate with the lowest loss of a reconstructive objective, with the highest
-k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv). Rates of CNNs are not tried.
+k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv), until it is finished in
+scripts/trials, so that they outlive runs/zoo. Rates of CNNs are not tried.
 
 scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
@@ -40,7 +41,7 @@ from sightline.images.preprocess import Preprocess
 from sightline.studies.papers import CONVNEXT, RESNET
 from sightline.training.watchers import FeatureWatch
 
-RUNS, ZOO = Path("runs/zoo"), Path("sightline/zoo")
+RUNS, ZOO, TRIALS = Path("runs/zoo"), Path("sightline/zoo"), Path("scripts/trials")
 RATES = (5e-4, 1e-3, 2e-3)
 TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth of the training
 BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
@@ -150,9 +151,9 @@ def chosen(words: Sequence[str]) -> list[Training]:
 
 def trials(one: Training) -> pd.DataFrame:
     """The trials that choose its learning rate, one row per rate; those that are not stored are made."""
-    stored = ZOO / one.recipe / "trials.csv"
-    if stored.is_file():
-        return pd.read_csv(stored)
+    for stored in (ZOO / one.recipe / "trials.csv", TRIALS / f"{one.recipe}.csv"):
+        if stored.is_file():
+            return pd.read_csv(stored)
     rows = []
     for lr in RATES:
         run = RUNS / "trials" / f"{one.recipe}-{lr:g}"
@@ -161,7 +162,10 @@ def trials(one: Training) -> pd.DataFrame:
         table = pd.read_csv(run / "metrics.csv")
         loss, accuracies = table.loss.iloc[-5:].mean(), table.filter(like="knn").iloc[-1]
         rows.append({"lr": lr, "loss": loss, **accuracies, "seconds": table.seconds.iloc[-1]})
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    TRIALS.mkdir(exist_ok=True)
+    write_atomically(TRIALS / f"{one.recipe}.csv", found.to_csv(index=False).encode())
+    return found
 
 
 def best(one: Training) -> float:
@@ -262,6 +266,7 @@ def main(words: list[str]) -> None:
             pack(one.run, ZOO / one.name)
             if not one.tuned:
                 trials(one).to_csv(ZOO / one.name / "trials.csv", index=False)
+                (TRIALS / f"{one.recipe}.csv").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import sightline as sl
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.stopping import Stopped
+from sightline.images.views import make_view
 from sightline.measure import analyze as module
 from sightline.measure import resume
 from sightline.measure.streaming import measured_of
@@ -250,11 +251,11 @@ def test_features_of_another_run_spare_the_forward_passes_that_made_them(
     settings = {"noise": {"frequencies": [0.3, 0.8], "classifier": "probe"}}
     expected = measure(encoders, images, settings)
     measure({"a": encoders["a"]}, images, ["knn"], out=tmp_path / "x", cache=tmp_path / "features")
-    made, made_view = [], module.make_view
+    made: list[tuple[str, int]] = []
 
     def counting(name: str, pixels: torch.Tensor, *rest: Any) -> torch.Tensor:
         made.append((name, len(pixels)))
-        return made_view(name, pixels, *rest)
+        return make_view(name, pixels, *rest)
 
     monkeypatch.setattr(module, "make_view", counting)
     run = measure(encoders, images, settings, out=tmp_path / "y", cache=tmp_path / "features")
