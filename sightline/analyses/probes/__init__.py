@@ -151,8 +151,8 @@ class Config(Sweep):
         {('depth 2', 'block.1'): ('block.1',), ('multilayer', 'block.0'): ('block.1', 'block.0')}
         """
         last, found = last_of(sites), {}
-        plain = ("ridge", "linear")
-        for probe in self.probes if first or self.more_on == "every" else [p for p in self.probes if p in plain]:
+        more = first or self.more_on == "every"
+        for probe in (name for name in self.probes if more or name in ("ridge", "linear")):
             for site in sites:
                 if probe == "multilayer":
                     if site != last and not of_decoder(site):
@@ -321,6 +321,5 @@ def cost(config: Config, plan: Plan) -> Cost:
         widest = max(size.values()) * 2
         features = widest * (len(plan.images.indices("train")) + 32 * widest)  # and the sums of a ridge probe
         memory.append(training_bytes(weights, features, config))
-    return Cost(
-        sum(sorted(memory)[-AT_A_TIME:]), disk(plan, [split for split in SPLITS if split in plan.splits], chosen)
-    )
+    splits = [split for split in SPLITS if split in plan.splits]
+    return Cost(sum(sorted(memory)[-AT_A_TIME:]), disk(plan, splits, chosen))

@@ -48,7 +48,10 @@ __all__ = [
 BEST = 5  # settings whose mean and spread are reported
 OVER = ("encoder", "probe", "site", "feature")
 OF_SETTINGS = ("loss", "selection_accuracy", "test_accuracy")
-NO_SUCH_PROBE = "there is no such probe: depth is for the last layer, multilayer adds a block to it (see more_on, too)"
+NO_SUCH_PROBE = (
+    "there is no such probe: depth is for the last layer, multilayer adds another block to it, "
+    "and more_on=first leaves both to one pooling"
+)
 
 Axes: TypeAlias = tuple[list[str], list[str], list[str], list[str]]
 
