@@ -193,7 +193,7 @@ def make_study(
             )
         design = read_study(Path(what), images=images, steps=steps, findings=findings)
     elif str(what) in STUDIES:
-        given = _given(encoders, roles or {})
+        given = _given(encoders, roles or {}, contents)
         sets = Sets(images, detection, segmentation, second)
         design = papers(str(what), given, sets, contents, steps=steps, findings=findings, settings=settings)
     else:
@@ -219,7 +219,7 @@ def _placed(design: Design, out: Path, where: Path, contents: Contents) -> Study
     return Study(out, design.name, design.roles, tuple(placed), design.findings)
 
 
-def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role]) -> dict[str, Given]:
+def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role], contents: Contents) -> dict[str, Given]:
     """The encoders of a study with the roles that are known or given."""
     references = dict(encoders) if encoders else {name: f"zoo:{name}" for name in zoo.names()}
     for name in roles:
@@ -229,6 +229,7 @@ def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role]) -> dic
     for name, reference in references.items():
         role = roles.get(name) or known_role(name, reference, references)
         if role is None:
+            contents.encoder(reference)  # an encoder that there is not has no role either: that is said first
             flags = ", ".join(f"--{flag.replace('_', '-')}" for flag in FLAGS)
             raise InputError(
                 f"It is not known what {name}={reference} was trained by; say so: {flags} {name}={reference}, or "

@@ -325,6 +325,7 @@ def test_passes_measure_what_their_findings_ask_for():
     ("change", "sentence"),
     [
         ({"encoders": {"a": SMALL}, "roles": None}, "It is not known what a="),
+        ({"encoders": {"a": "zoo:mee"}, "roles": None}, "The zoo has no encoder 'mee'; did you mean 'mae'?"),
         ({"roles": {**ROLES, "d": replace(ROLES["a"], name="d")}}, "There is no encoder 'd' to have a role"),
         ({"steps": ["finetunes"]}, "There are no steps 'finetunes'; did you mean 'finetune'"),
         ({"findings": ["S77"]}, "There is no finding 'S77'"),
