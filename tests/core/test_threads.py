@@ -50,9 +50,10 @@ def test_inference_and_errors_pass_through() -> None:
 
 @pytest.mark.usefixtures("four_threads")
 def test_work_ends_where_other_work_has_failed() -> None:
-    ended = []
+    together, ended = threading.Barrier(4, timeout=20), []
 
     def work(number: int) -> None:
+        together.wait()  # all have begun
         if not number:
             raise ZeroDivisionError
         try:
@@ -64,7 +65,7 @@ def test_work_ends_where_other_work_has_failed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         side_by_side(work, [0, 1, 2, 3])
-    assert set(ended) <= {1, 2, 3}  # all that had begun; the test would not end otherwise
+    assert sorted(ended) == [1, 2, 3]
     go_on()  # outside nothing is over
 
 

@@ -19,6 +19,7 @@ from torch import nn
 import sightline as sl
 from sightline.core import plugins
 from sightline.core.errors import InputError
+from sightline.core.files import write_atomically
 from sightline.core.stopping import Stopped
 from sightline.images.views import make_view
 from sightline.measure import analyze as module
@@ -232,6 +233,24 @@ def test_what_dies_while_results_are_written_needs_no_second_pass(
     run = measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
     for name in ("cka", "knn"):
         xr.testing.assert_equal(run[name], expected[name])
+
+
+def test_sums_that_take_long_to_save_are_saved_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    sums = resume.Sums(tmp_path, {}, {})
+
+    def slow(path: Path, content: bytes) -> None:
+        write_atomically(path, content)
+        now[0] += 2.0
+
+    for write, wait in ((write_atomically, resume.SAVE_EVERY), (slow, 2.0 * resume.PAUSE)):
+        monkeypatch.setattr(resume, "write_atomically", write)
+        sums.save(resume.Reached(("test",)))
+        saved = now[0]
+        for later, due in ((wait - 1, False), (wait, True)):
+            now[0] = saved + later
+            assert sums.due is due
 
 
 def test_complete_features_spare_the_forward_pass(
