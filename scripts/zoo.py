@@ -8,8 +8,8 @@ scripts/trials, so that they outlive runs/zoo. Rates of CNNs are not tried.
 
 scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
-scripts/zoo.py cnns seeds sizes windows weights      what only studies need: it stays in runs/zoo
-scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10, likewise
+scripts/zoo.py cnns seeds sizes windows weights      what only studies need: stored in scripts/trained
+scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10: it stays in runs/zoo
 scripts/zoo.py --bf16 dino           in bfloat16, as its recipe will say: not always faster (benchmarks/pretrain.py)
 scripts/zoo.py --list                names, and what is finished
 scripts/zoo.py --pack                train nothing, store what is finished
@@ -42,6 +42,7 @@ from sightline.studies.papers import CONVNEXT, RESNET
 from sightline.training.watchers import FeatureWatch
 
 RUNS, ZOO, TRIALS = Path("runs/zoo"), Path("sightline/zoo"), Path("scripts/trials")
+TRAINED = Path("scripts/trained")  # `run:scripts/trained/NAME`: a study over seeds needs encoders of several machines
 RATES = (5e-4, 1e-3, 2e-3)
 TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth of the training
 BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
@@ -62,6 +63,20 @@ class Training:
     def run(self) -> Path:
         """Where it is trained."""
         return RUNS / self.name
+
+    @property
+    def stored(self) -> Path | None:
+        """Where it is kept when it is finished; encoders of the images of others are not."""
+        if "images" in self.settings:
+            return None
+        zoo = (one.name for group in STORED for one in GROUPS[group]())
+        return (ZOO if self.name in zoo else TRAINED) / self.name
+
+    @property
+    def over(self) -> bool:
+        """Whether it need not be trained: here, or elsewhere if only studies use it."""
+        elsewhere = self.stored is not None and self.stored.parent == TRAINED and self.stored.is_dir()
+        return elsewhere or finished(self.run)
 
     @property
     def tuned(self) -> bool:
@@ -250,22 +265,21 @@ def main(words: list[str]) -> None:
     if "--pixels" in words:
         pixels()
         return
-    stored = {one.name for group in STORED for one in GROUPS[group]()}
     for one in chosen([word for word in words if not word.startswith("-")]):
         if "--list" in words:
-            print(f"{one.name:20} {'finished' if finished(one.run) else 'not finished'}")
+            print(f"{one.name:20} {'finished' if one.over else 'not finished'}")
             continue
         try:
-            if "--pack" not in words and not finished(one.run):
+            if "--pack" not in words and not one.over:
                 train(one)
         except Stopped as stop:
             sys.exit(str(stop))
-        if not finished(one.run):
+        if not one.over:
             print(f"{one.run} is not finished")
-        elif one.name in stored:
-            pack(one.run, ZOO / one.name)
-            if not one.tuned:
-                trials(one).to_csv(ZOO / one.name / "trials.csv", index=False)
+        elif one.stored is not None and finished(one.run):
+            pack(one.run, one.stored)
+            if one.stored.parent == ZOO and not one.tuned:
+                trials(one).to_csv(one.stored / "trials.csv", index=False)
                 (TRIALS / f"{one.recipe}.csv").unlink(missing_ok=True)
 
 

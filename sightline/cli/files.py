@@ -117,8 +117,9 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study,
         from sightline.studies.study import open_study
 
         study = open_study(run)
-        study.save(verdicts := study.verdicts())
-        say(study_report(study, verdicts))
+        evidence = study.evidence
+        study.save(verdicts := study.verdicts(evidence))
+        say(study_report(study, verdicts, evidence))
         return
     found = open_run(run)
     if not found.names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from sightline.cli.verdicts import show_verdicts
 from sightline.core.errors import InputError, counted
 
 if TYPE_CHECKING:
+    from sightline.studies.evidence import Evidence
     from sightline.studies.findings import Verdict
     from sightline.studies.folders import StepFolder
     from sightline.studies.roles import Role
@@ -124,9 +126,11 @@ def study(
     same `--steps-folder`, are not computed again. Ctrl-C saves and stops; run the same command again to continue.
     Several processes or machines may run it at the same time. A step that fails stops only the steps that need it.
     """
+    from sightline.core.helpers import LostError
     from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
-    from sightline.studies.commands import Machine
+    from sightline.measure.sharing import helpers_for
+    from sightline.studies.commands import TAKES_PART, Machine
     from sightline.studies.findings import all_findings
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
@@ -145,17 +149,25 @@ def study(
             steps=_words("--steps", steps), findings=_words("--findings", findings), settings=settings, out=out,
             steps_folder=steps_folder, contents=contents,
         )  # fmt: skip
+        passes = [placed for placed in made.steps if placed.step.command == "compare" and not placed.done]
+        helpers = helpers_for(device) if passes and not dry and on is None and jobs in (None, 1) else None
+        if helpers is not None:
+            with suppress(LostError):
+                helpers.start(TAKES_PART)  # while the plan is made
         _show_plan(made, contents, machine)
     del contents  # encoders that are only planned with
     if dry:
         return
     with stoppable("run the same command again to continue"):
-        outcome = run_study(made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, tell=_tell)
-    verdicts = made.verdicts()
+        outcome = run_study(
+            made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, helpers=helpers, tell=_tell
+        )
+    evidence = made.evidence
+    verdicts = made.verdicts(evidence)
     made.save(verdicts)
     show_verdicts(verdicts, all_findings(), verbose)
     say(f"Verdicts: {made.path / 'verdicts.csv'}")
-    say(f"Report: {study_report(made, verdicts)}")
+    say(f"Report: {study_report(made, verdicts, evidence)}")
     _end(outcome)
 
 
@@ -304,7 +316,7 @@ TITLES = {
 }
 
 
-def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
+def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) -> Path:
     """Write the report of a study, with the figures of the papers that its results can draw."""
     from dataclasses import replace
 
@@ -314,7 +326,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict]) -> Path:
     from sightline.studies.figures import all_figures, draw
     from sightline.studies.findings import all_findings, by_chance
 
-    figures, missing, notes, evidence = {}, {}, [by_chance(verdicts).sentence], study.evidence
+    figures, missing, notes = {}, {}, [by_chance(verdicts).sentence]
     with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
         for name in all_figures():
             try:

@@ -20,6 +20,7 @@ lars           LARS, for pre-training and probes
 arrays         measures take arrays or tensors, and answer in kind
 keyed_random   random numbers that depend on what they are for
 processes      who am I among the processes
+helpers        processes that take part in the work of this one
 threads        work side by side on the cores of a CPU
 stopping       Ctrl-C and SIGTERM, granted when a step is whole
 progress       cost, bars, time left

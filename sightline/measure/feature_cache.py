@@ -142,10 +142,10 @@ class Features:
         # Plain writes: a map would hold a file open for each of hundreds of entries, and kill us if the disk is full.
         stride = values[:1].nbytes
         with open(self.part / name, "r+b", buffering=0) as file:
-            first = os.fstat(file.fileno()).st_size - self.rows * stride  # the data are the end of an .npy file
+            number = file.fileno()
+            first = os.fstat(number).st_size - self.rows * stride  # the data are the end of an .npy file
             for row, value in zip(rows.tolist(), values, strict=True):
-                file.seek(first + row * stride)
-                file.write(value.data)
+                os.pwrite(number, value, first + row * stride)
 
     def finish(self) -> None:
         """Call it complete, in one step; rows that were not written belong to images that could not be read."""

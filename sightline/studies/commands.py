@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.helpers import Helpers
 from sightline.encoders.encoder import Encoder
 from sightline.generation.training import NAME as RCDM
 from sightline.generation.training import make_recipe as rcdm_recipe
@@ -20,6 +21,7 @@ from sightline.images.sets import Images
 from sightline.measure.analyze import analyze
 from sightline.measure.contract import analysis
 from sightline.measure.request import choose_analyses, config_of
+from sightline.measure.sharing import sharing, worth_sharing
 from sightline.studies.detection import detect
 from sightline.studies.rcdm import rcdm
 from sightline.studies.reinit import reinit
@@ -37,7 +39,19 @@ from sightline.transfer.segmentation.segment import NAME as SEGMENT
 from sightline.transfer.segmentation.segment import make_recipe as segmentation_recipe
 from sightline.transfer.trainings import Reuse
 
-__all__ = ["COMMANDS", "OPTION_KINDS", "PASS", "Command", "Machine", "OptionKind", "Work", "analyses_of", "command_of"]
+__all__ = [
+    "COMMANDS",
+    "OPTION_KINDS",
+    "PASS",
+    "TAKES_PART",
+    "Command",
+    "Machine",
+    "OptionKind",
+    "Work",
+    "analyses_of",
+    "command_of",
+    "one_pass",
+]
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Work:
     machine: Machine = field(default_factory=Machine)
     reuse: Reuse = field(default_factory=dict)  # trainings of other steps
     features: Path | None = None  # a folder for those that other passes have computed
+    folders: Mapping[str, Path] = field(default_factory=dict)  # of the steps that it needs
+    helpers: Helpers | None = None  # processes that may share the images of a pass
 
 
 @dataclass(frozen=True)
@@ -132,6 +148,7 @@ def _option(step: Step, key: str) -> Any:
 # A pass
 
 
+TAKES_PART = "sightline.studies.worker:take_part"  # what processes do that share a pass
 PASS: Mapping[str, Any] = {
     "only": None, "set": {}, "limit": 1024, "batch": 32, "seed": 0, "sites": None, "further": {}, "lenient": False,
 }  # fmt: skip
@@ -173,6 +190,26 @@ def _splits_of_pass(step: Step) -> set[str]:
 
 
 def _compare(work: Work) -> None:
+    shared = work.helpers if worth_sharing(
+        work.members.values(), _images_of_pass(work.step), analyses_of(work.step)
+    ) else None  # fmt: skip
+    sharing(shared, TAKES_PART, _of_pass(work), lambda: one_pass(work))
+
+
+def _of_pass(work: Work) -> dict[str, Any]:
+    """A pass as plain data, for processes that take part in it."""
+    return {
+        "step": asdict(work.step),
+        "out": str(work.out.absolute()),
+        "anew": work.anew,
+        "machine": asdict(work.machine) | {"show_progress": False},
+        "features": None if work.features is None else str(work.features.absolute()),
+        "folders": {name: str(work.folders[name].absolute()) for name in work.step.needs},
+    }
+
+
+def one_pass(work: Work) -> None:
+    """The pass of a step, or the part of it that this process has."""
     step = work.step
     analyze(
         work.members,

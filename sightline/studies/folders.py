@@ -25,6 +25,7 @@ from sightline.core import ownership
 from sightline.core.claims import Holder, claimed, holder_of
 from sightline.core.errors import InputError
 from sightline.core.files import read_json, write_atomically
+from sightline.core.helpers import Helpers
 from sightline.core.references import Reference
 from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder
@@ -124,7 +125,13 @@ def _of_training(step: Step) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in ("counts", "ends")}
 
 
-def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
+def do(
+    placed: StepFolder,
+    folders: Mapping[str, Path],
+    work: Callable[..., Any],
+    machine: Any,
+    helpers: Helpers | None = None,
+) -> bool:
     """Run a step unless it is done or someone else is at it; whether it is done now.
 
     `folders` are those of the steps that it needs; `work` is what its command runs.
@@ -140,7 +147,8 @@ def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any]
         members = members_of(placed.step, folders)
         anew = _note(placed)
         features = placed.folder.parent / "features"
-        work(Work(placed.step, members, placed.folder, anew, machine, {} if anew else placed.reuse, features))
+        reuse = {} if anew else placed.reuse
+        work(Work(placed.step, members, placed.folder, anew, machine, reuse, features, folders, helpers))
         _finish(placed, time.monotonic() - began)
         return True
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sightline.core.errors import InputError, first_line
+from sightline.core.helpers import Helpers
 from sightline.core.stopping import Stopped, signals
+from sightline.measure.sharing import cores
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.folders import StepFolder, do
 
@@ -78,11 +80,11 @@ class Executor(Protocol):
         ...
 
 
-def perform(placed: StepFolder, folders: Mapping[str, Path], machine: Machine) -> Ended:
+def perform(placed: StepFolder, folders: Mapping[str, Path], machine: Machine, helpers: Helpers | None = None) -> Ended:
     """Do one step in this process; how it ended, never an exception but that of a second Ctrl-C."""
     try:
         command = command_of(placed.step)
-        return Ended("done" if do(placed, folders, command.run, machine) else "busy")
+        return Ended("done" if do(placed, folders, command.run, machine, helpers) else "busy")
     except Stopped as stop:
         return Ended("stopped", str(stop.signal))
     except InputError as error:
@@ -212,17 +214,20 @@ class _Over:
 
 @dataclass(frozen=True)
 class Here:
-    """One step after the other in this process, with its bars."""
+    """One step after the other in this process, with its bars; `helpers` share what can be shared."""
 
     machine: Machine
+    helpers: Helpers | None = None
     places: int = 1
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Do it, now."""
-        return _Over(perform(placed, folders, self.machine))
+        return _Over(perform(placed, folders, self.machine, self.helpers))
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Nobody is needed any more."""
+        if self.helpers is not None:
+            self.helpers.close()
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ class Processes:
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
         """Start a Python that does it."""
-        threads = max(1, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) // self.places)
+        threads = max(1, cores() // self.places)
         job = json.dumps(ticket(placed, folders, self.machine))
         placed.folder.parent.mkdir(parents=True, exist_ok=True)
         with open(placed.beside("log"), "ab") as log:

@@ -26,9 +26,11 @@ from typing import Any
 from sightline.core import ownership
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.files import is_file, read_json
+from sightline.core.helpers import Helpers
 from sightline.core.run_folder import Run, open_run, provenance
 from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
+from sightline.measure.sharing import helpers_for
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
@@ -86,9 +88,9 @@ class Study:
         """What the steps that are done by now have measured."""
         return Evidence(self.roles, tuple(self.runs.values()))
 
-    def verdicts(self) -> list[Verdict]:
-        """What the results make of each finding of the study."""
-        return decide_all(self.evidence, only=self.findings)
+    def verdicts(self, evidence: Evidence | None = None) -> list[Verdict]:
+        """What the results make of each finding of the study; `evidence` that was read already is not read again."""
+        return decide_all(self.evidence if evidence is None else evidence, only=self.findings)
 
     def save(self, verdicts: Sequence[Verdict]) -> None:
         """Write verdicts as tables."""
@@ -249,23 +251,33 @@ def run_study(
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
+    helpers: Helpers | None = None,
     tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
-    """Write down what the study is and run its steps; how they ended."""
+    """Write down what the study is and run its steps; how they ended. `helpers` may have been started before."""
     if jobs is not None and jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
     if cluster and on is None:
         raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
     _begin(study)
-    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
+    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine(), helpers), tell)
 
 
-def _executor(study: Study, jobs: int | None, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
+def _executor(
+    study: Study,
+    jobs: int | None,
+    on: str | None,
+    cluster: Mapping[str, Any],
+    machine: Machine,
+    helpers: Helpers | None,
+) -> Executor:
     if on is not None:
         places = len(study.steps) if jobs is None else jobs  # by default, the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
-    return Here(machine) if jobs is None or jobs == 1 else Processes(machine, jobs)
+    if jobs is not None and jobs > 1:
+        return Processes(machine, jobs)
+    return Here(machine, helpers_for(machine.device) if helpers is None else helpers)
 
 
 def _begin(study: Study) -> None:

@@ -76,7 +76,7 @@ def test_findings_are_chosen_by_the_roles_of_encoders_with_several_seeds(tmp_pat
     ownership.begin(tmp_path, KIND)
     judged = [verdict("S1", "holds", parts=[part("x", 0.3, encoders=("mae", "dino"))])]
     made = Study(tmp_path, "papers", (*seeds, Role("dino", JE, "dino")), (), ("S1",))
-    page = study_report(made, judged).read_text("utf-8")
+    page = study_report(made, judged, made.evidence).read_text("utf-8")
     assert 'data-roles="reconstruction ViT|joint-embedding ViT"' in page
 
 

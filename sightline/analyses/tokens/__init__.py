@@ -44,6 +44,7 @@ from sightline.analyses.tokens.clouds import token_clouds as token_clouds
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, LeftOut
 from sightline.core.keyed_random import id_keys, mix
+from sightline.core.processes import shared
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import entry_of, layer_type, token_view
 from sightline.measure import contract
@@ -193,7 +194,7 @@ class Analysis(contract.Analysis):
     def _silhouettes(
         self, stream: Layers, tokens: Sequence[Tensor], labels: Tensor, groups: Tensor, kept: Kept
     ) -> dict[str, Any]:
-        scores, left_out, reasons = zip(*(_scores(x, labels, groups) for x in tokens), strict=True)
+        scores, left_out, reasons = zip(*shared(tokens, lambda x: _scores(x, labels, groups)), strict=True)
         values, whys = np.array(scores), np.array(reasons)  # (S, 2, 3), (S, 2)
         without = np.array(left_out)  # (S, 2, G)
         layer = ("encoder", "site")
@@ -234,7 +235,7 @@ class Analysis(contract.Analysis):
     def _tsne(self, stream: Layers, tokens: Sequence[Tensor], seen: npt.NDArray[Any]) -> dict[str, Any]:
         """t-SNE of the last block of each encoder; a decoder's blocks are not the encoder's."""
         points = np.full((len(stream.encoders), len(seen), max(x.shape[1] for x in tokens), 2), np.nan)
-        reasons, sites = [], []
+        reasons, sites, todo = [], [], {}
         for e, encoder in enumerate(stream.encoders):
             blocks = [site for site in stream.of[encoder] if layer_type(site) == "block" and "decoder" not in site]
             sites.append(blocks[-1] if blocks else "")
@@ -246,7 +247,10 @@ class Analysis(contract.Analysis):
             else:
                 reasons.append(_flaw(x))
             if not reasons[-1]:
-                points[e, seen, : x.shape[1]] = embed(x.flatten(0, 1), self.plan.seed).reshape(*x.shape[:2], 2)
+                todo[e] = x
+        embedded = shared(list(todo.values()), lambda x: embed(x.flatten(0, 1), self.plan.seed))
+        for (e, x), places in zip(todo.items(), embedded, strict=True):
+            points[e, seen, : x.shape[1]] = places.reshape(*x.shape[:2], 2)
         return {
             "tsne": (("encoder", "image", "token", "tsne_axis"), points),
             "tsne_site": ("encoder", sites),
