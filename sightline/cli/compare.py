@@ -83,7 +83,7 @@ def compare(
     """
     from sightline.measure.analyze import analyze
     from sightline.measure.request import choose_analyses
-    from sightline.measure.sharing import helpers_for, sharing, worth_sharing
+    from sightline.measure.sharing import helpers_for, share_pass, worth_sharing
 
     words: dict[str, Any] = {
         "encoders": encoders, "images": images, "out": str(out or new_folder()), "only": only, "also": also,
@@ -93,10 +93,11 @@ def compare(
     }  # fmt: skip
     asked = _asked(**words)
     configs, _ = choose_analyses(asked["analyses"], asked["also"])
-    helpers = helpers_for(device) if worth_sharing(asked["encoders"].values(), asked["images"], configs) else None
+    long = worth_sharing(asked["encoders"].values(), asked["images"], configs, Path(words["out"]))
+    helpers = helpers_for(device) if long else None
     try:
         with stoppable():
-            run = sharing(helpers, "sightline.cli.compare:take_part", words, lambda: analyze(**asked))
+            run = share_pass(helpers, "sightline.cli.compare:take_part", words, lambda: analyze(**asked))
     finally:
         if helpers is not None:
             helpers.close()

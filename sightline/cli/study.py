@@ -130,7 +130,7 @@ def study(
     from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
     from sightline.measure.sharing import helpers_for
-    from sightline.studies.commands import TAKES_PART, Machine
+    from sightline.studies.commands import TAKE_PART, Machine
     from sightline.studies.findings import all_findings
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
@@ -149,15 +149,14 @@ def study(
             steps=_words("--steps", steps), findings=_words("--findings", findings), settings=settings, out=out,
             steps_folder=steps_folder, contents=contents,
         )  # fmt: skip
-        passes = [placed for placed in made.steps if placed.step.command == "compare" and not placed.done]
-        helpers = helpers_for(device) if passes and not dry and on is None and jobs in (None, 1) else None
-        if helpers is not None:
-            with suppress(LostError):
-                helpers.start(TAKES_PART)  # while the plan is made
         _show_plan(made, contents, machine)
     del contents  # encoders that are only planned with
     if dry:
         return
+    helpers = helpers_for(device) if on is None and jobs in (None, 1) else None
+    if helpers is not None and any(placed.step.command == "compare" and not placed.done for placed in made.steps):
+        with suppress(LostError):
+            helpers.start(TAKE_PART)  # they import what they need while this process loads encoders
     with stoppable("run the same command again to continue"):
         outcome = run_study(
             made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, helpers=helpers, tell=_tell

@@ -17,10 +17,13 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +31,7 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
-from sightline.core.errors import first_line
+from sightline.core.errors import InputError, first_line
 from sightline.core.processes import leave
 from sightline.core.stopping import Stopped
 
@@ -36,7 +39,7 @@ __all__ = ["Helpers", "LostError"]
 
 
 PATIENCE = 30.0  # seconds for a helper to save what it has and end
-LONGEST = timedelta(hours=2)  # that a process waits for the others
+LONGEST = timedelta(days=1)  # how long a process waits for the others; one that has ended is noticed at once
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -44,22 +47,61 @@ class LostError(Exception):
     """A helper has ended, or could not be joined, before the work was done."""
 
 
+@dataclass(frozen=True)
+class _Helper:
+    process: subprocess.Popen[str]
+    errors: IO[str]  # what it has to say
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and will not answer
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ended(self) -> bool:
+        """Whether it has; that its connection is closed may be known a moment before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+            return True
+        return False
+
+    def why(self) -> str:
+        """Why it has ended."""
+        if (code := self.process.poll()) is not None and code < 0:
+            return f"signal {-code}"
+        self.errors.seek(0)
+        return (self.errors.read().strip().splitlines() or ["it said nothing"])[-1]
+
+    def wait(self) -> None:
+        """See it end, in time."""
+        try:
+            self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        self.errors.close()
+
+
 class Helpers:
     """So many processes beside this one, started when they are first needed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.processes: list[subprocess.Popen[str]] = []
-        self.said: IO[str] | None = None  # what they have said, a file while there are any
+        self.all: list[_Helper] = []
+        self.stopped = False  # whether they were told to stop; told twice, they would not save what they have
 
     def start(self, work: str) -> None:
         """Begin to import what `work` needs, while this process has other things to do."""
-        if self.processes:
+        if self.all:
             return
-        self.said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 — see `close`
+        self.stopped = False
         try:
             for _ in range(self.count):
-                self.processes.append(self._begin(work))
+                self.all.append(_started(work, self.count + 1))
         except OSError as error:
             self.close()
             raise LostError(first_line(error)) from error
@@ -67,84 +109,106 @@ class Helpers:
     @contextlib.contextmanager
     def taking_part(self, work: str, about: Mapping[str, Any]) -> Iterator[None]:
         """Let each helper call `work`, "module:function", with `about`, while this process does its part."""
-        threads = torch.get_num_threads()
-        with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
+        threads, done = torch.get_num_threads(), False
+        with tempfile.TemporaryDirectory(prefix="sightline-") as folder, self._hearing_of_signals():
             try:
                 self._join(work, about, Path(folder) / "meeting")
                 torch.set_num_threads(max(1, threads // (self.count + 1)))
                 yield
                 self._expect("done")
-            except BaseException as error:
-                lost = isinstance(error, RuntimeError) and self._ended()
-                why = self._last_words() or str(error)
-                self.close()
-                if lost:
-                    raise LostError(why) from error
+                done = True
+            except RuntimeError as error:  # of a connection that was closed, or one that has nothing to do with it
+                if self.stopped:
+                    raise KeyboardInterrupt from error
+                for helper in self.all:
+                    if helper.ended():
+                        self._refuse(helper)
                 raise
             finally:
                 leave()
                 torch.set_num_threads(threads)
+                if not done:
+                    self.close()
 
     def close(self) -> None:
         """Let them save what they have, and end."""
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.communicate(timeout=PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-        self.processes = []
-        if self.said is not None:
-            self.said.close()
-            self.said = None
+        self._stop()
+        for helper in self.all:
+            helper.wait()
+        self.all = []
+
+    def _stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            for helper in self.all:
+                helper.process.terminate()
 
     def _join(self, work: str, about: Mapping[str, Any], meeting: Path) -> None:
         self.start(work)
-        for number, process in enumerate(self.processes, 1):
-            job = {"work": work, "about": about, "meeting": str(meeting), "number": number, "of": self.count + 1}
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and will not say that it is ready
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(job) + "\n")
-                process.stdin.flush()
+        for number, helper in enumerate(self.all, 1):
+            place = {"meeting": str(meeting), "number": number, "of": self.count + 1}
+            helper.send({"work": work, "about": about, **place})
         self._expect("ready")
         try:
             _meet(meeting, 0, self.count + 1)
         except RuntimeError as error:
             raise LostError(first_line(error)) from error
 
-    def _begin(self, work: str) -> subprocess.Popen[str]:
-        threads = max(1, torch.get_num_threads() // (self.count + 1))
-        return subprocess.Popen(
-            [sys.executable, "-m", "sightline.core.helpers", str(os.getpid()), work],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.said,
-            start_new_session=True,  # Ctrl-C is for the first process, which tells the others
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            text=True,
-        )
-
     def _expect(self, word: str) -> None:
-        for process in self.processes:
-            assert process.stdout is not None
-            if process.stdout.readline().strip() != word:
-                raise LostError(self._last_words() or f"it ended before it was {word}")
+        for helper in self.all:
+            if (answer := helper.answer()) != word:
+                self._refuse(helper, answer)
 
-    def _ended(self) -> bool:
-        """Whether one has; what tells of it, a closed connection, may be known a moment before."""
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
-                return True
-        return False
+    def _refuse(self, helper: _Helper, answer: str | None = None) -> None:
+        """Tell what one that has ended could not do, in its own sentence if there is one."""
+        answer = helper.answer() if answer is None else answer
+        if answer:
+            raise InputError(json.loads(answer))
+        raise LostError(helper.why())
 
-    def _last_words(self) -> str:
-        if self.said is None:
-            return ""
-        self.said.seek(0)
-        return (self.said.read().strip().splitlines() or [""])[-1]
+    @contextlib.contextmanager
+    def _hearing_of_signals(self) -> Iterator[None]:
+        """Tell the helpers of Ctrl-C and SIGTERM at once: this process may be waiting for them, and hear nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        heard, told = socket.socketpair()
+        told.setblocking(False)
+
+        def hear() -> None:
+            while number := heard.recv(1):
+                if number[0] in (signal.SIGINT, signal.SIGTERM):
+                    self._stop()
+
+        hearing = threading.Thread(target=hear, daemon=True)
+        hearing.start()
+        before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            told.close()
+            hearing.join()
+            heard.close()
+
+
+def _started(work: str, processes: int) -> _Helper:
+    errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 — closed when it has ended
+    threads = max(1, torch.get_num_threads() // processes)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "sightline.core.helpers", str(os.getpid()), work],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,  # Ctrl-C is for the first process, which tells the others
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the modules that this process has
+        },
+        text=True,
+    )
+    return _Helper(process, errors)
 
 
 def _meet(meeting: Path, number: int, of: int) -> None:
@@ -182,6 +246,9 @@ def main(parent: int, first: str) -> None:
         try:
             work(job["about"])
         except Stopped:
+            return
+        except InputError as error:
+            print(json.dumps(str(error)), file=told, flush=True)
             return
         leave()
         print("done", file=told, flush=True)

@@ -123,7 +123,11 @@ def analyze(
         }
         run = plan_run(None if out is None else Path(out), request, overwrite)
         todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
-        barrier()  # all have looked at the folder before one of them writes to it
+        asked, names = agreed((keys, [*todo]))  # all have looked at the folder before one of them writes to it
+        if asked != keys:
+            raise InputError("The encoders or images changed while several processes loaded them; run it again")
+        todo = {name: plans[name] for name in names}
+        barrier()
         if todo:
             shown = show_progress and rank() == 0
             announce(todo, configs, shown)
@@ -212,8 +216,8 @@ def _pass(
         earlier = [tuple(pair) for pair in run.request.get("skipped", [])]  # by analyses that were finished before
         run.request["skipped"] = [list(pair) for pair in dict.fromkeys([*earlier, *skipped])]
         run.save_request()
-    sums.forget()
     barrier()
+    sums.forget()
 
 
 def _stream(
@@ -229,7 +233,9 @@ def _stream(
     plan = plans[next(iter(metrics))]
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
     fresh = Reached(tuple(sorted({one.split for one in needed})))
-    reached = sums.restore() or fresh
+    # All processes go through the same splits; one that was ended before it could save begins anew.
+    begun = {one.splits for one in gathered(sums.reached()) if one is not None}
+    reached = fresh if len(begun) != 1 else sums.restore() or Reached(next(iter(begun)))
     loader = batches(
         plan.images,
         {encoder.preprocess for name in metrics for encoder in plans[name].encoders.values()},

@@ -61,31 +61,41 @@ class Sums:
         self.saved = time.monotonic()
         self.took = self.saved - began
 
+    def reached(self) -> Reached | None:
+        """How far the pass had come, if there are sums that belong to these questions."""
+        return self._read(tensors=False)[0]
+
     def restore(self) -> Reached | None:
-        """Put the sums back if they belong to these questions, and say how far the pass had come."""
+        """Put the sums back, and say how far the pass had come."""
+        reached, tensors = self._read(tensors=True)
+        if reached is not None:
+            for name, metric in self.metrics.items():
+                for key, value in _states(metric).items():
+                    value.copy_(tensors[f"{name}.{key}"])
+        return reached
+
+    def _read(self, tensors: bool) -> tuple[Reached | None, dict[str, Tensor]]:
         if self.path is None or not self.path.is_file():
-            return None
+            return None, {}
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.path, "pt") as file:
-                about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = file.metadata() or {}
+                values = {name: file.get_tensor(name) for name in (file.keys() if tensors else ())}
             if not self.questions.items() <= json.loads(about["questions"]).items():
-                return None
+                return None, {}
             found = json.loads(about["reached"])
             skipped = tuple((str(name), str(why)) for name, why in found["skipped"])
-            reached = Reached(tuple(found["splits"]), int(found["batch"]), skipped)
+            return Reached(tuple(found["splits"]), int(found["batch"]), skipped), values
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged: begin anew
-            return None
-        for name, metric in self.metrics.items():
-            for key, value in _states(metric).items():
-                value.copy_(tensors[f"{name}.{key}"])
-        return reached
+            return None, {}
 
     def forget(self) -> None:
-        """The results are written; the sums have served."""
+        """The results are written; the sums have served, and so have those of another number of processes."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            for file in self.path.parent.glob("pass-*-of-*.safetensors"):
+                file.unlink(missing_ok=True)
 
 
 def sums_file(folder: Path, number: int, count: int) -> Path:

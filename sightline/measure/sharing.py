@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from sightline.core import progress
 from sightline.core.helpers import Helpers, LostError
 from sightline.measure.contract import analysis
 from sightline.measure.plan import AT_A_TIME
+from sightline.measure.resume import sums_file
 
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
     from sightline.images.sets import Images
 
-__all__ = ["cores", "helpers_for", "sharing", "worth_sharing"]
+__all__ = ["cores", "helpers_for", "share_pass", "worth_sharing"]
 
 
 LONG = 10_000  # forward passes of an image that are worth the seconds that processes take to start
+TRIES = 2  # of processes together, before one does the pass alone
 FEW_WEIGHTS = 10**8  # of all encoders together, which every process has in memory
 
 Outcome = TypeVar("Outcome")
@@ -35,16 +39,22 @@ def helpers_for(device: str) -> Helpers | None:
     """A process beside this one for each further thread that PyTorch may use; none on a GPU or under torchrun."""
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     count = min(cores(), torch.get_num_threads(), AT_A_TIME)
-    return None if on_gpu or count < 2 or int(os.environ.get("WORLD_SIZE", "1")) > 1 else Helpers(count - 1)
+    alone = on_gpu or count < 2 or int(os.environ.get("WORLD_SIZE", "1")) > 1 or not dist.is_available()
+    return None if alone else Helpers(count - 1)
 
 
-def worth_sharing(encoders: Collection[Encoder], images: Images, configs: Mapping[str, Any]) -> bool:
-    """Whether a pass is long, and its encoders so small that every process may have its own."""
+def worth_sharing(encoders: Collection[Encoder], images: Images, configs: Mapping[str, Any], out: Path) -> bool:
+    """Whether a pass is long, and its encoders so small that every process may have its own.
+
+    Not if all its results are in `out` already, or if one process alone has begun it there, which can go on.
+    """
+    if sums_file(out, 0, 1).is_file() or all((out / "results" / f"{name}.nc").is_file() for name in configs):
+        return False
     views = {
         (split, view)
         for name, config in configs.items()
         for split in analysis(name).SPLITS
-        if split in images.splits
+        if split in images.splits or (split == "test" and "val" in images.splits)  # which then stands in for it
         for view in analysis(name).views(config, split)
     }
     passes = len(encoders) * sum(len(images.indices(split)) for split, _ in views)
@@ -52,12 +62,16 @@ def worth_sharing(encoders: Collection[Encoder], images: Images, configs: Mappin
     return passes >= LONG and weights <= FEW_WEIGHTS
 
 
-def sharing(helpers: Helpers | None, work: str, about: Mapping[str, Any], one_pass: Callable[[], Outcome]) -> Outcome:
-    """The outcome of a pass, which helpers share by `work` (see `Helpers`), or alone if one of them is lost."""
-    if helpers is not None:
+def share_pass(
+    helpers: Helpers | None, work: str, about: Mapping[str, Any], one_pass: Callable[[], Outcome]
+) -> Outcome:
+    """The outcome of a pass, which helpers share by `work` (see `Helpers`), or alone if they are lost twice."""
+    for try_ in range(TRIES if helpers is not None else 0):
+        assert helpers is not None
         try:
             with helpers.taking_part(work, about):
                 return one_pass()
         except LostError as error:
-            progress.console().print(f"A process that shared the images was lost ({error}); going on without it")
+            going = "once more" if try_ + 1 < TRIES else "alone"
+            progress.console().print(f"A process that shared the images was lost ({error}); going on {going}")
     return one_pass()

@@ -21,7 +21,7 @@ from sightline.images.sets import Images
 from sightline.measure.analyze import analyze
 from sightline.measure.contract import analysis
 from sightline.measure.request import choose_analyses, config_of
-from sightline.measure.sharing import sharing, worth_sharing
+from sightline.measure.sharing import share_pass, worth_sharing
 from sightline.studies.detection import detect
 from sightline.studies.rcdm import rcdm
 from sightline.studies.reinit import reinit
@@ -43,7 +43,7 @@ __all__ = [
     "COMMANDS",
     "OPTION_KINDS",
     "PASS",
-    "TAKES_PART",
+    "TAKE_PART",
     "Command",
     "Machine",
     "OptionKind",
@@ -148,7 +148,7 @@ def _option(step: Step, key: str) -> Any:
 # A pass
 
 
-TAKES_PART = "sightline.studies.worker:take_part"  # what processes do that share a pass
+TAKE_PART = "sightline.studies.worker:take_part"  # what processes do that share a pass
 PASS: Mapping[str, Any] = {
     "only": None, "set": {}, "limit": 1024, "batch": 32, "seed": 0, "sites": None, "further": {}, "lenient": False,
 }  # fmt: skip
@@ -190,20 +190,22 @@ def _splits_of_pass(step: Step) -> set[str]:
 
 
 def _compare(work: Work) -> None:
-    shared = work.helpers if worth_sharing(
-        work.members.values(), _images_of_pass(work.step), analyses_of(work.step)
-    ) else None  # fmt: skip
-    sharing(shared, TAKES_PART, _of_pass(work), lambda: one_pass(work))
+    helpers, step = work.helpers, work.step
+    if helpers is not None and not worth_sharing(
+        work.members.values(), _images_of_pass(step), analyses_of(step), work.out
+    ):
+        helpers = None
+    share_pass(helpers, TAKE_PART, _of_pass(work), lambda: one_pass(work))
 
 
 def _of_pass(work: Work) -> dict[str, Any]:
     """A pass as plain data, for processes that take part in it."""
     return {
         "step": asdict(work.step),
-        "out": str(work.out.absolute()),
+        "out": str(work.out),
         "anew": work.anew,
         "machine": asdict(work.machine) | {"show_progress": False},
-        "features": None if work.features is None else str(work.features.absolute()),
+        "features": None if work.features is None else str(work.features),
         "folders": {name: str(work.folders[name].absolute()) for name in work.step.needs},
     }
 

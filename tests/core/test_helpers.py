@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Helpers]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))  # of processes that start some
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     found = Helpers(1)
     yield found
@@ -77,6 +77,35 @@ def test_one_that_fails_is_lost_with_its_words_and_another_takes_its_place(tmp_p
     assert json.loads((tmp_path / "1.json").read_text())["gathered"] == [1, 2]
 
 
+def test_a_sentence_of_theirs_is_told_as_it_is(helpers: Helpers) -> None:
+    with (
+        pytest.raises(InputError, match=r"^a.png cannot be read$"),
+        helpers.taking_part("support.helping:refuse", {"sentence": "a.png cannot be read"}),
+    ):
+        processes.barrier()
+
+
+def test_ctrl_c_is_heard_while_we_wait_for_them(tmp_path: Path, helpers: Helpers) -> None:
+    def interrupt() -> None:
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),
+    ):
+        processes.barrier()
+    interrupting.join()
+    assert time.monotonic() - began < 300  # not the ten minutes that it would have stayed
+    assert _gone(int((tmp_path / "pid").read_text()))
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def test_one_that_cannot_begin_is_lost(helpers: Helpers) -> None:
     with (
         pytest.raises(LostError, match="no_such_module"),
@@ -94,7 +123,10 @@ def test_one_that_is_killed_is_lost(tmp_path: Path, helpers: Helpers) -> None:
 
     killing = threading.Thread(target=kill)
     killing.start()
-    with pytest.raises(LostError), helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}):
+    with (
+        pytest.raises(LostError, match="signal 9"),
+        helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),
+    ):
         processes.barrier()
     killing.join()
 

@@ -235,6 +235,22 @@ def test_what_dies_while_results_are_written_needs_no_second_pass(
         xr.testing.assert_equal(run[name], expected[name])
 
 
+def test_sums_tell_how_far_they_are_and_are_forgotten_together(tmp_path: Path) -> None:
+    """Also those that a pass with another number of processes has left."""
+    sums = resume.Sums(tmp_path, {"cka": "question"}, {})
+    assert sums.reached() is None
+    assert sums.path is not None
+    sums.path.parent.mkdir(parents=True)
+    sums.save(resume.Reached(("test", "train"), 3, (("a.png", "broken"),)))
+    other = resume.sums_file(tmp_path, 1, 2)
+    other.write_bytes(b"left by one of two processes")
+    assert sums.reached() == sums.restore() == resume.Reached(("test", "train"), 3, (("a.png", "broken"),))
+    assert resume.Sums(tmp_path, {"cka": "another question"}, {}).reached() is None
+    sums.forget()
+    assert sums.reached() is None
+    assert not other.exists()
+
+
 def test_sums_that_take_long_to_save_are_saved_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

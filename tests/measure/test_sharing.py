@@ -34,9 +34,11 @@ class Lost(Helpers):
 @pytest.mark.unit
 def test_a_pass_goes_on_alone_where_helpers_are_lost(capsys: pytest.CaptureFixture[str]) -> None:
     done: list[int] = []
-    assert sharing.sharing(Lost(1), "some:work", {}, lambda: done.append(1) or len(done)) == 2
-    assert "lost (signal 9)" in " ".join(capsys.readouterr().err.split())
-    assert sharing.sharing(None, "some:work", {}, lambda: "alone") == "alone"
+    assert sharing.share_pass(Lost(1), "some:work", {}, lambda: done.append(1) or len(done)) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lost (signal 9); going on once more" in said
+    assert said.endswith("lost (signal 9); going on alone")
+    assert sharing.share_pass(None, "some:work", {}, lambda: "alone") == "alone"
 
 
 @pytest.mark.unit
@@ -59,20 +61,32 @@ def test_helpers_are_for_several_threads_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     assert sharing.helpers_for("cpu") is None
 
 
-def test_long_passes_through_small_encoders_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_passes_through_small_encoders_are_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = sl.load_images("shapes?size=32&train=24&val=8&test=16")
     encoders = [sl.load_encoder(SMALL), sl.load_encoder(SMALL + "&seed=1")]
     knn, _ = choose_analyses(["knn"])  # train and test
     noise, _ = choose_analyses(["knn", "noise"])  # test once more for each of nine bands
     for configs, passes in ((knn, 2 * (24 + 16)), (noise, 2 * (24 + 16 + 9 * 16))):
         monkeypatch.setattr(sharing, "LONG", passes)
-        assert sharing.worth_sharing(encoders, images, configs)
+        assert sharing.worth_sharing(encoders, images, configs, tmp_path)
         monkeypatch.setattr(sharing, "LONG", passes + 1)
-        assert not sharing.worth_sharing(encoders, images, configs)
+        assert not sharing.worth_sharing(encoders, images, configs, tmp_path)
     weights = sum(one.numel() for encoder in encoders for one in encoder.module.parameters())
     monkeypatch.setattr(sharing, "LONG", 1)
     monkeypatch.setattr(sharing, "FEW_WEIGHTS", weights - 1)
-    assert not sharing.worth_sharing(encoders, images, knn)
+    assert not sharing.worth_sharing(encoders, images, knn, tmp_path)
+    monkeypatch.setattr(sharing, "FEW_WEIGHTS", weights)
+    assert sharing.worth_sharing(encoders, images, knn, tmp_path)
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    for file in (begun / "cache" / "pass-0-of-1.safetensors", over / "results" / "knn.nc"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert not sharing.worth_sharing(encoders, images, knn, begun)
+    assert not sharing.worth_sharing(encoders, images, knn, over)
+    assert sharing.worth_sharing(encoders, images, noise, over)
+    only_val = sl.load_images("shapes?size=32&train=24&val=16&test=0")
+    monkeypatch.setattr(sharing, "LONG", 2 * (24 + 16))
+    assert sharing.worth_sharing(encoders, only_val, knn, tmp_path)
 
 
 @pytest.mark.processes

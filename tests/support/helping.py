@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sightline.core import processes
+from sightline.core.errors import InputError
 
 
 def tell(about: Mapping[str, Any]) -> None:
@@ -28,6 +29,11 @@ def tell(about: Mapping[str, Any]) -> None:
 def fail(about: Mapping[str, Any]) -> None:
     """Fail with this sentence."""
     raise ValueError(about["sentence"])
+
+
+def refuse(about: Mapping[str, Any]) -> None:
+    """Refuse with this sentence, as of bad input."""
+    raise InputError(about["sentence"])
 
 
 def stay(about: Mapping[str, Any]) -> None:
