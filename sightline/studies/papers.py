@@ -274,8 +274,10 @@ class _Plan:
         networks = {key: self.given[key].role.network for key in encoders}
         cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
         # Pairs of these are held against each other by noise, which takes more forward passes than all the rest.
-        pairs = {key: encoders[key] for key in encoders
-                 if networks[key] == "vit" and self.given[key].role.family in (JE, REC)}  # fmt: skip
+        pairs = {
+            key: encoders[key] for key in encoders
+            if networks[key] == "vit" and self.given[key].role.family in (JE, REC) and not self._single(key)
+        }  # fmt: skip
         asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
             name: (
                 encoders,
@@ -397,13 +399,17 @@ class _Plan:
         only = {"only": ["dynamics"]}
         return [*tuning, Step("dynamics", "compare", encoders, self.images, only, group="dynamics")]
 
+    def _single(self, name: str) -> bool:
+        """Whether S12 alone asks for it: without multi-crop, where the same method with it is given."""
+        role = self.given[name].role
+        return role.multicrop is False and any(
+            one.role.multicrop and one.role.method == role.method for one in self.given.values()
+        )
+
     def _of_long_steps(self) -> dict[str, str]:
-        """JE and REC without what S12 alone asks for: one without multi-crop where the same method with it is given."""
-        whole = {one.role.method for one in self.given.values() if one.role.multicrop}
-        return {
-            name: reference for name, reference in self._of(JE, REC, trained=False).items()
-            if self.given[name].role.multicrop is not False or self.given[name].role.method not in whole
-        }  # fmt: skip
+        """JE and REC without what S12 alone asks for."""
+        those = self._of(JE, REC, trained=False)
+        return {name: reference for name, reference in those.items() if not self._single(name)}
 
     def _reinit(self) -> list[Step]:
         encoders, options = self._of_long_steps(), self._recipe("reinit")

@@ -56,6 +56,7 @@ mae = {{ family = "reconstruction", method = "mae" }}
 tuned = {{ family = "reconstruction", method = "mae", tuned_from = "mae" }}
 """
 QUIET = Machine("cpu", 0, show_progress=False)
+LONG = ("passes", "rcdm", "reinit", "detect")
 
 
 @pytest.fixture(scope="module")
@@ -311,15 +312,16 @@ def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
 
 
 def test_a_dino_without_multi_crop_beside_one_with_it_is_for_detectors():
-    """S12 alone asks for it; pictures and re-initialised blocks take hours."""
+    """S12 alone asks for it; pictures and re-initialised blocks take hours, and noise most of the forward passes."""
     encoders = {"a": SMALL, "b": f"{SMALL}&seed=1", "c": f"{SMALL}&seed=2"}
     roles = {"a": ROLES["a"], "b": replace(ROLES["a"], name="b", multicrop=False), "c": ROLES["c"]}
     for other, taken in ((True, ["a", "c"]), (None, ["a", "b", "c"])):
         roles["a"] = replace(roles["a"], multicrop=other)
-        made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["rcdm", "reinit", "detect"], out="x")
+        made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=LONG, out="x")
         steps = {placed.step.name: list(placed.step.encoders) for placed in made.steps}
         assert steps["rcdm"] == steps["reinit"] == steps["mirrored"] == taken
-        assert steps["detect-frozen"] == ["a", "b", "c"]
+        assert steps["passes-noise-gaussian"] == steps["passes-noise-sign"] == taken
+        assert steps["detect-frozen"] == steps["passes"] == ["a", "b", "c"]
 
 
 def test_passes_measure_what_their_findings_ask_for():

@@ -184,7 +184,8 @@ class Analysis(Pooled):
         """Accuracy of every probe, what it gains, every setting of its sweep; what is best for each encoder."""
         self.finish()
         asked = ((encoder, feature) for (encoder, _), features in self.wanted.items() for feature in features)
-        jobs = list(dict.fromkeys(asked))
+        # All encoders of one pooling, then of the next: the first may have more probes, shared evenly in this order.
+        jobs = sorted(dict.fromkeys(asked), key=lambda job: self.config.poolings.index(job[1]))
         # Their steps are too small for the threads of an operation: several probes at a time make better use of a CPU.
         answers = shared(jobs, lambda job: self._probe(*job), AT_A_TIME if self.device.type == "cpu" else 1)
         found = {at: answer for part in answers for at, answer in part.items()}

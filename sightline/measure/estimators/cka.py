@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
-from sightline.core.threads import side_by_side
+from sightline.core.processes import shared
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
@@ -237,17 +237,21 @@ def bootstrap(
     rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
     whole = torch.from_numpy(ratio(hsic.sum(0), own and (own[0].sum(0), own[1].sum(0)))).to(draws)
 
-    def fill(row: int) -> None:
-        first = row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
-        values = _again(draws, hsic[..., row, first:]) / torch.sqrt(columns[..., first:] * rows[..., row, None])
-        ends = percentile_ends(values, len(hsic), whole[..., row, first:])
-        for end, found in zip((low, high), ends, strict=True):
-            end[..., row, first:] = found.numpy(force=True)
-            if own is None:
-                end[..., first:, row] = end[..., row, first:]
+    def first(row: int) -> int:
+        return row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
+
+    def ends_of(row: int) -> list[npt.NDArray[np.float64]]:
+        rest = slice(first(row), None)
+        values = _again(draws, hsic[..., row, rest]) / torch.sqrt(columns[..., rest] * rows[..., row, None])
+        return [end.numpy(force=True) for end in percentile_ends(values, len(hsic), whole[..., row, rest])]
 
     # Some rows at a time, because all replicates at once would not fit.
-    side_by_side(fill, range(hsic.shape[-2]), ROWS if draws.device.type == "cpu" else 1)
+    found = shared(range(hsic.shape[-2]), ends_of, ROWS if draws.device.type == "cpu" else 1)
+    for row, ends in enumerate(found):
+        for whole_end, end in zip((low, high), ends, strict=True):
+            whole_end[..., row, first(row) :] = end
+            if own is None:
+                whole_end[..., row:, row] = end
     return low, high
 
 
