@@ -72,6 +72,6 @@ def share_pass(
             with helpers.taking_part(work, about):
                 return one_pass()
         except LostError as error:
-            going = "once more" if try_ + 1 < TRIES else "alone"
+            going = "together" if try_ + 1 < TRIES else "alone"
             progress.console().print(f"A process that shared the images was lost ({error}); going on {going}")
     return one_pass()

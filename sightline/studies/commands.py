@@ -203,7 +203,7 @@ def _of_pass(work: Work) -> dict[str, Any]:
     return {
         "step": asdict(work.step),
         "out": str(work.out),
-        "anew": work.anew,
+        "overwrite": work.anew,
         "machine": asdict(work.machine) | {"show_progress": False},
         "features": None if work.features is None else str(work.features),
         "folders": {name: str(work.folders[name].absolute()) for name in work.step.needs},

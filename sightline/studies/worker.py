@@ -34,7 +34,7 @@ def take_part(about: Mapping[str, Any]) -> None:
     folders = {name: Path(folder) for name, folder in about["folders"].items()}
     features = None if about["features"] is None else Path(about["features"])
     members = members_of(step, folders)
-    one_pass(Work(step, members, Path(about["out"]), about["anew"], machine, features=features))
+    one_pass(Work(step, members, Path(about["out"]), about["overwrite"], machine, features=features))
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def test_a_pass_goes_on_alone_where_helpers_are_lost(capsys: pytest.CaptureFixtu
     done: list[int] = []
     assert sharing.share_pass(Lost(1), "some:work", {}, lambda: done.append(1) or len(done)) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert "lost (signal 9); going on once more" in said
+    assert "lost (signal 9); going on together" in said
     assert said.endswith("lost (signal 9); going on alone")
     assert sharing.share_pass(None, "some:work", {}, lambda: "alone") == "alone"
 
