@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from sightline.core.errors import InputError, nearest
 from sightline.core.files import file_name
 from sightline.core.references import parse_reference
@@ -27,7 +29,7 @@ from sightline.studies.design import Design, Given
 from sightline.studies.findings import all_findings
 from sightline.studies.findings.park import HIGH, NOISE
 from sightline.studies.keys import Contents
-from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role
+from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, of_one_size
 from sightline.studies.steps import Step, with_needed
 from sightline.training.backbones import build
 
@@ -128,13 +130,38 @@ def papers(
     """The study of the papers for these encoders, with all its steps or those that are chosen."""
     chosen = _findings(which, findings)
     groups = _groups(steps, chosen)
-    plan = _Plan(dict(given), sets, contents, chosen, groups)
+    plan = _Plan(_sized(given, contents), sets, contents, chosen, groups)
     every = plan.steps()
     wanted = with_needed([step for step in every if step.group in groups], every)
     found = _set(wanted, settings or {})
     names = {step.name for step in found}
     roles = [one.role for one in plan.given.values() if not one.step or one.step in names]
     return Design(which, tuple(roles), tuple(found), tuple(chosen))
+
+
+def _sized(given: Mapping[str, Given], contents: Contents) -> dict[str, Given]:
+    """ViTs with their sizes, if a method is given in several; fine-tuned ones have those of their starts.
+
+    What the user says stands. Sizes that hardly differ, as with and without a head, are one.
+    """
+    found = dict(given)
+    vits = {name: one for name, one in given.items() if one.role.network == "vit" and not one.role.tuned}
+    sizes = {name: one.role.size or _millions(contents.encoder(one.reference).module) for name, one in vits.items()}
+    methods: dict[str, list[float]] = {}
+    for name, one in vits.items():
+        methods.setdefault(one.role.method, []).append(sizes[name])
+    if all(of_one_size(min(those), max(those)) for those in methods.values()):
+        return found
+    for name, one in given.items():
+        size = sizes.get(one.role.tuned_from or name)
+        if one.role.size is None and size is not None:
+            found[name] = replace(one, role=replace(one.role, size=size))
+    return found
+
+
+def _millions(module: nn.Module) -> float:
+    """Parameters."""
+    return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
 
 
 def _findings(which: str, findings: Sequence[str] | None) -> list[str]:
@@ -326,7 +353,7 @@ class _Plan:
             role = Role(
                 name, FAMILY_OF[one.objective],
                 **{"method": one.objective, "network": "cnn" if cnn else "vit", **one.about},
-                size=None if cnn else self._millions(step),
+                size=None if cnn else self._size_of(step),
             )  # fmt: skip
             self._add(role, step)
             found.append(step)
@@ -347,11 +374,10 @@ class _Plan:
             )
         self.given[role.name] = Given(role, f"step:{step.name}", step.name)
 
-    def _millions(self, step: Step) -> float:
+    def _size_of(self, step: Step) -> float:
         """Parameters of what a step is going to train."""
         recipe = COMMANDS["pretrain"].recipe(step)
-        module = build(recipe.backbone, 0, 0).module
-        return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
+        return _millions(build(recipe.backbone, 0, 0).module)
 
     def _finetune(self) -> list[Step]:
         if not self.groups & {"finetune", "dynamics"}:

@@ -7,6 +7,7 @@ that Sightline has trained, of official checkpoints and of timm's tags; of other
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "Role",
     "known_role",
     "known_roles",
+    "of_one_size",
     "refuse_circles",
 ]
 
@@ -66,6 +68,11 @@ class Role:
     def tuned(self) -> bool:
         """Whether it was fine-tuned."""
         return self.tuned_from is not None
+
+
+def of_one_size(size: float | None, other: float | None) -> bool:
+    """Whether both sizes are about the same, or both unknown."""
+    return size is other is None or (size is not None and other is not None and math.isclose(size, other, rel_tol=0.2))
 
 
 def refuse_circles(roles: Iterable[Role]) -> None:

@@ -324,6 +324,26 @@ def test_a_dino_without_multi_crop_beside_one_with_it_is_for_detectors():
         assert steps["detect-frozen"] == steps["passes"] == ["a", "b", "c"]
 
 
+def test_sizes_are_known_where_a_method_has_several():
+    larger = SMALL.replace("embed_dim=48", "embed_dim=96")
+    encoders = {"a": SMALL, "b": larger, "b-ft": f"{larger}&seed=1", "c": f"{SMALL}&seed=2"}
+    roles = {"a": ROLES["a"], "b": replace(ROLES["a"], name="b"), "c": ROLES["c"]}
+    roles["b-ft"] = replace(roles["b"], name="b-ft", tuned_from="b")
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
+    sizes = {role.name: role.size for role in made.roles}
+    weights = {name: sl.load_encoder(encoders[name]).module.parameters() for name in ("a", "b")}
+    own = {name: round(sum(one.numel() for one in of) / 1e6, 2) for name, of in weights.items()}
+    assert own["b"] > 2 * own["a"]
+    assert sizes == {"a": own["a"], "b": own["b"], "b-ft": own["b"], "c": own["a"]}
+    roles["b"] = replace(roles["b"], size=7.0)  # what the user says stands
+    given = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
+    assert {role.name: role.size for role in given.roles} == {**sizes, "b": 7.0, "b-ft": 7.0}
+    alike = {name: encoders[name] for name in ("a", "c")}
+    without = make_study("papers", alike, roles={name: roles[name] for name in alike}, images=IMAGES, steps=["passes"],
+                         out="x")  # fmt: skip
+    assert {role.size for role in without.roles} == {None}
+
+
 def test_passes_measure_what_their_findings_ask_for():
     """Nothing for findings that other steps decide, no token view and no noise that none of them looks at."""
     encoders = {**ENCODERS, "other": f"{SMALL}&seed=7"}

@@ -23,7 +23,7 @@ from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.accuracies import PROBES, last, linear_probe, probed_images, tuned_accuracies
 from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import above, below, cases_of, written
-from sightline.studies.roles import HYBRID, JE, REC, Role
+from sightline.studies.roles import HYBRID, JE, REC, Role, of_one_size
 
 __all__ = ["FINDINGS", "WEIGHT", "WeightSweep", "sweeps"]
 
@@ -48,18 +48,14 @@ def _plain(evidence: Evidence, family: str, tuned: bool = False) -> list[Role]:
 
 def _pairs(evidence: Evidence, tuned: bool = False) -> list[tuple[str, str]]:
     """Names of joint-embedding and reconstruction encoders."""
-    return _of_one_size(_plain(evidence, JE, tuned), _plain(evidence, REC, tuned))
+    return _paired_by_size(_plain(evidence, JE, tuned), _plain(evidence, REC, tuned))
 
 
-def _of_one_size(roles: Sequence[Role], others: Sequence[Role]) -> list[tuple[str, str]]:
+def _paired_by_size(roles: Sequence[Role], others: Sequence[Role]) -> list[tuple[str, str]]:
     """Pairs of encoders of about one size, or of unknown ones; all pairs where none of them are."""
     pairs = list(itertools.product(roles, others))
-    alike = [(one, other) for one, other in pairs if _alike(one.size, other.size)]
+    alike = [(one, other) for one, other in pairs if of_one_size(one.size, other.size)]
     return [(one.name, other.name) for one, other in alike or pairs]
-
-
-def _alike(size: float | None, other: float | None) -> bool:
-    return size is other is None or (size is not None and other is not None and math.isclose(size, other, rel_tol=0.2))
 
 
 def _of_pairs(
@@ -433,7 +429,7 @@ def _decoders(evidence: Evidence) -> list[Case]:
         raise Missing("MAE with its decoder: add `--rec mae=REFERENCE?decoder=true`")
     if not shallow:
         raise Missing("reconstruction without a deep decoder, such as SimMIM: add `--rec NAME=REFERENCE`")
-    names = _of_one_size(deep, shallow)
+    names = _paired_by_size(deep, shallow)
     return cases_of(evidence, _decoder, names, otherwise=("As frequencies that the last blocks keep", _kept_frequency))
 
 
@@ -507,7 +503,7 @@ def _falls(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
 
 
 def _outlier_cases(evidence: Evidence) -> list[Case]:
-    names = _of_one_size(_of_method(evidence, "moco"), _plain(evidence, REC))
+    names = _paired_by_size(_of_method(evidence, "moco"), _plain(evidence, REC))
     return cases_of(evidence, _outlier, names, _highest)
 
 
