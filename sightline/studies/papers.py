@@ -144,19 +144,19 @@ def _sized(given: Mapping[str, Given], contents: Contents) -> dict[str, Given]:
 
     What the user says stands. Sizes that hardly differ, as with and without a head, are one.
     """
-    found = dict(given)
-    vits = {name: one for name, one in given.items() if one.role.network == "vit" and not one.role.tuned}
+    vits = {name: one for name, one in given.items() if one.role.network == "vit"}
     sizes = {name: one.role.size or _millions(contents.encoder(one.reference).module) for name, one in vits.items()}
     methods: dict[str, list[float]] = {}
     for name, one in vits.items():
-        methods.setdefault(one.role.method, []).append(sizes[name])
+        if one.role.method:
+            methods.setdefault(one.role.method, []).append(sizes[name])
     if all(of_one_size(min(those), max(those)) for those in methods.values()):
-        return found
-    for name, one in given.items():
-        size = sizes.get(one.role.tuned_from or name)
-        if one.role.size is None and size is not None:
-            found[name] = replace(one, role=replace(one.role, size=size))
-    return found
+        return dict(given)
+    counted = {name: sizes.get(one.role.tuned_from or name, sizes[name]) for name, one in vits.items()}
+    return {
+        name: replace(one, role=replace(one.role, size=one.role.size or counted.get(name)))
+        for name, one in given.items()
+    }
 
 
 def _millions(module: nn.Module) -> float:
