@@ -123,6 +123,8 @@ class Helpers:
                 for helper in self.all:
                     if helper.ended():
                         self._refuse(helper)
+                if "/gloo/" in str(error):  # the connection was lost, whatever the helper is doing
+                    raise LostError(first_line(error)) from error
                 raise
             finally:
                 leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,6 +144,24 @@ def test_an_error_of_our_own_is_told_as_it_is_and_ends_them(tmp_path: Path, help
     ):
         ours()
     assert _gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"),
+    [
+        ("[/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:36058", LostError),
+        ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+    ],
+)
+def test_a_lost_connection_is_no_error_of_our_own(
+    told: str, raised: type[Exception], tmp_path: Path, helpers: Helpers
+) -> None:
+    with (
+        pytest.raises(raised, match=re.escape(told)),
+        helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),
+    ):
+        raise RuntimeError(told)
+    assert processes.world() == 1
 
 
 def test_they_do_not_outlive_a_process_that_is_killed(tmp_path: Path, helpers: Helpers) -> None:
