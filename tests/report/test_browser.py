@@ -258,6 +258,22 @@ def test_dark_mode_follows_the_system_and_the_switch_and_charts_follow_too(brows
     reader.context.close()
 
 
+def test_a_long_list_of_pages_is_scrolled_to_the_one_that_is_open(reader: Reader) -> None:
+    reader.tab.set_viewport_size({"width": 1280, "height": 300})
+    seen = """(() => {
+        const list = document.querySelector("nav").getBoundingClientRect();
+        const own = document.querySelector("nav a[aria-current]").getBoundingClientRect();
+        return own.top >= list.top - 1 && own.bottom <= list.bottom + 1;
+    })()"""
+    for page in (PAGES[0], PAGES[-1], PAGES[0]):
+        reader.open(page)
+        reader.until(f"document.querySelector('nav a[aria-current]').dataset.page === '{page}'")
+        assert reader.tab.evaluate(seen)
+    assert reader.tab.evaluate(
+        "document.querySelector('nav').scrollHeight > document.querySelector('nav').clientHeight"
+    )
+
+
 def test_the_keyboard_reaches_everything_and_the_focus_is_seen(reader: Reader) -> None:
     reader.open("cka")
     reached = set()

@@ -70,6 +70,12 @@
     sheets.forEach((sheet, number) => (sheet.hidden = select.value !== "" && Number(select.value) !== number));
   }
 
+  // scrollIntoView would let the keyboard go on from this link instead of the top of the page.
+  function bringIntoView(link) {
+    const list = link.closest("nav"), own = link.getBoundingClientRect(), frame = list.getBoundingClientRect();
+    list.scrollTop += Math.min(0, own.top - frame.top) + Math.max(0, own.bottom - frame.bottom);
+  }
+
   function open() {
     const [wanted, place] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
     const page = pages.find((p) => p.dataset.page === wanted) ?? pages[0];
@@ -78,7 +84,7 @@
     for (const p of pages) p.classList.toggle("open", shown.includes(p));
     for (const link of document.querySelectorAll("nav a")) {
       const current = link.dataset.page === (all ? wanted : page.dataset.page);
-      if (current) link.setAttribute("aria-current", "page"), link.scrollIntoView({ block: "nearest" });
+      if (current) link.setAttribute("aria-current", "page"), bringIntoView(link);
       else link.removeAttribute("aria-current");
     }
     Encoders.point("");
