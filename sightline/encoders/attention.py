@@ -28,7 +28,15 @@ from torch.overrides import TorchFunctionMode
 
 from sightline.core.errors import InputError
 
-__all__ = ["Attend", "AttentionLayer", "AttentionProduct", "AttentionWatch", "fused", "without_fast_path"]
+__all__ = [
+    "Attend",
+    "AttentionLayer",
+    "AttentionProduct",
+    "AttentionWatch",
+    "fused",
+    "without_fast_path",
+    "without_fused_attention",
+]
 
 
 # Layers whose product was compared with the kernel's, and of which kind it was.
@@ -259,6 +267,16 @@ def fused(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def without_fused_attention(module: nn.Module) -> None:
+    """Let the layers of timm that have a choice compute attention as plain products and a softmax.
+
+    In bfloat16 PyTorch's fused kernel for CPUs takes 1.6 to 5 times as long, there and back.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "fused_attn"):
+            layer.fused_attn = False  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

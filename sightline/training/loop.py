@@ -25,6 +25,7 @@ from sightline.core.progress import bar, console
 from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
 from sightline.core.stopping import Stopped, signals
+from sightline.encoders.attention import without_fused_attention
 from sightline.encoders.encoder import Encoder
 from sightline.training.checkpoints import load, save_checkpoint, tidy
 from sightline.training.collectives import gather, mean, sync_batch_norm
@@ -87,6 +88,9 @@ class Loop:
         """Train from the latest checkpoint of the folder, or from the start; gives the last row of the metrics."""
         objective = cast(Learner, sync_batch_norm(self.objective.to(self.fabric.device)))
         self.objective = objective
+        with self.fabric.autocast():
+            if self.fabric.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+                without_fused_attention(objective)
         optimizer = make_optimizer(objective, self.settings, objective.lr_scales())
         wrapped, optimizer = self.fabric.setup(objective, optimizer)
         self.optimizer: Any = optimizer

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sightline.core.errors import InputError
-from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.attention import AttentionProduct, without_fused_attention
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.sites import Anatomy, Tap, Tokens
 from sightline.encoders.watching import capture, watch
@@ -126,3 +126,26 @@ def test_anatomy_of_a_family_of_ones_own():
     with watch(known.taps, ["block.0.attn_map"], lambda _, x: seen.append(x.shape)):
         layer(*qkv())
     assert seen == [(2, 4, 6, 6)]
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        VIT,
+        f"{VIT}&attention_window=3",
+        "timm:beit_base_patch16_224@random?size=32&patch_size=8&embed_dim=32&depth=2&num_heads=4&num_classes=5",
+        "timm:swin_tiny_patch4_window7_224@random?size=56&embed_dim=16&depths=(1,1,1,1)&num_heads=(1,2,2,2)",
+    ],
+)
+def test_without_the_fused_kernel_gradients_are_the_same(reference):
+    module = load_encoder(reference).module.double()
+    x = images(56 if "swin" in reference else 32).double()
+    found = []
+    for change in (lambda module: None, without_fused_attention):
+        change(module)
+        module.zero_grad()
+        module(x).square().sum().backward()
+        found.append({name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None})
+    assert not any(getattr(layer, "fused_attn", False) for layer in module.modules())
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-8, atol=1e-9, msg=name)

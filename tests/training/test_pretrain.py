@@ -133,6 +133,24 @@ def test_a_stopped_cnn_goes_on_bit_exactly(tmp_path: Path, monkeypatch: pytest.M
     assert_same(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.bf16
+def test_attention_is_fused_but_in_bfloat16_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []  # the precision that each call of the fused kernel was trained in
+    for precision in ("float32", "bf16"):
+        with monkeypatch.context() as patch:
+            kernel = torch.nn.functional.scaled_dot_product_attention
+
+            def called(*args: Any, _precision: str = precision, _kernel: Any = kernel, **options: Any) -> torch.Tensor:
+                asked.append(_precision)
+                return _kernel(*args, **options)
+
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", called)
+            train(tmp_path / precision, precision=precision, epochs=1, evaluate_every=0)
+    assert set(asked) == {"float32"}
+    plain, rounded = (pd.read_csv(tmp_path / name / "metrics.csv").loss.to_numpy() for name in ("float32", "bf16"))
+    np.testing.assert_allclose(rounded, plain, rtol=0.02)
+
+
 def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path, tmp_path: Path) -> None:
     """Killed when all was saved, but not all that it replaces was gone."""
     run = tmp_path / "run"
