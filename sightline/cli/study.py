@@ -66,6 +66,9 @@ def study(
         str | None, typer.Option(help="Images with segmentation maps; without it, those of the recipe.")
     ] = None,
     second: Annotated[str | None, typer.Option(help="A second set of images with classes, for probes on it.")] = None,
+    conflict: Annotated[
+        str | None, typer.Option(help="Cue-conflict images, for shape bias; the embedded images have their own.")
+    ] = None,
     steps: Annotated[
         str | None,
         typer.Option(
@@ -146,8 +149,8 @@ def study(
     with showing(True):  # large sets of images are read for the first time
         made = make_study(
             what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-            steps=_words("--steps", steps), findings=_words("--findings", findings), settings=settings, out=out,
-            steps_folder=steps_folder, contents=contents,
+            conflict=conflict, steps=_words("--steps", steps), findings=_words("--findings", findings),
+            settings=settings, out=out, steps_folder=steps_folder, contents=contents,
         )  # fmt: skip
         _show_plan(made, contents, machine)
     del contents  # encoders that are only planned with

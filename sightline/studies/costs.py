@@ -102,7 +102,7 @@ class _Trial:
     def passing(self, step: Step) -> StepCost:
         """Forward passes of all views through all encoders, and features on disk."""
         members, configs = self.members(step), analyses_of(step)
-        images = with_further(command_of(step).images(step), {}, configs)
+        images = with_further(command_of(step).images(step), step.options.get("further", {}), configs)
         configs = {
             name: config for name, config in configs.items()
             if all(split in images.splits for split in analysis(name).IMAGES)

@@ -115,6 +115,7 @@ class Sets:
     detection: str | None = None
     segmentation: str | None = None
     second: str | None = None  # other images for probes
+    conflict: str | None = None  # shapes of one class with the texture of another
 
 
 def papers(
@@ -321,10 +322,15 @@ class _Plan:
             f"{name}-cnn": (cnns, {"only": [one for one in analyses if one in OF_CNNS]}),
         }
         return [
-            Step(step, "compare", dict(members), self.images, {**options, "lenient": True}, group=group)
+            Step(step, "compare", dict(members), self.images, self._with_images(options), group=group)
             for step, (members, options) in asked.items()
             if members and options["only"]
         ]
+
+    def _with_images(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a pass, with images that it needs beside its own, if they are given."""
+        given = self.sets.conflict is not None and "shape_bias" in options["only"]
+        return {**options, "lenient": True, **({"further": {"conflict": self.sets.conflict}} if given else {})}
 
     # Steps
 

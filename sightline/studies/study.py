@@ -132,6 +132,7 @@ def study(
     detection: str | None = None,
     segmentation: str | None = None,
     second: str | None = None,
+    conflict: str | None = None,
     steps: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -155,7 +156,7 @@ def study(
     """
     made = make_study(
         what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-        steps=steps, findings=findings, settings=settings, out=out, steps_folder=steps_folder,
+        conflict=conflict, steps=steps, findings=findings, settings=settings, out=out, steps_folder=steps_folder,
     )  # fmt: skip
     outcome = run_study(
         made, jobs=jobs, on=on, cluster=cluster, machine=Machine(device, workers, show_progress), tell=_silent
@@ -179,6 +180,7 @@ def make_study(
     detection: str | None = None,
     segmentation: str | None = None,
     second: str | None = None,
+    conflict: str | None = None,
     steps: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -189,14 +191,14 @@ def make_study(
     """The study as it will be run; whatever cannot be is found here, and nothing is written."""
     contents = Contents() if contents is None else contents
     if Path(what).suffix == ".toml":
-        if encoders or roles or detection or segmentation or second or settings:
+        if encoders or roles or detection or segmentation or second or conflict or settings:
             raise InputError(
                 f"{str(what)!r} says itself which encoders, images and settings its steps have; change it there"
             )
         design = read_study(Path(what), images=images, steps=steps, findings=findings)
     elif str(what) in STUDIES:
         given = _given(encoders, roles or {}, contents)
-        sets = Sets(images, detection, segmentation, second)
+        sets = Sets(images, detection, segmentation, second, conflict)
         design = papers(str(what), given, sets, contents, steps=steps, findings=findings, settings=settings)
     else:
         raise InputError(

@@ -324,6 +324,23 @@ def test_a_dino_without_multi_crop_beside_one_with_it_is_for_detectors():
         assert steps["detect-frozen"] == steps["passes"] == ["a", "b", "c"]
 
 
+def test_cue_conflict_images_are_for_the_pass_that_measures_shape_bias():
+    conflict = "shapes:conflict?size=32&test=16"
+    encoders = {name: ENCODERS[name] for name in ("a", "c")}
+    roles = {name: ROLES[name] for name in encoders}
+    made = make_study("papers", encoders, roles=roles, images=IMAGES, conflict=conflict, steps=["passes"],
+                      findings=["P9", "P10"], out="x")  # fmt: skip
+    steps = {placed.step.name: placed.step.options.get("further") for placed in made.steps}
+    assert steps == {"passes": {"conflict": conflict}, "passes-noise-gaussian": None, "passes-noise-sign": None}
+    without = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], findings=["P9"], out="x")
+    assert without.steps[0].key != made.steps[0].key
+    (verdict,) = without.verdicts()  # nothing was run
+    assert verdict.needs == (
+        "the analysis shape_bias of a: add `--steps passes` and, if your images are not the embedded ones, "
+        "`--conflict IMAGES`"
+    )
+
+
 def test_sizes_are_known_where_a_method_has_several():
     larger = SMALL.replace("embed_dim=48", "embed_dim=96")
     encoders = {"a": SMALL, "b": larger, "b-ft": f"{larger}&seed=1", "c": f"{SMALL}&seed=2"}
