@@ -419,6 +419,11 @@ def test_seeds_may_have_runs_of_their_own(finding: str) -> None:
     assert any("2 seeds of moco" in part.how for part in found.parts)
 
 
+def test_minibatches_of_one_seed_are_enough() -> None:
+    roles = (*ROLES, Role("moco-1", JE, "moco_v3", seed=1))
+    assert all_findings()["S20"].decide(Evidence(roles, tuple(minibatches(1)))).verdict == HOLDS
+
+
 def test_all_at_once() -> None:
     verdicts = decide_all(evidence_for("S1", 1), [f"S{n}" for n in range(1, 22)])
     by_name = {verdict.finding: verdict for verdict in verdicts}
