@@ -23,6 +23,7 @@ from sightline.core.files import write_atomically
 from sightline.studies.figures import all_figures
 from sightline.studies.findings import Verdict, all_findings, by_chance
 from sightline.studies.findings.contract import NOT_MEASURED, UNCLEAR
+from sightline.studies.roles import Role
 from sightline.studies.study import Study
 
 DOCS = Path("docs")
@@ -85,7 +86,7 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
             f"What `sightline study {study.name}` measured. {counted(verdicts)} How each is decided, and what it "
             "cannot show: [findings](../../findings.md), [the encoders](../../zoo.md).", "",
             "Numbers: [verdicts.csv](verdicts.csv), with every part [verdicts.json](verdicts.json).", "",
-            "## Encoders", "", table(("name", "role"), ((role.name, in_words(role)) for role in study.roles)), "",
+            "## Encoders", "", table(("name", "role"), ((role.name, what_it_is(role)) for role in study.roles)), "",
             "## Steps", "", table(("step", "command", "time"), steps), "",
             "## Verdicts", "",
             *(f"- **{one.finding} {one.verdict}.** {one.sentence}" for one in verdicts), "",
@@ -93,6 +94,11 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
             *(f"### {one.id}: {one.title}\n\n![{one.id}](figures/{path})\n" for path, one in titles.items()),
         )
     )  # fmt: skip
+
+
+def what_it_is(role: Role) -> str:
+    """Its role, and the seed if it is not the first."""
+    return in_words(role) + (f", seed {role.seed}" if role.seed else "")
 
 
 def file_of(figure: str) -> str:
