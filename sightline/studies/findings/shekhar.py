@@ -698,6 +698,7 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
 )  # fmt: skip
 def _minibatches(evidence: Evidence) -> Sequence[Case]:
     evidence = evidence.apart()  # one seed of an encoder is enough
+
     def parts(name: str) -> list[Part]:
         table = evidence.table("minibatch", name)
         batches = [int(n) for n in table.batch.values]
