@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import torch
 from timm.models.beit import Beit, gen_relative_position_index
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,7 +71,8 @@ def features(
 ) -> Tensor:  # (B, 3, h, w) -> (B, D), the backbone's own pooling
     """Pooled features before any classifier; `keep` as in `encode`, `resize` as in `embed`."""
     if is_vit(backbone):
-        tokens = encode(backbone, embed(backbone, images, resize=resize), grid_of(backbone, images), keep)
+        tokens = embed(backbone, images, resize=resize)
+        tokens = encode(backbone, tokens, grid_of(backbone, images), keep, cls_alone=_only_cls_counts(backbone))
         pooled: Tensor = backbone.forward_head(tokens, pre_logits=True)
         return pooled
     if keep is not None:
@@ -120,10 +121,18 @@ def _positions(vit: Vit, grid: tuple[int, int], resize: Resize) -> Tensor | None
     return torch.cat([prefix, resized.flatten(2).mT], 1)
 
 
+def _only_cls_counts(vit: Vit) -> bool:
+    """Whether its features are the CLS token that leaves the last block."""
+    return vit.global_pool == "token" and getattr(vit, "attn_pool", None) is None
+
+
 def encode(
-    vit: Vit, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None
-) -> Tensor:  # (B, T, D) -> (B, T, D), or (B, P + kept, D)
-    """Blocks and final norm; `keep` (B, kept) names the patches that enter, in that order, all others are left out."""
+    vit: Vit, tokens: Tensor, grid: tuple[int, int], keep: Tensor | None = None, cls_alone: bool = False
+) -> Tensor:  # (B, T, D) -> (B, T, D), or (B, P + kept, D), or (B, 1, D)
+    """Blocks and final norm; `keep` (B, kept) names the patches that enter, in that order, all others are left out.
+
+    With `cls_alone` nobody asks for the other tokens, and a last block that can do without them leaves them out.
+    """
     prefix = vit.num_prefix_tokens
     rows = None
     if keep is not None:
@@ -135,12 +144,23 @@ def encode(
         mask = mask.unsqueeze(1)  # (B, 1, P + kept, P + kept)
     if isinstance(vit, Beit):
         tokens = _beit_blocks(vit, tokens, grid, rows, mask)
-    elif mask is not None:
-        for block in vit.blocks:
-            tokens = block(tokens, attn_mask=mask)
     else:
-        tokens = vit.blocks(tokens)
+        *before, last = vit.blocks
+        for block in before:
+            tokens = block(tokens, attn_mask=mask)
+        if cls_alone and type(last) is Block:
+            tokens = _cls_of_block(last, tokens, mask)
+        else:
+            tokens = last(tokens, attn_mask=mask)
     result: Tensor = vit.norm(tokens)
+    return result
+
+
+def _cls_of_block(block: Block, tokens: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, D) -> (B, 1, D)
+    """What a block makes of the CLS token: the MLP, two thirds of its work, has no need of the other tokens."""
+    attended = block.attn(block.norm1(tokens), attn_mask=mask)[:, :1]
+    cls = tokens[:, :1] + block.drop_path1(block.ls1(attended))
+    result: Tensor = cls + block.drop_path2(block.ls2(block.mlp(block.norm2(cls))))
     return result
 
 

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from support.official_vit import matrix
+from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor
 
 import sightline as sl
@@ -101,6 +102,40 @@ def test_what_is_left_out_does_not_exist(kind: str) -> None:
 def test_keeping_all_is_keeping_none_out() -> None:
     vit, x = make("registers"), images()
     torch.testing.assert_close(run(vit, x, torch.arange(16).expand(3, -1)), run(vit, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("kept", [None, 5])
+@pytest.mark.parametrize("more", [{}, {"reg_tokens": 3}, {"init_values": 0.5, "drop_path_rate": 0.5, "qk_norm": True}])
+def test_a_cls_token_alone_has_the_values_and_gradients_that_it_has_among_all(
+    more: dict[str, Any], kept: int | None, window: int
+) -> None:
+    keep = None if kept is None else torch.stack([torch.arange(kept), torch.arange(16 - kept, 16), torch.arange(kept)])
+    found = []
+    for pooled in (lambda vit, x: features(vit, x, keep), lambda vit, x: run(vit, x, keep)[:, 0]):
+        vit = make("cls", **more).train()
+        vit.attention_window = window
+        torch.manual_seed(0)  # for the paths that are dropped
+        x = pooled(vit, images())
+        x.square().sum().backward()
+        found.append([x, *(p.grad for p in vit.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_last_mlp_sees_the_cls_token_alone() -> None:
+    vit, seen = make("registers"), []
+    for block in vit.blocks:
+        block.mlp.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
+    features(vit, images())
+    assert seen == [20, 1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pooling", [{"global_pool": "avg"}, {"global_pool": "map"}, {"block_fn": ResPostBlock}])
+def test_features_that_are_more_than_a_cls_token_are_computed_from_all(pooling: dict[str, Any]) -> None:
+    vit, x = make("cls", **pooling), images()
+    torch.testing.assert_close(features(vit, x), vit(x), rtol=1e-6, atol=1e-6)
 
 
 @torch.no_grad()
