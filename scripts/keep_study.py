@@ -97,8 +97,14 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
 
 
 def what_it_is(role: Role) -> str:
-    """Its role, and the seed if it is not the first."""
-    return in_words(role) + (f", seed {role.seed}" if role.seed else "")
+    """Its role, and what a study varies: seed if it is not the first, size, window, λ."""
+    varied = (
+        f"seed {role.seed}" if role.seed else "",
+        f"{role.size:.2g} M parameters" if role.size else "",
+        f"window of {role.window} × {role.window} patches" if role.window else "",
+        "" if role.weight is None else f"λ = {role.weight:g}",
+    )
+    return ", ".join(filter(None, (in_words(role), *varied)))
 
 
 def file_of(figure: str) -> str:
