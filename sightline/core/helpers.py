@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -62,10 +62,10 @@ class _Helper:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def ended(self) -> bool:
-        """Whether it has; that its connection is closed may be known a moment before."""
+    def ends(self, seconds: float) -> bool:
+        """Whether it has ended, or does so in this time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
+            self.process.wait(seconds)
             return True
         return False
 
@@ -118,13 +118,8 @@ class Helpers:
                 self._expect("done")
                 done = True
             except RuntimeError as error:  # of a connection that was closed, or one that has nothing to do with it
-                if self.stopped:
-                    raise KeyboardInterrupt from error
-                for helper in self.all:
-                    if helper.ended():
-                        self._refuse(helper)
-                if "/gloo/" in str(error):  # the connection was lost, whatever the helper is doing
-                    raise LostError(first_line(error)) from error
+                if "/gloo/" in str(error) or any(helper.ends(1.0) for helper in self.all):
+                    self._lose(error)
                 raise
             finally:
                 leave()
@@ -154,14 +149,23 @@ class Helpers:
         try:
             _meet(meeting, 0, self.count + 1)
         except RuntimeError as error:
-            raise LostError(first_line(error)) from error
+            self._lose(error)
+
+    def _lose(self, error: RuntimeError) -> NoReturn:
+        """Tell why the connection was lost: a helper closes it a while before it has ended, and says why it does."""
+        if self.stopped:
+            raise KeyboardInterrupt from error
+        for helper in self.all:
+            if helper.ends(PATIENCE):
+                self._refuse(helper)
+        raise LostError(first_line(error)) from error
 
     def _expect(self, word: str) -> None:
         for helper in self.all:
             if (answer := helper.answer()) != word:
                 self._refuse(helper, answer)
 
-    def _refuse(self, helper: _Helper, answer: str | None = None) -> None:
+    def _refuse(self, helper: _Helper, answer: str | None = None) -> NoReturn:
         """Tell what one that has ended could not do, in its own sentence if there is one."""
         answer = helper.answer() if answer is None else answer
         if answer:

@@ -18,6 +18,7 @@ import torch
 from support import helping
 from support.processes import TESTS
 
+from sightline.core import helpers as core_helpers
 from sightline.core import processes
 from sightline.core.errors import InputError
 from sightline.core.helpers import Helpers, LostError
@@ -76,6 +77,14 @@ def test_one_that_fails_is_lost_with_its_words_and_another_takes_its_place(tmp_p
     with helpers.taking_part("support.helping:tell", about):
         helping.tell(about)
     assert json.loads((tmp_path / "1.json").read_text())["gathered"] == [1, 2]
+
+
+def test_one_that_takes_long_to_end_tells_why_all_the_same(helpers: Helpers) -> None:
+    with (
+        pytest.raises(LostError, match="ValueError: no luck"),
+        helpers.taking_part("support.helping:fail_slowly", {"sentence": "no luck"}),
+    ):
+        processes.barrier()
 
 
 def test_a_sentence_of_theirs_is_told_as_it_is(helpers: Helpers) -> None:
@@ -154,8 +163,9 @@ def test_an_error_of_our_own_is_told_as_it_is_and_ends_them(tmp_path: Path, help
     ],
 )
 def test_a_lost_connection_is_no_error_of_our_own(
-    told: str, raised: type[Exception], tmp_path: Path, helpers: Helpers
+    told: str, raised: type[Exception], tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(core_helpers, "PATIENCE", 1.0)  # this one does not end by itself
     with (
         pytest.raises(raised, match=re.escape(told)),
         helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),

@@ -31,6 +31,13 @@ def fail(about: Mapping[str, Any]) -> None:
     raise ValueError(about["sentence"])
 
 
+def fail_slowly(about: Mapping[str, Any]) -> None:
+    """Lose the connection and fail with this sentence a while later, as a process does that takes long to end."""
+    processes.leave()
+    time.sleep(3)
+    raise ValueError(about["sentence"])
+
+
 def refuse(about: Mapping[str, Any]) -> None:
     """Refuse with this sentence, as of bad input."""
     raise InputError(about["sentence"])
