@@ -42,7 +42,7 @@ def compare(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Analyses, separated by commas: `cka,knn`, or `all`; by default, those that need one forward pass."
+            help="Analyses, separated by commas: `cka,knn`, or `all`; by default, those that need one forward pass and little after it."
         ),
     ] = None,
     also: Annotated[
@@ -178,7 +178,7 @@ def minibatch(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[str | None, typer.Option(help=f"Images; without it, {EMBEDDED}.")] = None,
     out: Out = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="`minibatch.key=value`, such as `layers=20`.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="`minibatch.key=value`, such as `minibatch.layers=20`.")] = None,
     sites: Annotated[list[str] | None, typer.Option(help="Patterns of the sites that layers are drawn from.")] = None,
     limit: Annotated[int, typer.Option(help="At most this many images of each split; 0: all.")] = 0,
     batch: Annotated[int, typer.Option(help="Images per forward pass, and the largest minibatch.")] = 1024,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sightline.cli.application import app
-from sightline.cli.options import Devices, Nodes, Out, Seed, Settings, StartOver, TrainingDevice, Verbose, Workers
+from sightline.cli.options import Devices, Nodes, Out, Settings, StartOver, TrainingDevice, Verbose, Workers
 from sightline.cli.saying import say
 from sightline.cli.train import run_study
 from sightline.core.errors import InputError
@@ -81,7 +81,7 @@ def imagine(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the pictures; by default RUN/imagined.")
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise that pictures are drawn from.")] = 0,
     device: TrainingDevice = "auto",
 ) -> None:
     """Draw pictures from the representations of your own images, with the diffusion model of a run.

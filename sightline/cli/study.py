@@ -204,7 +204,7 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
             raise InputError(f"--role {word}: there is no encoder {name!r}; give it with --je, --rec, …")
         role = roles.get(name) or known_role(name, encoders[name], encoders)
         if role is None:
-            raise InputError(f"--role {word}: what kind of encoder {name!r} is has to be said with --je, --rec, …")
+            raise InputError(f"--role {word}: say what kind of encoder {name!r} is with --je, --rec, …")
         known_fields = {field.name: getattr(role, field.name) for field in fields(Role)}
         for key in values:
             if key not in known_fields or key == "name":

@@ -185,7 +185,7 @@ def detect(
 
     Examples:
 
-    - `sightline detect zoo:mae zoo:moco_v3 -o runs/detect`: on embedded scenes, frozen, five minutes each
+    - `sightline detect zoo:mae zoo:moco_v3 -o runs/detect`: on embedded scenes, frozen, minutes each
 
     - `sightline detect zoo:mae --set frozen=false -o runs/tuned`: also trains the encoder
 

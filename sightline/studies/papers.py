@@ -185,8 +185,7 @@ def _groups(steps: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
 
 def groups_of(finding: str) -> set[str]:
     """The steps that a finding needs."""
-    words = all_findings()[finding].step.replace(",", " ").replace("+", " ").split()
-    return {word for word in words if word in GROUPS}
+    return set(all_findings()[finding].step.split(",")) & set(GROUPS)
 
 
 def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> list[Step]:

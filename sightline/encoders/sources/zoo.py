@@ -15,12 +15,12 @@ TUNED = "_tuned"  # how the names of fine-tuned encoders end
 
 
 def names() -> list[str]:
-    """One for each objective, and those that were fine-tuned from them."""
+    """Those that were pre-trained, and those that were fine-tuned from them."""
     return sorted(path.parent.name for path in FOLDER.glob("*/encoder.json"))
 
 
 def pretrained() -> list[str]:
-    """One for each objective."""
+    """At least one for each objective."""
     return [name for name in names() if not name.endswith(TUNED)]
 
 

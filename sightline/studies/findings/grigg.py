@@ -298,37 +298,37 @@ FINDINGS = (
         "G1", "004", "Fig 1, 4",
         "Even layers of a ResNet are alike across neighbours and seeds, odd ones only to themselves",
         "CKA between two seeds: neighbours, even − odd layers > 0; odd layers, with themselves − with neighbours > 0",
-        "004 Fig 1", "", "pretrain passes", ("cka",), _seed_cases,
+        "004 Fig 1", "", "pretrain,passes", ("cka",), _seed_cases,
     ),
     Finding(
         "G2", "004", "Fig 2 left",
         "Odd layers of SimCLR and of supervision agree at first, then diverge",
         "CKA at the same depth, odd layers: first quarter − the rest > 0",
-        "004 Fig 2a", "", "pretrain passes", ("cka",), _of_pairs(_residuals),
+        "004 Fig 2a", "", "pretrain,passes", ("cka",), _of_pairs(_residuals),
     ),
     Finding(
         "G3", "004", "Fig 2 middle, right",
         "Even layers agree along the diagonal until the last block group, where they diverge",
         "CKA of even layers, diagonal and row maximum: before the last group − in it > 0",
-        "004 Fig 2c", "", "pretrain passes", ("cka",), _of_pairs(_last_group),
+        "004 Fig 2c", "", "pretrain,passes", ("cka",), _of_pairs(_last_group),
     ),
     Finding(
         "G4", "004", "Fig 2",
         "SimCLR stalls where a block group begins: there its layers are most like earlier layers of supervision",
         "depth of a SimCLR layer − that of the most similar layer of SL: > 0 at group starts, and more than elsewhere",
-        "004 Fig 2b", "", "pretrain passes", ("cka",), _of_pairs(_stalling),
+        "004 Fig 2b", "", "pretrain,passes", ("cka",), _of_pairs(_stalling),
     ),
     Finding(
         "G5", "004", "Fig 3 left",
         "Linear separability grows from layer to layer, in SimCLR and in supervision",
         "linear probe per even layer: the smallest step to the next layer > 0",
-        "004 Fig 3a", "", "pretrain passes", ("probes", "cka"), _separability,
+        "004 Fig 3a", "", "pretrain,passes", ("probes", "cka"), _separability,
     ),
     Finding(
         "G6", "004", "Fig 3 middle, 5",
         "SimCLR grows invariant to its augmentations late and in the head; supervision does not",
         "CKA of two augmented copies: last group − before > 0, head − last group > 0, and more than in supervision",
-        "004 Fig 3b", "", "pretrain passes", ("invariance",), _of_pairs(_growing_invariant, _under_own_policy),
+        "004 Fig 3b", "", "pretrain,passes", ("invariance",), _of_pairs(_growing_invariant, _under_own_policy),
     ),
     Finding(
         "G7", "004", "Fig 3 right",
@@ -336,7 +336,7 @@ FINDINGS = (
         "back in its head",
         "CKA with the classes: last − first group > 0; rise by a block of SL, in the last group − before > 0; first − "
         "last layer of SimCLR's head > 0",
-        "004 Fig 3c", "", "pretrain passes", ("cka",),
+        "004 Fig 3c", "", "pretrain,passes", ("cka",),
         _of_pairs(_class_structure, otherwise=("As a faster rise than SimCLR's", _faster)),
     ),
 )  # fmt: skip

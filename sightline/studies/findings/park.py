@@ -544,13 +544,13 @@ FINDINGS = (
         "P1", "003", "Fig 1 left",
         "Joint-embedding encoders win linear probing, reconstruction encoders win fine-tuning",
         "linear probe: JE − REC > 0; accuracy after fine-tuning: REC − JE > 0",
-        "003 Fig 1a", "", "passes finetune", ("probes", "agreement"), _of_pairs(_probe_and_tuning),
+        "003 Fig 1a", "", "passes,finetune", ("probes", "agreement"), _of_pairs(_probe_and_tuning),
     ),
     Finding(
         "P2", "003", "Fig 1 middle",
         "Joint embedding wins among small models, reconstruction gains more from size",
         "accuracy after fine-tuning: JE − REC > 0 at the smallest size; to the largest, gain of REC − of JE > 0",
-        "003 Fig 1b", "", "pretrain finetune", ("agreement",), _scaling_cases,
+        "003 Fig 1b", "", "pretrain,finetune", ("agreement",), _scaling_cases,
     ),
     Finding(
         "P3", "003", "Fig 3, C.1, C.2",
@@ -622,7 +622,7 @@ FINDINGS = (
         "P13", "003", "Fig 12a",
         "A hybrid of both losses beats both in linear probing and in fine-tuning",
         "linear probe, and accuracy after fine-tuning: hybrid − JE > 0, hybrid − REC > 0",
-        "003 Fig 12a", "", "passes pretrain finetune", ("probes", "agreement"), _swept,
+        "003 Fig 12a", "", "passes,pretrain,finetune", ("probes", "agreement"), _swept,
     ),
     Finding(
         "P14", "003", "Fig 12b, c",
@@ -634,7 +634,7 @@ FINDINGS = (
         "P15", "003", "Fig D.1",
         "Attention restricted to a window lowers the linear probing of joint embedding and raises its fine-tuning",
         "linear probe: without − with a window > 0; accuracy after fine-tuning: with − without > 0",
-        "003 Fig D.1", "", "pretrain finetune", ("probes", "agreement"), _windows,
+        "003 Fig D.1", "", "pretrain,finetune", ("probes", "agreement"), _windows,
     ),
     Finding(
         "P16", "003", "Fig E.1",
