@@ -178,7 +178,9 @@ def minibatch(
     encoders: Annotated[list[str], typer.Argument(help="Encoders, as for `compare`.")],
     images: Annotated[str | None, typer.Option(help=f"Images; without it, {EMBEDDED}.")] = None,
     out: Out = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="`minibatch.key=value`, such as `minibatch.layers=20`.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="`minibatch.key=value`, such as `minibatch.layers=20`.")
+    ] = None,
     sites: Annotated[list[str] | None, typer.Option(help="Patterns of the sites that layers are drawn from.")] = None,
     limit: Annotated[int, typer.Option(help="At most this many images of each split; 0: all.")] = 0,
     batch: Annotated[int, typer.Option(help="Images per forward pass, and the largest minibatch.")] = 1024,

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,8 +39,8 @@ from sightline.core.stopping import Stopped
 __all__ = ["Helpers", "LostError"]
 
 
-PATIENCE = 30.0  # seconds for a helper to save what it has and end
-LONGEST = timedelta(days=1)  # how long a process waits for the others; one that has ended is noticed at once
+PATIENCE = 30.0  # seconds for a helper to join, and to save what it has and end
+LONGEST = timedelta(days=1)  # how long joined processes wait for each other; one that has ended is noticed at once
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -52,7 +53,7 @@ class _Helper:
     process: subprocess.Popen[str]
     errors: IO[str]  # what it has to say
 
-    def send(self, job: Mapping[str, Any]) -> None:
+    def send(self, job: Mapping[str, Any] | str) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and will not answer
             self.process.stdin.write(json.dumps(job) + "\n")
@@ -70,7 +71,7 @@ class _Helper:
         return False
 
     def why(self) -> str:
-        """Why it has ended."""
+        """Why one that has ended did so."""
         if (code := self.process.poll()) is not None and code < 0:
             return f"signal {-code}"
         self.errors.seek(0)
@@ -118,7 +119,7 @@ class Helpers:
                 self._expect("done")
                 done = True
             except RuntimeError as error:  # of a connection that was closed, or one that has nothing to do with it
-                if "/gloo/" in str(error) or any(helper.ends(1.0) for helper in self.all):
+                if _of_connection(str(error)) or any(helper.ends(1.0) for helper in self.all):
                     self._lose(error)
                 raise
             finally:
@@ -146,31 +147,33 @@ class Helpers:
             place = {"meeting": str(meeting), "number": number, "of": self.count + 1}
             helper.send({"work": work, "about": about, **place})
         self._expect("ready")
+        for helper in self.all:
+            helper.send("meet")
         try:
             _meet(meeting, 0, self.count + 1)
         except RuntimeError as error:
             self._lose(error)
 
-    def _lose(self, error: RuntimeError) -> NoReturn:
-        """Tell why the connection was lost: a helper closes it a while before it has ended, and says why it does."""
-        if self.stopped:
-            raise KeyboardInterrupt from error
-        for helper in self.all:
-            if helper.ends(PATIENCE):
-                self._refuse(helper)
-        raise LostError(first_line(error)) from error
-
     def _expect(self, word: str) -> None:
         for helper in self.all:
             if (answer := helper.answer()) != word:
-                self._refuse(helper, answer)
+                self._lose(answer=answer)
 
-    def _refuse(self, helper: _Helper, answer: str | None = None) -> NoReturn:
-        """Tell what one that has ended could not do, in its own sentence if there is one."""
-        answer = helper.answer() if answer is None else answer
-        if answer:
-            raise InputError(json.loads(answer))
-        raise LostError(helper.why())
+    def _lose(self, error: RuntimeError | None = None, answer: str = "") -> NoReturn:
+        """Tell why helpers are lost, in their own sentence if there is one.
+
+        They lose the connection a while before they have ended, and lose it with each other, too: the one that was
+        the first to end tells why.
+        """
+        if self.stopped:
+            raise KeyboardInterrupt from error
+        deadline = time.monotonic() + PATIENCE
+        ended = [helper for helper in self.all if helper.ends(max(0.0, deadline - time.monotonic()))]
+        for sentence in (answer, *(helper.answer() for helper in ended)):
+            if sentence:
+                raise InputError(json.loads(sentence)) from error
+        reasons = sorted((helper.why() for helper in ended), key=_of_connection)
+        raise LostError(*reasons[:1] or [first_line(error) if error else "it said nothing"]) from error
 
     @contextlib.contextmanager
     def _hearing_of_signals(self) -> Iterator[None]:
@@ -217,8 +220,18 @@ def _started(work: str, processes: int) -> _Helper:
     return _Helper(process, errors)
 
 
+def _of_connection(told: str) -> bool:
+    return "/gloo/" in told
+
+
 def _meet(meeting: Path, number: int, of: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=of, timeout=LONGEST)
+    """Join, or fail soon: where another one ends before it has joined, this one hears nothing while it waits."""
+    dist.distributed_c10d._world.group_count = 0  # else, after a failure, we would look for the others by another name
+    patience = timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=of, timeout=patience)
+    dist.barrier()  # one that left at once would leave others waiting for its address
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # before torch 2.15
+    set_timeout(LONGEST)
 
 
 # A helper
@@ -248,6 +261,7 @@ def main(parent: int, first: str) -> None:
         job = json.loads(line)
         work = _imported(job["work"])
         print("ready", file=told, flush=True)
+        sys.stdin.readline()  # all are ready, which may take some of them long
         _meet(Path(job["meeting"]), job["number"], job["of"])
         try:
             work(job["about"])
@@ -256,7 +270,8 @@ def main(parent: int, first: str) -> None:
         except InputError as error:
             print(json.dumps(str(error)), file=told, flush=True)
             return
-        leave()
+        finally:
+            leave()  # a connection that is still open may abort the process when it ends
         print("done", file=told, flush=True)
 
 

@@ -141,6 +141,40 @@ def test_one_that_is_killed_is_lost(tmp_path: Path, helpers: Helpers) -> None:
     killing.join()
 
 
+@pytest.mark.parametrize(("stopped", "raised"), [(False, LostError), (True, KeyboardInterrupt)])
+def test_one_that_is_killed_before_it_has_joined_does_not_keep_us_waiting(
+    stopped: bool, raised: type[BaseException], tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet = core_helpers._meet
+
+    def killed_before(meeting: Path, number: int, of: int) -> None:
+        monkeypatch.setattr(core_helpers, "PATIENCE", 3.0)
+        if stopped:
+            helpers._stop()
+        helpers.all[0].process.kill()
+        meet(meeting, number, of)
+
+    monkeypatch.setattr(core_helpers, "_meet", killed_before)
+    about = {"folder": str(tmp_path), "value": 1}
+    with pytest.raises(raised), helpers.taking_part("support.helping:tell", about):
+        processes.barrier()
+    assert processes.world() == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with helpers.taking_part("support.helping:tell", about):  # by another one
+        helping.tell(about)
+    assert json.loads((tmp_path / "1.json").read_text())["gathered"] == [1, 2]
+
+
+def test_of_several_the_one_tells_that_was_the_first_to_end(helpers: Helpers) -> None:
+    helpers.count = 2
+    with (
+        pytest.raises(InputError, match=r"^a.png cannot be read$"),
+        helpers.taking_part("support.helping:refuse_last", {"sentence": "a.png cannot be read"}),
+    ):
+        processes.barrier()
+
+
 def test_an_error_of_our_own_is_told_as_it_is_and_ends_them(tmp_path: Path, helpers: Helpers) -> None:
     def ours() -> None:
         while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
@@ -165,12 +199,15 @@ def test_an_error_of_our_own_is_told_as_it_is_and_ends_them(tmp_path: Path, help
 def test_a_lost_connection_is_no_error_of_our_own(
     told: str, raised: type[Exception], tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_helpers, "PATIENCE", 1.0)  # this one does not end by itself
+    def lost() -> None:
+        monkeypatch.setattr(core_helpers, "PATIENCE", 1.0)  # this helper does not end by itself
+        raise RuntimeError(told)
+
     with (
         pytest.raises(raised, match=re.escape(told)),
         helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),
     ):
-        raise RuntimeError(told)
+        lost()
     assert processes.world() == 1
 
 

@@ -43,6 +43,13 @@ def refuse(about: Mapping[str, Any]) -> None:
     raise InputError(about["sentence"])
 
 
+def refuse_last(about: Mapping[str, Any]) -> None:
+    """The last process refuses, the others wait for it."""
+    if processes.rank() == processes.world() - 1:
+        refuse(about)
+    processes.barrier()
+
+
 def stay(about: Mapping[str, Any]) -> None:
     """Write down who this process is, and do not end."""
     Path(about["folder"], "pid").write_text(str(os.getpid()))
