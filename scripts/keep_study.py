@@ -100,7 +100,7 @@ def what_it_is(role: Role) -> str:
     """Its role, and what a study varies: seed if it is not the first, size, window, λ."""
     varied = (
         f"seed {role.seed}" if role.seed else "",
-        f"{role.size:.2g} M parameters" if role.size else "",
+        f"{role.size:.3g} M parameters" if role.size else "",
         f"window of {role.window} × {role.window} patches" if role.window else "",
         "" if role.weight is None else f"λ = {role.weight:g}",
     )
@@ -116,6 +116,13 @@ def main(run: str, name: str, title: str) -> None:
     """Copy, and write the page and the table."""
     study, folder = sl.open_study(run), DOCS / "studies" / name
     verdicts = study.verdicts()
+    text, begin, end = (
+        (DOCS / "findings.md").read_text("utf-8"),
+        f"<!-- measured: {name} -->",
+        f"<!-- end of {name} -->",
+    )
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"docs/findings.md must have {begin} and {end}, once each, where the verdicts belong")
     study.save(verdicts)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "figures").mkdir(parents=True)
@@ -127,8 +134,6 @@ def main(run: str, name: str, title: str) -> None:
     for file in figures:
         shutil.copy(study.path / "figures" / file, folder / "figures" / file)
     write_atomically(folder / "README.md", page(study, title, verdicts, figures).encode())
-    text = (DOCS / "findings.md").read_text("utf-8")
-    begin, end = f"<!-- measured: {name} -->", f"<!-- end of {name} -->"
     before, after = text.partition(begin)[0], text.partition(end)[2]
     link = f"[Sentences, figures and steps](studies/{name}/README.md)."
     words = f"### {title}\n\n{counted(verdicts)} {link}\n\n{decided(verdicts)}"

@@ -227,10 +227,11 @@ def pack(run: Path, target: Path) -> None:
 
 def finished(run: Path) -> bool:
     """Whether a training has made all of its epochs."""
-    if not (run / "metrics.csv").is_file() or latest(run) is None:
+    checkpoint = latest(run)
+    if not (run / "metrics.csv").is_file() or checkpoint is None:
         return False
-    epochs = tomllib.loads((run / "recipe.toml").read_text())["epochs"]
-    return bool(pd.read_csv(run / "metrics.csv").epoch.iloc[-1] >= epochs - 1e-3)
+    epochs, table = tomllib.loads((run / "recipe.toml").read_text())["epochs"], pd.read_csv(run / "metrics.csv")
+    return bool(len(table) and table.epoch.iloc[-1] >= epochs - 1e-3 and table.step.iloc[-1] == int(checkpoint.name))
 
 
 class Pixels(nn.Module):

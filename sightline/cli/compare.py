@@ -42,7 +42,8 @@ def compare(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Analyses, separated by commas: `cka,knn`, or `all`; by default, those that need one forward pass and little after it."
+            help="Analyses, separated by commas: `cka,knn`, or `all`; by default, those that need one forward pass and "
+            "little after it."
         ),
     ] = None,
     also: Annotated[
@@ -93,7 +94,7 @@ def compare(
     }  # fmt: skip
     asked = _asked(**words)
     configs, _ = choose_analyses(asked["analyses"], asked["also"])
-    long = worth_sharing(asked["encoders"].values(), asked["images"], configs, Path(words["out"]))
+    long = worth_sharing(asked["encoders"].values(), asked["images"], configs, Path(words["out"]), overwrite)
     helpers = helpers_for(device) if long else None
     try:
         with stoppable():

@@ -182,6 +182,7 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
     from sightline.studies.study import FLAGS
 
     encoders: dict[str, str] = {}
+    flags: dict[str, str] = {}
     roles: dict[str, Role] = {}
     for flag, words in given.items():
         for word in words or ():
@@ -194,9 +195,11 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
                 raise InputError(f"Two encoders are called {name!r}; give one of them another name")
             encoders[name] = reference
             if flag:
-                family, network = FLAGS[flag]
-                known = known_role(name, reference) or Role(name, family)
-                roles[name] = replace(known, family=family, network=network)
+                flags[name] = flag
+    for name, flag in flags.items():  # now that all are known that one may have been fine-tuned from
+        family, network = FLAGS[flag]
+        known = known_role(name, encoders[name], encoders) or Role(name, family)
+        roles[name] = replace(known, family=family, network=network)
     for word in more:
         name, _, about = word.partition(":")
         values = parse_settings([part for part in about.split(",") if part])

@@ -36,19 +36,23 @@ def cores() -> int:
 
 
 def helpers_for(device: str) -> Helpers | None:
-    """A process beside this one for each further thread that PyTorch may use; none on a GPU or under torchrun."""
+    """A process beside this one for each further thread of PyTorch; none on a GPU or if processes have joined."""
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     count = min(cores(), torch.get_num_threads(), AT_A_TIME)
-    alone = on_gpu or count < 2 or int(os.environ.get("WORLD_SIZE", "1")) > 1 or not dist.is_available()
-    return None if alone else Helpers(count - 1)
+    joined = not dist.is_available() or dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return None if on_gpu or joined or count < 2 else Helpers(count - 1)
 
 
-def worth_sharing(encoders: Collection[Encoder], images: Images, configs: Mapping[str, Any], out: Path) -> bool:
+def worth_sharing(
+    encoders: Collection[Encoder], images: Images, configs: Mapping[str, Any], out: Path, anew: bool = False
+) -> bool:
     """Whether a pass is long, and its encoders so small that every process may have its own.
 
-    Not if all its results are in `out` already, or if one process alone has begun it there, which can go on.
+    Not if all its results are in `out` already, or if one process alone has begun it there, which can go on; unless it
+    begins `anew`.
     """
-    if sums_file(out, 0, 1).is_file() or all((out / "results" / f"{name}.nc").is_file() for name in configs):
+    done = all((out / "results" / f"{name}.nc").is_file() for name in configs)
+    if not anew and (done or sums_file(out, 0, 1).is_file()):
         return False
     views = {
         (split, view)

@@ -192,7 +192,7 @@ def _splits_of_pass(step: Step) -> set[str]:
 def _compare(work: Work) -> None:
     helpers, step = work.helpers, work.step
     if helpers is not None and not worth_sharing(
-        work.members.values(), _images_of_pass(step), analyses_of(step), work.out
+        work.members.values(), _images_of_pass(step), analyses_of(step), work.out, work.anew
     ):
         helpers = None
     share_pass(helpers, TAKE_PART, _of_pass(work), lambda: one_pass(work))
@@ -327,7 +327,7 @@ def _trainings(function: Callable[..., Any]) -> Callable[[Work], None]:
     def run(work: Work) -> None:
         command = COMMANDS[work.step.command]
         own = command.options.keys() - TRAINED.keys()
-        given = {key: value for key, value in work.step.options.items() if key in own}
+        given = {key: value for key, value in work.step.options.items() if key in own and value is not None}
         shared = {"reuse": work.reuse} if command.apart else {}
         function(work.members, **_arguments(work), **given, **shared, overwrite=work.anew)
 

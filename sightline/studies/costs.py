@@ -256,4 +256,4 @@ def _made(placed: StepFolder, encoder: str) -> set[str]:
 def _variants(step: Step, encoder: Encoder | None) -> int:
     depth = 1 if encoder is None else encoder.depth
     counts: Sequence[int] = step.options.get("counts") or [2**k for k in range(depth.bit_length()) if 2**k < depth]
-    return 1 + len(counts) * len(step.options.get("ends") or ("first", "last"))
+    return 1 + len({*counts} - {0}) * len(step.options.get("ends") or ("first", "last"))

@@ -299,8 +299,8 @@ def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:
     draws = [part.draws for part in parts if part.draws is not None]
     drawn = drawn_seeds(seeds, np.stack(draws)) if len(draws) == len(parts) else None
     why = "" if left_out else parts[0].why
-    what = re.sub(re.escape(next(iter(found))), name, parts[0].what)
-    return Estimate(float(value.mean()), left_out, used, drawn, what, why)
+    what = parts[0].what.replace(next(iter(found)), name)
+    return Estimate(float(value.mean()), left_out, used, drawn, what, why, any(part.of_images for part in parts))
 
 
 ASIDE = ("log_every", "save_minutes")  # settings that no number depends on

@@ -112,7 +112,7 @@ WRITTEN = (
     (r"simclr", "simclr"),
     (r"msn|vit[sbl]\d+_\d+ep", "msn"),
     (r"dino", "dino"),
-    (r"(^|[._/-])mae", "mae"),
+    (r"(^|[ ._/-])mae", "mae"),
     (r"in1k|in21k|in22k|augreg|imagenet1k|google/vit|deit|microsoft/resnet|facebook/convnext|sam_|jft", "supervised"),
 )
 FINE_TUNED = re.compile(r"fine-?tun|_ft|ft22k|linear|-ft-")

@@ -57,6 +57,9 @@ def test_helpers_are_for_several_threads_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert sharing.helpers_for("cpu") is None
     monkeypatch.delenv("WORLD_SIZE")
+    with monkeypatch.context() as joined:
+        joined.setattr(sharing.dist, "is_initialized", lambda: True)
+        assert sharing.helpers_for("cpu") is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert sharing.helpers_for("cpu") is None
 
@@ -84,6 +87,7 @@ def test_long_passes_through_small_encoders_are_worth_it(tmp_path: Path, monkeyp
     assert not sharing.worth_sharing(encoders, images, knn, begun)
     assert not sharing.worth_sharing(encoders, images, knn, over)
     assert sharing.worth_sharing(encoders, images, noise, over)
+    assert sharing.worth_sharing(encoders, images, knn, over, anew=True)
     only_val = sl.load_images("shapes?size=32&train=24&val=16&test=0")
     monkeypatch.setattr(sharing, "LONG", 2 * (24 + 16))
     assert sharing.worth_sharing(encoders, only_val, knn, tmp_path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 from support.evidence import made_run
 
+from sightline.core.contrast import Estimate, Factor
 from sightline.core.run_folder import Run
-from sightline.studies.evidence import Evidence, Missing, evidence_of
+from sightline.studies.evidence import Evidence, Missing, evidence_of, over_seeds
 from sightline.studies.findings import all_findings
 from sightline.studies.findings.contract import FAILS, NOT_MEASURED
 from sightline.studies.roles import JE, REC, Role
@@ -69,6 +73,15 @@ def test_seeds_may_have_runs_of_their_own_and_the_first_the_name_of_all() -> Non
     assert evidence.seeds == {"moco_v3": ("moco_v3", "moco_v3_1")}
     found = evidence.estimate("knn.accuracy", encoder="moco_v3", site="norm", feature="cls").contrast()
     assert (found.value, found.n_seeds) == (0.5, 2)
+
+
+def test_seeds_in_runs_of_their_own_whose_images_all_agree_have_no_interval() -> None:
+    factor = Factor("made", "groups of images")
+    perfect = Estimate(1.0, {factor: np.ones(8)}, {factor: np.ones(8, bool)}, None, "x", of_images=True)
+    found = over_seeds("mae", {"mae-0": perfect, "mae-1": perfect}).contrast()
+    assert math.isnan(perfect.contrast().p)
+    assert math.isnan(found.p)
+    assert math.isnan(found.low)
 
 
 def test_encoders_are_compared_on_the_images_that_both_have_seen() -> None:

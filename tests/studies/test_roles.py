@@ -20,6 +20,7 @@ KNOWN = {
     "convnext_v2:convnextv2_base_1k_224_fcmae.pt": (REC, "fcmae", "cnn"),
     "timm:vit_base_patch16_224.dino": (JE, "dino", "vit"),
     "timm:vit_base_patch16_224.mae": (REC, "mae", "vit"),
+    "timm:vit_base_patch16_224@mae_vit-base-p16_8xb512_in1k.pth": (REC, "mae", "vit"),
     "timm:convnextv2_tiny.fcmae": (REC, "fcmae", "cnn"),
     "timm:resnet50.a1_in1k": (SUPERVISED, "supervised", "cnn"),
     "timm:vit_base_patch16_224.augreg_in1k": (SUPERVISED, "supervised", "vit"),

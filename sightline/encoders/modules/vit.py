@@ -148,12 +148,15 @@ def encode(
         *before, last = vit.blocks
         for block in before:
             tokens = block(tokens, attn_mask=mask)
-        if cls_alone and type(last) is Block:
-            tokens = _cls_of_block(last, tokens, mask)
-        else:
-            tokens = last(tokens, attn_mask=mask)
+        tokens = _cls_of_block(last, tokens, mask) if cls_alone and _may_be_cut(last) else last(tokens, attn_mask=mask)
     result: Tensor = vit.norm(tokens)
     return result
+
+
+def _may_be_cut(block: nn.Module) -> TypeGuard[Block]:
+    """Whether a block may be computed in part: hooks and compiled code are of the whole of it."""
+    whole = block._forward_hooks or block._forward_pre_hooks or block._compiled_call_impl is not None
+    return type(block) is Block and not whole
 
 
 def _cls_of_block(block: Block, tokens: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, D) -> (B, 1, D)

@@ -112,7 +112,7 @@ class Finding:
     measure: str  # the inequality that decides it
     figure: str  # what is redrawn beside it, "001 Fig 1a"
     paper_says: str  # the numbers that the paper prints for it
-    step: str  # what has to be run: passes, finetune, dynamics, reinit, detect, segment, rcdm, pretrain, …; several with commas
+    step: str  # what has to be run: passes, finetune, dynamics, reinit, detect, segment, rcdm, …; several with commas
     analyses: tuple[str, ...]  # of the pass
     cases: Callable[[Evidence], Sequence[Case]]  # one for each choice of encoders; may raise Missing
 

@@ -136,7 +136,8 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
         raise Missing("encoders of the roles that it speaks of")
     parts = tuple(part for of_case in measured.values() for part in of_case)
     verdict = _verdict(list(measured.values()))
-    weakest = min(parts, key=_strength)
+    opposing = [part for part in parts if part.agrees is False]
+    weakest = min(opposing if verdict == FAILS else parts, key=_strength)
     sentences = [_sentence(verdict, list(measured.values()), weakest), *_left_out(missing)]
     sentences += _told(cases[number].notes for number in measured if weakest in measured[number])
     sentences += _told(cases[number].warns for number in measured)

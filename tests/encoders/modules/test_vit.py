@@ -129,6 +129,9 @@ def test_the_last_mlp_sees_the_cls_token_alone() -> None:
         block.mlp.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     features(vit, images())
     assert seen == [20, 1]
+    vit.blocks[1].register_forward_hook(lambda *_: seen.append(0))  # who listens to a block hears of all tokens
+    features(vit, images())
+    assert seen == [20, 1, 20, 20, 0]
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,15 @@ def test_the_weakest_part_is_the_effect_and_the_sentence_names_who_disagrees() -
     against = judge("S1", [Case((p.label,), lambda p=p: [p]) for p in (GOOD, BAD)])
     assert "bad = -0.5 (95 % -0.704 to -0.296) is on the other side" in against.sentence
     assert against.parts[1].encoders == ("bad",)
+
+
+def test_what_fails_is_told_of_a_part_on_the_other_side() -> None:
+    """A bootstrap's interval may be wider to one side, so that another part is nearer to the claim in half widths."""
+    against = replace(above("against", number(-0.45, 0.1)), low=-0.8, high=-0.01)
+    unclear = replace(OPEN, label="unclear", value=-0.3, low=-0.305, high=0.06)
+    found = judge("S1", [Case(("a",), lambda: [against, unclear])])
+    assert (found.verdict, found.effect) == (FAILS, -0.45)
+    assert found.sentence.startswith("against = -0.45 (95 % -0.8 to -0.01) is on the other side")
 
 
 def test_p_of_several_parts() -> None:
