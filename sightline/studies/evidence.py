@@ -142,6 +142,23 @@ class Evidence:
             raise Missing(f"a fine-tuned {name}: add `--steps finetune`")
         return found
 
+    def of_tuned_seeds(self, *families: str) -> Evidence:
+        """Without seeds of these families that were not fine-tuned where others were.
+
+        What was fine-tuned is then held against its own start, not against the mean over seeds.
+        """
+        starts = {role.tuned_from for role in self.roles}
+        known = {self.together(start) for start in starts if start is not None}
+        left_out = {
+            role.name
+            for role in self.roles
+            if role.family in families
+            and not role.tuned
+            and role.name not in starts
+            and self.together(role.name) in known
+        }
+        return replace(self, roles=tuple(role for role in self.roles if role.name not in left_out))
+
     def apart(self) -> Evidence:
         """The same with each seed as an encoder of its own, for numbers per seed."""
         return replace(self, seeds_together=False)

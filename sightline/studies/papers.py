@@ -58,6 +58,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {  # no finding or figure asks for more
 OF_CNNS = ("invariance",)  # asked of CNNs alone
 BLOCKS = "last-3,last-2,last-1,last"
 EMBEDDED_SECOND = "shapes:conflict?size={size}"  # the same classes with the textures of others
+EMBEDDED_MANY = "shapes?size={size}&test=8192"  # several numbers of images, each at least two batches of 1024
 # Short trainings, all of one budget, so that they can be held against each other.
 BUDGET = {"epochs": 4, "evaluate_every": 0}
 SMALLER = {"width": 48, "heads": 3, "depth": 6}
@@ -340,7 +341,8 @@ class _Plan:
     def _minibatch(self) -> list[Step]:
         pair = dict([*list(self._of(JE).items())[:1], *list(self._of(REC).items())[:1]])
         large = {"only": ["minibatch"], "batch": 1024, "limit": 0}
-        return [Step("minibatch", "compare", pair, self.images, large, group="minibatch")] if pair else []
+        images = self.sets.images or EMBEDDED_MANY.format(size=self.size)
+        return [Step("minibatch", "compare", pair, images, large, group="minibatch")] if pair else []
 
     def _pretrain(self) -> list[Step]:
         """What varies for the chosen findings, in short trainings, and one pass over all of it with what is given."""

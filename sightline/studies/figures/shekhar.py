@@ -147,7 +147,8 @@ def _all_samples(evidence: Evidence) -> Panel:
 
 
 def _minibatch(evidence: Evidence, figure: str) -> Panel:
-    names = [role.name for role in evidence.apart().encoders(None) if evidence.holds("minibatch", role.name)]
+    evidence = evidence.apart()  # as the finding: one seed of an encoder is enough
+    names = [role.name for role in evidence.encoders(None) if evidence.holds("minibatch", role.name)]
     return analysed(evidence, "minibatch", figure, names[:1] or cast(evidence, JE)[:1])
 
 

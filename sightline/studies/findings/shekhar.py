@@ -458,6 +458,7 @@ def _orientation(evidence: Evidence) -> Sequence[Case]:
     says="no number is printed; pictures drawn from the representations",
 )  # fmt: skip
 def _orientation_after(evidence: Evidence) -> Sequence[Case]:
+    evidence = evidence.of_tuned_seeds(REC)
     return [_by_gap(evidence, *pair) for pair in _before_and_after(evidence, REC)]
 
 
@@ -593,6 +594,7 @@ def _towards_je(evidence: Evidence) -> Sequence[Case]:
             )
         ]
 
+    evidence = evidence.of_tuned_seeds(REC)
     je = _named(evidence, JE)
     return [
         Case((before, after, a), partial(parts, before, after, a))
@@ -603,8 +605,8 @@ def _towards_je(evidence: Evidence) -> Sequence[Case]:
 @_states(
     "S16", where="Fig 9, 10; 000 Fig 6", figure="001 Fig 10", step="finetune", analyses=["cka"],
     claim="Fine-tuning makes attention and norm layers alike, fully connected ones in early blocks only.",
-    measure="change of the mean diagonal CKA(JE, REC) by fine-tuning both: qkv > fc1, norm1 > fc1; of fc1 > 0 in the "
-    "first half and < 0 in the last",
+    measure="change of the mean diagonal CKA(JE, REC) by fine-tuning both: of qkv and norm1 > 0 and > of fc1; of fc1 "
+    "> 0 in the first half and < 0 in the last",
     says="no number is printed; fc1 \"increases for the initial and intermediate ViT layers but decreases for the "
     "later layers\"",
 )  # fmt: skip
@@ -615,17 +617,22 @@ def _layers_after(evidence: Evidence) -> Sequence[Case]:
 
     def parts(je: tuple[str, str], rec: tuple[str, str]) -> list[Part]:
         pair = f"CKA({je[0]}, {rec[0]})"
-        most = [
-            above(f"change of {pair} in {kind} − in fc1", change(je, rec, kind) - change(je, rec, "fc1"))
+        more = [
+            part
             for kind in ("qkv", "norm1")
+            for part in (
+                above(f"change of {pair} in {kind}", change(je, rec, kind)),
+                above(f"change of {pair} in {kind} − in fc1", change(je, rec, kind) - change(je, rec, "fc1")),
+            )
         ]
         early, late = (change(je, rec, "fc1", depth=half) for half in ("first half", "last half"))
         return [
-            *most,
+            *more,
             above(f"change of {pair} in fc1, first half", early),
             below(f"change of {pair} in fc1, last half", late),
         ]
 
+    evidence = evidence.of_tuned_seeds(JE, REC)
     pairs = itertools.product(_before_and_after(evidence, JE), _before_and_after(evidence, REC))
     return [Case((*je, *rec), partial(parts, je, rec)) for je, rec in pairs]
 
@@ -692,8 +699,8 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
 @_states(
     "S20", where="Fig 6", figure="001 Fig 6", step="minibatch", analyses=["minibatch"],
     claim="Minibatch CKA depends neither on the batch size nor, above 1024 images, on their number.",
-    measure="largest − smallest CKA over batch sizes (2⁵–2¹⁰) and numbers of images from 1024 on, mean over pairs of "
-    f"ten random layers, below {UNNOTICED:g}",
+    measure="largest − smallest CKA over batch sizes (2⁵–2¹⁰) and numbers of images from 1024 on that fill two batches "
+    f"of the pass or more, mean over pairs of ten random layers, below {UNNOTICED:g}",
     says="no number is printed; \"no noticeable differences\"",
 )  # fmt: skip
 def _minibatches(evidence: Evidence) -> Sequence[Case]:
@@ -702,12 +709,14 @@ def _minibatches(evidence: Evidence) -> Sequence[Case]:
     def parts(name: str) -> list[Part]:
         table = evidence.table("minibatch", name)
         batches = [int(n) for n in table.batch.values]
-        counts = [int(n) for n in table["count"].values if n >= SAMPLES]
-        counts = [n for n in counts if n >= 2 * max(batches)] or counts  # of a single batch there is no interval
-        if not counts:
-            raise Missing(f"{SAMPLES} images or more for minibatch CKA, not {int(table['count'].max())}")
         if len(batches) < 2:
             raise Missing("minibatches of several sizes: a larger `--batch`")
+        one, *more = (int(n) for n in table["count"].values)  # first the images of one batch, which have no interval
+        counts = [n for n in more if n >= SAMPLES]
+        if len(counts) < 2:
+            enough, there = max(SAMPLES, 2 * one), [one, *more][-1]
+            smaller = f", or `--set minibatch.batch={SAMPLES // 2}`" if one > SAMPLES // 2 else ""
+            raise Missing(f"minibatch CKA of more than {enough} images, not {there}{smaller}")
         found = evidence.estimate(
             "minibatch.cka", encoder=name, tokens="all", count=counts, batch=batches,
             layer_a=slice(None), layer_b=slice(None), statistic=partial(_spread, settings=len(counts) * len(batches)),

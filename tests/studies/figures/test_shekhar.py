@@ -194,6 +194,13 @@ def test_minibatch_against_batch_size_and_images(evidence: Evidence) -> None:
         assert drawn_numbers(figure.chart, **at, count=1024) == {round(float(others[0, 0, layer]), 8)}
 
 
+def test_minibatches_of_one_seed_are_drawn(evidence: Evidence) -> None:
+    (first,) = (role for role in evidence.roles if role.name == "moco")
+    seeds = replace(evidence, roles=(*evidence.roles, replace(first, name="moco-1", seed=1)))
+    assert seeds.seeds["moco"] == ("moco", "moco-1")
+    assert draw("001 Fig 6", seeds).table.equals(draw("001 Fig 6", evidence).table)
+
+
 @pytest.mark.parametrize(("name", "run", "paper"), [
     ("001 Table 6", 2, {("mae", "detection AP"): "30.25", ("single dino", "segmentation AP small"): "12.99"}),
     ("001 Table 7", 4, {("moco", "detection AP large"): "64.83", ("dino", "segmentation AP"): "30.04"}),

@@ -201,7 +201,8 @@ def masked(s: int) -> list[Run]:
 def minibatches(s: int) -> list[Run]:
     by_batch = {1: 0.0, 0: 0.05, -1: 0.2}[s]
     number = {"minibatch.cka": lambda at: 0.5 + by_batch * (at.batch == 64)}
-    return [made_run(["moco"], number, noise={1: 0.001, 0: 0.02, -1: 0.001}[s])]
+    counts = {"count": (128, 1024, 2048)}
+    return [made_run(["moco"], number, noise={1: 0.001, 0: 0.02, -1: 0.001}[s], labels=counts)]
 
 
 def mirrored_after(s: int) -> list[Run]:
@@ -422,6 +423,47 @@ def test_seeds_may_have_runs_of_their_own(finding: str) -> None:
 def test_minibatches_of_one_seed_are_enough() -> None:
     roles = (*ROLES, Role("moco-1", JE, "moco_v3", seed=1))
     assert all_findings()["S20"].decide(Evidence(roles, tuple(minibatches(1)))).verdict == HOLDS
+
+
+@pytest.mark.parametrize(("counts", "needs"), [
+    ((1024,), "minibatch CKA of more than 2048 images, not 1024, or `--set minibatch.batch=512`"),
+    ((1000, 2000), "minibatch CKA of more than 2000 images, not 2000, or `--set minibatch.batch=512`"),
+    ((512, 1024), "minibatch CKA of more than 1024 images, not 1024"),
+    ((512, 1024, 1500), None), ((1000, 2000, 3000), None),
+])  # fmt: skip
+def test_the_number_of_images_is_varied_or_named_as_missing(counts: tuple[int, ...], needs: str | None) -> None:
+    """The images of a single batch have no interval, so their number is none of those that are compared."""
+    number = {"minibatch.cka": lambda at: 0.5 + 0.2 * (at.count == max(counts))}
+    by_count = made_run(["moco"], number, noise=0.001, labels={"count": counts})
+    found = all_findings()["S20"].decide(Evidence(ROLES, (by_count,)))
+    if needs is None:
+        assert (found.verdict, found.effect) == (FAILS, pytest.approx(0.2))
+    else:
+        assert (found.verdict, found.needs) == (NOT_MEASURED, needs)
+
+
+@pytest.mark.parametrize("finding", ["S15", "S16", "S21"])
+def test_before_and_after_are_one_encoder(finding: str) -> None:
+    """Another seed, from which nothing was fine-tuned, is no start of what was."""
+    (run,) = runs_of(finding, 1)
+    other = Evidence((*ROLES, Role("mae-1", REC, "mae", seed=1)), (run, renamed(run, {"mae": "mae-1"})))
+    assert other.seeds == {"mae": ("mae", "mae-1")}
+    alone = all_findings()[finding].decide(evidence_for(finding, 1))
+    assert all_findings()[finding].decide(other) == alone
+    assert alone.verdict == HOLDS
+
+
+def test_layers_that_grow_less_alike_are_not_alike() -> None:
+    """Not even if fully connected layers do so even more."""
+
+    def number(at: Any) -> float:
+        change = {"qkv": -0.1, "norm1": -0.1}.get(at.layer_type, 0.1 if at.depth < 0.5 else -0.9)
+        return 0.5 + change * (at.encoder_a.endswith("-ft") and at.encoder_b.endswith("-ft"))
+
+    found = all_findings()["S16"].decide(Evidence(ROLES, tuple(cka(number, [*VITS, *TUNED]))))
+    assert found.verdict == FAILS
+    assert {part.agrees for part in found.parts if part.label.endswith((" in qkv", " in norm1"))} == {False}
+    assert {part.agrees for part in found.parts if part.label.endswith("− in fc1")} == {True}
 
 
 def test_all_at_once() -> None:
