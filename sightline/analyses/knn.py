@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 from sightline.core.processes import shared
-from sightline.core.results import ENDS, NOTHING, interval
+from sightline.core.results import ENDS, NOTHING
 from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
@@ -43,7 +43,9 @@ HOW_TO_READ = (
     "close together. Compare it with chance and with the 95 % interval; differences within "
     "the interval mean nothing. Look where along the depth the curve peaks: encoders trained for reconstruction often "
     "peak before their last block, contrastive ones at the end. CLS, GAP (mean of all tokens) and GAP without CLS "
-    "(mean of the patches) may differ widely in one block. Compare only numbers of the same protocol and images."
+    "(mean of the patches) may differ widely in one block. The highest of all layers is a little above what this layer "
+    "has on other images, since it was found on these; therefore it has no interval. To choose a layer, use probes, "
+    "which choose on other images. Compare only numbers of the same protocol and images."
 )
 SOURCE = (
     'Wu, Xiong, Yu, Lin 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination" (weighted '
@@ -155,11 +157,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """Best site and feature of each encoder: (label, number, detail)."""
     table = accuracy_table(result)
     best = table.loc[table.groupby("encoder", sort=False).accuracy.idxmax()] if len(table) else table
+    of = table.groupby("encoder").size()
     return [
         (
             str(row.encoder),
             f"{row.accuracy:.1%}",
-            f"best at {row.site}, feature {row.feature}, {interval(row.accuracy_low, row.accuracy_high)}"
+            f"the highest of {of[row.encoder]} on {SPLITS[1]}, at {row.site}, feature {row.feature}"
             + (f"; top-5 {_top5(result, row):.1%}" if "top5_accuracy" in result else ""),
         )
         for row in best.itertuples()
@@ -167,11 +170,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Accuracy at the best site and feature."""
-    about = "k-NN accuracy at the best layer"
-    return key_number(
+    """Accuracy at the best site and feature, which has no interval: it was chosen on the same images."""
+    about = f"highest k-NN accuracy of all layers and features on {SPLITS[1]}"
+    found = key_number(
         result, "accuracy", at="highest", title="k-NN", about=about, style=".1%", best="highest", place=FIRST
     )
+    return [replace(number, ends={}) for number in found]
 
 
 def _top5(result: xr.Dataset, row: Any) -> float:

@@ -174,6 +174,18 @@ def test_figure_has_the_numbers(tmp_path: Path) -> None:
     figure.chart.to_dict()
 
 
+def test_the_highest_number_says_of_how_many_and_has_no_interval(tmp_path: Path) -> None:
+    """It was chosen on the images that it is measured on."""
+    plan = make_plan(tmp_path)
+    result = run(plan, activations(plan))
+    (key,) = knn.key_numbers(result)
+    assert key.ends == {}
+    for label, number, detail in knn.headlines(result):
+        own = result.accuracy.sel(encoder=label)
+        assert (number, key.values[label]) == (f"{float(own.max()):.1%}", float(own.max()))
+        assert detail.startswith(f"the highest of {int(own.notnull().sum())} on test, at ")
+
+
 def test_top_five_of_six(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, classes=tuple("abcdef"))
     data = activations(plan)
