@@ -8,7 +8,7 @@ scripts/trials, so that they outlive runs/zoo. Rates of CNNs are not tried.
 
 scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
 scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
-scripts/zoo.py cnns seeds sizes windows weights      what only studies need: stored in scripts/trained
+scripts/zoo.py cnns seeds sizes windows weights longer   what only studies need: stored in scripts/trained
 scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10: it stays in runs/zoo
 scripts/zoo.py --bf16 dino           in bfloat16, as its recipe will say: not always faster (benchmarks/pretrain.py)
 scripts/zoo.py --list                names, and what is finished
@@ -49,6 +49,7 @@ BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
 BY_LOSS = ("beit", "mae", "simmim")  # after so few epochs their k-NN accuracy is hardly above that of random weights
 SEEN = 327_680  # images that a reference encoder sees
 THIRD = {"epochs": 20 / 3}  # of the budget, for what a study varies
+THRICE = {"epochs": 60.0}  # the budget: 983,040 images
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,11 @@ def weights() -> list[Training]:
     return [Training(f"hybrid_{share}", "hybrid", {**THIRD, "weight": share}) for share in (0.0, 0.2, 0.5, 0.8, 1.0)]
 
 
+def longer() -> list[Training]:
+    """Three times the budget, to see which findings depend on it."""
+    return [Training(f"{name}_longer", name, THRICE) for name in ("mae", "simmim", "moco_v3", "dino")]
+
+
 def cifar10(images: str) -> list[Training]:
     """Half of the budget on natural images of 32 pixels, in the 8 × 8 patches of 4 pixels that go with them."""
     natural = {"images": images, "size": 32, "patch": 4, "epochs": SEEN / 2 / 50_000}
@@ -142,7 +148,7 @@ def cifar10(images: str) -> list[Training]:
 
 GROUPS = {
     "objectives": objectives, "tuned": tuned, "cnns": cnns, "seeds": seeds, "sizes": sizes, "windows": windows,
-    "weights": weights,
+    "weights": weights, "longer": longer,
 }  # fmt: skip
 STORED = ("objectives", "tuned")
 
