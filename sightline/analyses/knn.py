@@ -173,7 +173,7 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     """Accuracy at the best site and feature, which has no interval: it was chosen on the same images."""
     about = f"highest k-NN accuracy of all layers and features on {SPLITS[1]}"
     found = key_number(
-        result, "accuracy", at="highest", title="k-NN", about=about, style=".1%", best="highest", place=FIRST
+        result, "accuracy", at="highest", title="best k-NN", about=about, style=".1%", best="highest", place=FIRST
     )
     return [replace(number, ends={}) for number in found]
 

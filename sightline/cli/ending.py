@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sightline.cli.saying import say
 from sightline.core import plugins
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["finish", "first_process", "number_table", "report_of", "stoppable"]
 
 
+PADDING = {"beside": 2, "below": 1, "": 1}  # between the columns of the table
 REASONS = 3  # why something was left out is told at once if it is no more
 
 
@@ -64,8 +65,8 @@ def finish(run: Run, verbose: bool = False) -> None:
     terminal = console()
     if standing.columns:
         terminal.print(number_table(standing, terminal.width))
-        half = "" if _width(standing) <= terminal.width else ", half of their width"
-        terminal.print(f"* best of its column; dimmed: 95 % intervals{half}", style="dim")
+        if legend := _legend(standing, terminal.width):
+            terminal.print(legend, style="dim")
     for sentence in conclusions(standing, verdicts, all_findings() if verdicts else {}):
         terminal.print(f"• {sentence}", markup=False)
     if verbose:
@@ -122,13 +123,13 @@ def console() -> Console:
 def number_table(standing: Standing, width: int) -> Table:
     """Encoders as rows, at most eight columns; intervals stand beside their numbers.
 
-    Where it is narrow, half of their width stands below.
+    Where it is narrow they stand below, or are left to the report.
     """
     from rich.table import Table
     from rich.text import Text
 
-    beside = _width(standing) <= width
-    table = Table(box=None, pad_edge=False, padding=(0, 2 if beside else 1, 0, 0), header_style="bold")
+    where = _place_of_intervals(standing, width)
+    table = Table(box=None, pad_edge=False, padding=(0, PADDING[where], 0, 0), header_style="bold")
     table.add_column("encoder", no_wrap=True, overflow="ellipsis", min_width=8)
     for column in standing.columns:
         table.add_column(column.number.title, justify="right", min_width=max(map(len, column.number.title.split())))
@@ -136,23 +137,41 @@ def number_table(standing: Standing, width: int) -> Table:
         cells = [Text(visible(name))]
         for column in standing.columns:
             number = column.number
-            best = name == number.winner()
+            best = name in number.winners()
             text = Text(f"{number.write(name) or '–'}{'*' if best else ''}", style="bold green" if best else "")
-            if ends := number.write_ends(name):
-                text.append(f" {ends}" if beside else f"\n±{number.write_half(name)}", style="dim not bold")
+            if where and (ends := number.write_ends(name)):
+                text.append(f"{' ' if where == 'beside' else chr(10)}{ends}", style="dim not bold")
             cells.append(text)
         table.add_row(*cells)
     return table
 
 
-def _width(standing: Standing) -> int:
-    """Of the table with its intervals beside the numbers."""
+def _legend(standing: Standing, width: int) -> str:
+    """What the marks mean that the table has."""
+    numbers = [column.number for column in standing.columns]
+    said = ["* best of its column"] if any(number.winners() for number in numbers) else []
+    if any(number.ends for number in numbers):
+        said.append(
+            "dimmed: 95 % intervals" if _place_of_intervals(standing, width) else "95 % intervals: in the report"
+        )
+    return "; ".join(said)
+
+
+def _place_of_intervals(standing: Standing, width: int) -> Literal["beside", "below", ""]:
+    """Where they stand so that the table is not too wide; "": nowhere."""
+    places: tuple[Literal["beside", "below"], ...] = ("beside", "below")
+    return next((where for where in places if _width(standing, where) <= width), "")
+
+
+def _width(standing: Standing, where: Literal["beside", "below"]) -> int:
+    """Of the table with its intervals beside the numbers, or below them."""
     widths = [max((len(name) for name in standing.encoders), default=0)]
     for column in standing.columns:
         number = column.number
-        rows = (f"{number.write(name)}* {number.write_ends(name)}" for name in standing.encoders)
-        widths.append(max(max(map(len, rows), default=0), *map(len, number.title.split())))
-    return sum(widths) + 2 * len(widths)
+        cells = [(f"{number.write(name)}*", number.write_ends(name)) for name in standing.encoders]
+        parts = [" ".join(cell) for cell in cells] if where == "beside" else [part for cell in cells for part in cell]
+        widths.append(max(max(map(len, parts), default=0), *map(len, number.title.split())))
+    return sum(widths) + PADDING[where] * len(widths)
 
 
 def _say_headlines(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,12 +45,13 @@ def figure(
 
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"{str(out)!r} is no file of a figure; give one that ends in {', '.join(SUFFIXES)}")
+    study = (run / "study.json").is_file()
     try:
         drawn = draw(name, _evidence(run))
     except Missing as error:
-        raise InputError(f"{name} cannot be drawn from {str(run)!r}: it needs {error.needs}") from error
+        raise InputError(f"{name} cannot be drawn from {str(run)!r}: it needs {_needs(error.needs, study)}") from error
     for letter, needs in drawn.missing.items():
-        say(f"Without part {letter}, which needs {needs}", dim=True, err=True)
+        say(f"Without part {letter}, which needs {_needs(needs, study)}", dim=True, err=True)
     if drawn.paper is not None:
         for what, paper, ours in drawn.paper.itertuples(index=False):
             say(f"{what}: {ours} (paper: {paper})")
@@ -72,6 +74,18 @@ def _evidence(folder: Path) -> Evidence:
 
         return open_study(folder).evidence
     return evidence_of(open_run(folder))
+
+
+def _needs(needs: str, study: bool) -> str:
+    """What is missing; a comparison takes analyses, and no steps of a study.
+
+    >>> _needs("the analysis knn of a and b: add `--steps passes`; detection of a: add `--steps detect`", study=False)
+    'the analysis knn of a and b: add `--also knn`; detection of a, which `sightline study --steps detect` gives'
+    """
+    if study:
+        return needs
+    needs = re.sub(r"(the analysis (\w+) [^;]*?): add `--steps passes`", r"\1: add `--also \2`", needs)
+    return re.sub(r": add `(--steps \w+)`", r", which `sightline study \1` gives", needs)
 
 
 def _content(drawn: PaperDrawing, suffix: str) -> bytes:

@@ -11,6 +11,7 @@ from sightline.cli.application import app
 from sightline.cli.ending import report_of
 from sightline.cli.saying import say
 from sightline.core.errors import InputError
+from sightline.core.files import file_name
 
 
 @app.command(name="list", rich_help_panel="Files and lists")
@@ -129,7 +130,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study,
 
 @app.command(rich_help_panel="Files and lists")
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")],
     format: Annotated[Literal["csv", "parquet", "netcdf"], typer.Option(help="csv, parquet or netcdf.")] = "csv",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the files; RUN/export by default.")
@@ -139,10 +140,26 @@ def export(
 
     Example: `sightline export runs/x`
 
-    In Python: `pandas.read_csv("runs/x/export/cka.csv")`, or `sightline.open_run("runs/x")["cka"]` as xarray.
+    In Python: `pandas.read_csv("runs/x/export/cka.csv")`, or `sightline.open_run("runs/x")["cka"]` as xarray. Of a
+    study the results of all finished steps are written, each into the folder of its step, or into a folder with the
+    name of the step below `--out`; its verdicts are in STUDY/verdicts.csv.
     """
     from sightline.core.run_folder import open_run
     from sightline.report.tables import export_run
 
-    for path in export_run(open_run(run), format, out):
-        say(path)
+    for whose, folder in _runs_in(run, out):
+        for path in export_run(open_run(whose), format, folder):
+            say(path)
+
+
+def _runs_in(run: Path, out: Path | None) -> list[tuple[Path, Path | None]]:
+    """A run and where its tables go, or those of the finished steps of a study."""
+    if not (run / "study.json").is_file():
+        return [(run, out)]
+    from sightline.studies.study import open_study
+
+    names = {placed.folder: placed.step.name for placed in open_study(run).steps}
+    found = [folder for folder in names if (folder / "results").is_dir()]
+    if not found:
+        raise InputError(f"{str(run)!r} has no finished step with results to export; finish it with `sightline study`")
+    return [(folder, None if out is None else out / file_name(names[folder])) for folder in found]

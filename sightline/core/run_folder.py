@@ -188,6 +188,8 @@ def _headlines(name: str, result: xr.Dataset) -> str:
 def open_run(path: str | Path) -> Run:
     """A finished or interrupted run: `open_run("runs/x")["cka"].cka.to_series()`."""
     path = Path(path)
+    if is_file(path / "study.json"):
+        raise InputError(f"{str(path)!r} is a study, not a run; sl.open_study opens it, and its runs are in its steps")
     if not is_file(path / "run.json"):
         raise InputError(f"{str(path)!r} is not a run folder: it has no run.json; give the folder passed to -o")
     mend = "restore it from a copy, or measure again into another folder"

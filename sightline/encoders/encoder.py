@@ -21,7 +21,7 @@ from sightline.images.preprocess import Preprocess
 __all__ = ["Encoder", "anatomy", "build_encoder", "name_apart"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Encoder:
     """A vision model and how to use it; calling it takes images that `preprocess` has prepared."""
 
@@ -74,6 +74,11 @@ class Encoder:
             "tokens": None if self.tokens is None else asdict(self.tokens),
             "notes": list(self.notes),
         }
+
+    def __repr__(self) -> str:
+        height, width = self.preprocess.size
+        blocks = f"{self.depth} blocks, " if self.depth else ""
+        return f"Encoder({self.name!r}, {self.reference!r}, {blocks}{height} × {width} pixels)"
 
     def _repr_html_(self) -> str:
         height, width = self.preprocess.size

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.core.errors import InputError, nearest
+from sightline.core.errors import InputError, counted, nearest
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.notebook import card, shortened
 from sightline.images.targets import VOID, Targets
@@ -68,7 +68,7 @@ class FileSource(Source, Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Images:
     """A set of images: `ids` and `labels` of all of them, `splits` say which positions belong to which split.
 
@@ -179,6 +179,10 @@ class Images:
             "classes": list(self.classes),
             "digest": self.digest(),
         }
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{len(where)} {name}" for name, where in self.splits.items())
+        return f"Images({self.name!r}, {splits}, {counted(len(self.classes), 'class')})"
 
     def _repr_html_(self) -> str:
         facts = {

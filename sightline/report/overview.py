@@ -74,7 +74,7 @@ def _cell(column: Column, name: str) -> NumberCell:
     curve = [float(f"{value:.{DIGITS}g}") for value in number.curves.get(name, ())]
     return NumberCell(
         number.write(name), number.write_ends(name), number.values.get(name), _part(number, name),
-        name == number.winner(), curve,
+        name in number.winners(), curve,
     )  # fmt: skip
 
 

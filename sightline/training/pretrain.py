@@ -84,6 +84,8 @@ def _resolve(
     if recipe is not None:
         base = read_recipe(recipe)
         objective = objective or base.get("objective")
+    if objective is None and launch.resume:
+        raise InputError(f"There is no training in {str(out)!r} that could go on; give the folder passed to -o")
     if objective is None:
         raise InputError(f"Name an objective to train: {', '.join(plugins.names('objectives'))}")
     if recipe is None:
@@ -119,12 +121,14 @@ def _prepare(wanted: PretrainingRecipe, data: Images, fabric: Fabric, workers: i
     first = wanted.plugin.first(wanted.config, wanted.backbone)
     torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
     objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
+    policies = wanted.plugin.views(wanted.config, wanted.backbone)
+    objective.check_views(policies)
     if wanted.training.compile:
         compile_blocks(objective)
     settings = wanted.optimization
     feed = Feed(
         data,
-        wanted.plugin.views(wanted.config, wanted.backbone),
+        policies,
         batch=settings.batch,
         epochs=settings.epochs,
         seed=wanted.training.seed,
@@ -134,6 +138,7 @@ def _prepare(wanted: PretrainingRecipe, data: Images, fabric: Fabric, workers: i
         device=fabric.device,
         workers=workers,
         pairs=objective.pairs,
+        fewest=objective.fewest,
         targets=wanted.plugin.TARGETS,
     )
     return _Parts(encoder, objective, first, feed)

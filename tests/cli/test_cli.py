@@ -318,6 +318,7 @@ def test_mistakes_about_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for command in ("report", "export"):
         fails([command, tmp_path / "nothing"], "is not a run folder", capsys)
         fails([command, tmp_path / "unfinished"], "no finished analysis", capsys)
+    fails(["pretrain", "--resume", "-o", tmp_path / "nowhere"], "There is no training in", capsys)
 
 
 # ---------------------------------------------------------------------------------------------------------------

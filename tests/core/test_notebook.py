@@ -91,3 +91,9 @@ def test_a_verdict_says_what_it_rests_on() -> None:
     nan = float("nan")
     missing = Verdict("S2", "not measured", nan, nan, nan, nan, 0.0, "Not measured.", needs="a fine-tuned MAE")
     assert whole(missing._repr_html_()) == "S2: not measuredNot measured.needsa fine-tuned MAE"
+
+
+def test_one_line_says_what_it_is() -> None:
+    assert repr(sl.load_encoder("zoo:dino")) == "Encoder('dino', 'zoo:dino', 12 blocks, 48 × 48 pixels)"
+    images = sl.load_images("shapes?train=64&val=0&test=32")
+    assert repr(images) == "Images('shapes?train=64&val=0&test=32', 64 train, 32 test, 16 classes)"

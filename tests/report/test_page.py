@@ -365,7 +365,7 @@ def test_the_overview_has_the_table_of_the_terminal(two: tuple[SampleRun, str, S
     run, text, page, _ = two
     overview = text[text.index('data-page="overview"') : text.index('<section class="page" data-page="cka"')]
     standing = stand(run)
-    assert [column.number.title for column in standing.columns] == ["CKA", "k-NN"]
+    assert [column.number.title for column in standing.columns] == ["CKA", "best k-NN"]
     for column in standing.columns:
         for name in standing.encoders:
             assert column.number.write(name) in overview

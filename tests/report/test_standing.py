@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from support.results import cka_result, knn_result, vit_sites
 from support.verdicts import finding, verdict
 
+from sightline.cli import ending
 from sightline.cli.ending import number_table
 from sightline.core import plugins
 from sightline.core.results import ABSENT
@@ -140,8 +142,30 @@ def test_nine_encoders_end_in_forty_lines(width: int) -> None:
         assert any(line.startswith(name) for line in lines)
     assert text.getvalue().count("50.0%*") == COLUMNS  # the best of each column
     assert ("50.0%* 49.0–51.0" in text.getvalue()) == (width == 200)  # beside it, where there is room
-    assert text.getvalue().count("±1.0") == (0 if width == 200 else 9 * COLUMNS)
+    below = sum(line.split() == ["49.0–51.0"] * COLUMNS for line in lines)  # where there is room for it, or not at all
+    assert below == {80: 0, 100: 1, 200: 0}[width]
     assert "…" not in text.getvalue()
+
+
+def test_the_legend_says_what_the_table_has() -> None:
+    (plain, *_), tied = (
+        numbers(1),
+        KeyNumber("tied", "tied", {"a": 0.7, "b": 0.5, "c": 0.7}, style=".1%", best="highest"),
+    )
+    same = replace(tied, values=dict.fromkeys("abc", 0.5))
+    for number, encoders, legend in (
+        (plain, NAMES, "* best of its column; dimmed: 95 % intervals"),
+        (tied, tuple("abc"), "* best of its column"), (same, tuple("abc"), ""),
+    ):  # fmt: skip
+        found = Standing(encoders, (Column("knn", number),), (), None)
+        assert ending._legend(found, 80) == legend
+    text = io.StringIO()
+    both = Standing(tuple("abc"), (Column("knn", tied), Column("knn", same)), (), None)
+    Console(file=text, width=80, force_terminal=False).print(number_table(both, 80))
+    assert [line.split() for line in text.getvalue().splitlines()[1:]] == [
+        ["a", "70.0%*", "50.0%"], ["b", "50.0%", "50.0%"], ["c", "70.0%*", "50.0%"],
+    ]  # fmt: skip
+    assert ending._legend(standing(), 80) == "* best of its column; 95 % intervals: in the report"
 
 
 def test_intervals_are_dimmed_and_the_best_is_marked() -> None:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import xarray as xr
 from support.references import SMALL
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import sightline as sl
 from sightline.cli import app
+from sightline.core.errors import InputError
 from sightline.core.helpers import Helpers
 from sightline.measure import sharing
 from sightline.studies import study as module
@@ -85,6 +87,16 @@ def test_a_study_leaves_run_folders_and_verdicts(made):
     told = (made.steps[2].folder / "run.json").read_text()
     assert str(made.path) not in told
     assert f"run:{made.steps[1].folder.name}" in told
+
+
+def test_the_tables_of_a_study_are_those_of_its_steps(made, tmp_path):
+    done = CliRunner().invoke(app, ["export", str(made.path), "-o", str(tmp_path / "tables")], catch_exceptions=False)
+    assert done.exit_code == 0
+    table = pd.read_csv(tmp_path / "tables" / "all" / "cka.csv")
+    assert len(table) == int(made.runs["all"]["cka"].cka.notnull().sum())
+    assert (tmp_path / "tables" / "path" / "dynamics.csv").is_file()
+    with pytest.raises(InputError, match="is a study, not a run"):
+        sl.open_run(made.path)
 
 
 def test_a_study_that_is_there_is_not_run_again(made, monkeypatch):

@@ -63,20 +63,17 @@ class KeyNumber:
     def _written(self, value: float) -> str:
         return format(value, self.style).replace("-", "−")
 
-    def write_half(self, encoder: str) -> str:
-        """Half the width of its interval.
+    def winners(self) -> set[str]:
+        """The encoders with the best number, if there is such a thing and not all of them have it.
 
-        >>> KeyNumber("k-NN", "", {"dino": 0.734}, {"dino": (0.70, 0.771)}, style=".1%").write_half("dino")
-        '3.6'
+        >>> sorted(KeyNumber("k-NN", "", {"dino": 0.7, "mae": 0.5, "msn": 0.7}, best="highest").winners())
+        ['dino', 'msn']
         """
-        low, high = self.ends[encoder]
-        return format((high - low) / 2, self.style).removesuffix("%")
-
-    def winner(self) -> str | None:
-        """The encoder with the best number, if there is such a thing and more than one encoder."""
-        if not self.best or len(self.values) < 2:
-            return None
-        return (max if self.best == "highest" else min)(self.values, key=lambda name: self.values[name])
+        if not self.best or not self.values:
+            return set()
+        best = (max if self.best == "highest" else min)(self.values.values())
+        found = {name for name, value in self.values.items() if value == best}
+        return found if len(found) < len(self.values) else set()
 
 
 @dataclass(frozen=True)

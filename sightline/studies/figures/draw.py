@@ -72,7 +72,7 @@ def draw(name: str, evidence: Evidence) -> PaperDrawing:
         except Missing as error:
             missing[letter] = error.needs
     if not panels:
-        raise Missing("; ".join(dict.fromkeys(missing.values())))
+        raise Missing("; ".join({frozenset(needs.split()): needs for needs in missing.values()}.values()))
     printed = [row for panel in panels.values() for row in panel.printed]
     return PaperDrawing(
         name=re.sub(r"\W+", "-", figure.id.lower()),
