@@ -18,7 +18,7 @@ __all__ = ["Optimization", "make_optimizer", "schedule", "set_schedule"]
 
 
 OPTIMIZERS = ("adamw", "lars", "sgd")
-SCHEDULES = ("cosine", "linear", "multistep", "constant")
+SCHEDULES = ("cosine", "cosine_from_start", "linear", "multistep", "constant")
 # Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.
 TOKENS = {
     "cls_token", "class_token", "dist_token", "distillation_token", "reg_token", "register_tokens", "mask_token",
@@ -45,7 +45,7 @@ class Optimization:
     min_lr: float = 0.0
     warmup_epochs: float = 0.0  # linear, from warmup_lr
     warmup_lr: float = 0.0
-    schedule: str = "cosine"
+    schedule: str = "cosine"  # which begins after the warm-up; cosine_from_start: with the first step
     stretch: float = 1.0  # cosines and lines are laid out for so many times the training, which ends before they do
     milestones: tuple[float, ...] = (0.875,)  # of `multistep`: shares of the training after which lr · 0.1
     weight_decay: float = 0.05
@@ -125,6 +125,8 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
         lr = first + (peak - first) * progress.step / warmup
     elif settings.schedule == "cosine":
         lr = cosine(peak, low, after)
+    elif settings.schedule == "cosine_from_start":  # as timm's scheduler without `warmup_prefix`
+        lr = cosine(peak, low, progress.fraction / settings.stretch)
     elif settings.schedule == "multistep":
         lr = peak * 0.1 ** sum(progress.fraction >= share for share in settings.milestones)
     else:

@@ -218,7 +218,7 @@ def layers_of(encoder: Encoder) -> dict[str, int]:
         inside = next((i for i, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), None)
         seen = inside or seen
         result[name] = inside or (seen + 1 if seen else 0)
-        if SHARED.search(name):  # shared by all blocks; it moves like the last layer, as in BEiT
+        if SHARED.search(name):  # one table for all blocks moves like the last layer, as in BEiT's code
             result[name] = len(blocks) + 1
     return result
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import nn
 
 from sightline.core.errors import InputError
@@ -15,6 +16,7 @@ from sightline.core.schedules import Progress
 from sightline.encoders.modules.vit import fix_positions
 from sightline.training.backbones import Backbone, build
 from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
+from sightline.training.recipe import read_recipe
 
 STEPS, PER_EPOCH = 200, 20
 
@@ -42,6 +44,49 @@ def test_without_warm_up_the_first_step_has_the_full_rate() -> None:
     assert rates()[0] == pytest.approx(0.4)
     assert rates()[100] == pytest.approx(0.2)
     assert rates()[200] == pytest.approx(0.0, abs=1e-15)
+
+
+def timms(settings: Optimization, per_epoch: int, prefix: bool) -> list[float]:
+    """The rates of timm's CosineLRScheduler, as SimMIM calls it, or with the warm-up before the cosine."""
+    steps, warmup = round(settings.epochs * per_epoch), round(settings.warmup_epochs * per_epoch)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=settings.peak_lr)
+    theirs = CosineLRScheduler(
+        optimizer,
+        t_initial=steps - warmup * prefix,
+        lr_min=settings.min_lr,
+        warmup_lr_init=settings.warmup_lr,
+        warmup_t=warmup,
+        warmup_prefix=prefix,
+        cycle_limit=1,
+        t_in_epochs=False,
+    )
+    found = []
+    for step in range(steps + 1):
+        theirs.step_update(step)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["finetune_vit_b16_simmim", "finetune_vit_b16_deit", "supervised_vit_b16"])
+@pytest.mark.parametrize("kind", ["cosine_from_start", "cosine"])
+def test_cosines_are_those_of_timms_scheduler(name: str, kind: str) -> None:
+    recipe = {key: value for key, value in read_recipe(name).items() if key in vars(Optimization())}
+    assert recipe["schedule"] == "cosine_from_start"
+    settings = Optimization(**recipe | {"schedule": kind})
+    expected = timms(settings, 7, prefix=kind == "cosine")
+    progress = [Progress(step, len(expected) - 1, 7) for step in range(len(expected))]
+    assert [schedule(settings, at)[0] for at in progress] == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+def test_a_cosine_from_the_start_drops_where_the_warm_up_ends() -> None:
+    simmim = rates(schedule="cosine_from_start", warmup_epochs=2)  # 20 % of the training, as in its fine-tuning
+    assert simmim[:40] == rates(warmup_epochs=2)[:40]
+    assert (max(simmim), simmim[39], simmim[40]) == pytest.approx((0.39, 0.39, 0.4 * 0.9045), rel=1e-4)
+    assert simmim[200] == pytest.approx(0.0, abs=1e-15)
+    assert rates(schedule="cosine_from_start", min_lr=0.01) == rates(min_lr=0.01)  # without warm-up it is the other
+    stretched = [0.4 * 0.5 * (1 + math.cos(math.pi * t / 250)) for t in range(201)]
+    assert rates(schedule="cosine_from_start", stretch=1.25) == pytest.approx(stretched)
+    assert rates(schedule="cosine_from_start", warmup_epochs=20)[200] == pytest.approx(0.2)
 
 
 def test_multistep() -> None:
