@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from timm.models.convnext import ConvNeXt
 from torch import nn
 
 from sightline.core.errors import InputError, nearest
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.layouts.layout import architecture
 from sightline.encoders.loading import load_encoder
-from sightline.encoders.modules.vit import check_window, initialise, is_vit
+from sightline.encoders.modules.mode import evaluating
+from sightline.encoders.modules.vit import check_window, features, initialise, is_vit
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["Backbone", "build", "freeze_head"]
+__all__ = ["Backbone", "build", "freeze_head", "misfit"]
 
 
 def freeze_head(backbone: nn.Module) -> None:
@@ -42,6 +44,7 @@ VIT_ONLY = ("depth", "heads", "layer_scale")  # where `width` may also be that o
 CHANNELS = {"resnet": "channels", "convnext": "dims"}  # what timm calls the channels of the four stages
 CNNS = tuple(CHANNELS)
 TABLES = ("shared", "blocks")
+LEAST_STRIDE = 8  # of a ConvNeXt, with patch=1
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,11 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
     encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
     preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    if why := misfit(encoder.module, backbone.size):
+        raise InputError(
+            f"Images of {backbone.size} pixels cannot be used, since {why}; choose another size, or other measures of "
+            "the backbone"
+        )
     if backbone.init:
         if not is_vit(encoder.module):
             raise InputError(f"init={backbone.init} is for a plain ViT, not for {backbone.backbone}; leave it out")
@@ -143,3 +151,31 @@ def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
         encoder.module.to(memory_format=torch.channels_last)
     encoder.module.train()
     return replace(encoder, preprocess=preprocess)
+
+
+@torch.no_grad()
+def misfit(backbone: nn.Module, size: int) -> str:
+    """Why images of this size cannot go through a backbone, as a clause; "" if they can.
+
+    It is tried on one image: the total stride alone does not tell, since convolutions with padding, as those of a
+    ResNet, also take images that are smaller. A ViT takes whatever can be cut into patches.
+    """
+    if is_vit(backbone):
+        return ""
+    with evaluating(backbone):
+        try:
+            features(backbone, torch.zeros(1, 3, size, size, device=next(backbone.parameters()).device))
+        except (AssertionError, RuntimeError) as error:  # of timm, and of PyTorch
+            kind = type(backbone).__name__
+            stride = _total_stride(backbone)
+            if size >= stride:
+                return f"{kind} says: {str(error).splitlines()[0].rstrip('.')}"
+            less = f" ({LEAST_STRIDE} with patch=1)" if isinstance(backbone, ConvNeXt) and size >= LEAST_STRIDE else ""
+            return f"the total stride of {kind} is {stride}{less}"
+    return ""
+
+
+def _total_stride(backbone: nn.Module) -> int:
+    """Pixels of an image for each place of the last map, 1 if the model does not say."""
+    stages: Any = getattr(backbone, "feature_info", None) or [{}]
+    return int(stages[-1].get("reduction", 1))

@@ -67,18 +67,31 @@ class Order:
         return np.argsort(mix(self.keys, self.seed, epoch, 1), kind="stable")
 
 
-def check_batch(images: Images, n: int, batch: int, accumulate: int) -> int:
-    """How many of n images each forward of each process has in a batch, or why there is no such batch."""
-    share, rest = divmod(batch, world() * accumulate)
+def check_batch(images: Images, n: int, batch: int, accumulate: int, fewest: int = 1) -> int:
+    """How many of n images each forward of each process has in a batch, or why there is no such batch.
+
+    `fewest` is how many a forward needs over all processes, which share what is normalised or compared.
+    """
+    shares = world() * accumulate
+    share, rest = divmod(batch, shares)
+    least = shares * -(-fewest // world())  # the smallest batch that is possible
     if rest:
         raise InputError(
             f"A batch of {counted(batch, 'image')} cannot be divided among {counted(world(), 'process')} with "
             f"{counted(accumulate, 'forward')} each; choose a multiple"
         )
-    if n < batch:
+    fewer_forwards = ", or lower accumulate" if accumulate > 1 else ""
+    if batch < least:
         raise InputError(
-            f"{images.name} has {counted(n, 'image')} to train on, fewer than one batch of {batch}; lower it with "
-            f"--set batch={max(1, n // 2)}"
+            f"A batch of {counted(batch, 'image')} in {counted(accumulate, 'forward')} leaves "
+            f"{counted(batch // accumulate, 'image')} to each, but this objective compares images or normalises over "
+            f"them and needs {fewest} or more; raise it with --set batch={least}{fewer_forwards}"
+        )
+    if n < batch:
+        lower = max(least, n // 2 // shares * shares)
+        raise InputError(
+            f"{images.name} has {counted(n, 'image')} to train on, fewer than one batch of {batch}; "
+            + (f"lower it with --set batch={lower}" if lower <= n else f"give {least} or more{fewer_forwards}")
         )
     return share
 
@@ -101,13 +114,15 @@ class Feed:
         device: torch.device | str = "cpu",
         workers: int | None = None,
         pairs: bool = False,
+        fewest: int = 1,
         targets: bool = False,
     ) -> None:
         """`pairs` says that the images of a forward will be mixed two by two, `targets` that theirs are wanted.
 
+        `fewest` is how many a forward needs, over all processes.
         Images with targets are not kept in memory, which their masks would fill.
         """
-        share = check_batch(images, len(images.indices(split)), batch, accumulate)
+        share = check_batch(images, len(images.indices(split)), batch, accumulate, fewest)
         if pairs and share % 2:
             raise InputError(
                 f"mixup and CutMix pair the images of a batch, but {counted(batch, 'image')} in "
@@ -124,7 +139,7 @@ class Feed:
         self.batch, self.accumulate = batch, accumulate
         self.skipped: dict[str, str] = {}  # ids of images that could not be decoded, and why
         self.resident = self._decode()
-        check_batch(images, len(self.positions), batch, accumulate)  # of those that can be read
+        check_batch(images, len(self.positions), batch, accumulate, fewest)  # of those that can be read
         self.order = Order(id_keys(images.ids[self.positions]), batch, seed)
         self.steps = max(1, round(epochs * self.order.per_epoch))
         self.labels = torch.from_numpy(images.labels[self.positions])

@@ -87,7 +87,18 @@ def start(wanted: Recipe, images: str | Images | None, launch: Launch) -> tuple[
             console().print(note)
     if wanted.training.limit:
         data = data.sample(wanted.training.limit, wanted.training.seed)
+    if rank() == 0 and launch.show_progress and "train" in data.splits:
+        console().print(_trained_on(data), markup=False)
     return fabric, data
+
+
+def _trained_on(data: Images) -> str:
+    """How many images there are to train on; where a source has no splits, that some are held out."""
+    said = f"{data.name}: {counted(len(data.splits['train']), 'training image')}"
+    if data.own_splits:
+        return said
+    held = counted(sum(len(where) for name, where in data.splits.items() if name != "train"), "image")
+    return f"{said}; it has no splits, so {held} are held out. With folders or files named train and test you choose"
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,14 @@ class Objective(Learner):
         """Whether it mixes images two by two, so that shares of a batch must be even."""
         return False
 
+    @property
+    def fewest(self) -> int:
+        """How many images a forward must see, over all processes: 2 where images are compared or normalised over."""
+        return 1
+
+    def check_views(self, views: Sequence[Policy]) -> None:
+        """InputError: the backbone cannot take one of the views; asked before anything is written."""
+
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """Layers of the projection head that `encoder` feeds, which are saved with it."""
         return ()

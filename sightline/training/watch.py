@@ -109,7 +109,7 @@ def _chosen(analyses: Sequence[str] | None, encoder: Encoder, images: Images) ->
             )
     problems = {}
     if not FeatureWatch.knows_classes(images):
-        problems["knn"] = f"{images.name} has no labels or no held-out split"
+        problems["knn"] = f"{images.name} has no labels, no held-out split or no class in both"
     if not attention_sites(encoder):
         problems["attention"] = f"{encoder.name} has no attention between patches that can be placed"
     for name in named or ():

@@ -17,7 +17,7 @@ from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
 from sightline.core.schedules import Progress
 from sightline.encoders.modules.mode import evaluating
-from sightline.encoders.modules.vit import is_vit
+from sightline.encoders.sites import Tokens, token_view
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
@@ -34,6 +34,7 @@ __all__ = [
     "held_out_split",
     "knn_accuracies",
     "make_watchers",
+    "pooled",
     "ranks",
     "read_watched",
 ]
@@ -103,7 +104,7 @@ def ranks(train: WatchedFeatures) -> dict[str, float]:
 
 
 class FeatureWatch:
-    """What can be told from frozen features: the CLS token and the mean of the patches, or what a CNN pools.
+    """What can be told from frozen features: the CLS token and the mean of the patches, or the mean of a map.
 
     `measures` are `knn`, 20-NN accuracy on images that are not trained on, and `rank`, RankMe of the training images.
     """
@@ -125,9 +126,11 @@ class FeatureWatch:
 
     @staticmethod
     def knows_classes(images: Images) -> bool:
-        """Whether k-NN is possible: there are labels to tell, and a split that is not trained on."""
-        splits = {"train", held_out_split(images)}
-        return splits <= set(images.splits) and all((images.labels_of(split) >= 0).any() for split in splits)
+        """Whether k-NN is possible: a split that is not trained on has classes that are in the training split, too."""
+        held = held_out_split(images)
+        if not {"train", held} <= set(images.splits):
+            return False
+        return bool(set(images.labels_of("train").tolist()) & set(images.labels_of(held).tolist()) - {-1})
 
     @torch.no_grad()
     def __call__(self, encoder: nn.Module) -> dict[str, float]:
@@ -148,17 +151,29 @@ class FeatureWatch:
         parts: dict[str, list[Tensor]] = {}
         for batch in pixels:
             x = self.preprocess.normalize(batch.to(self.device))
-            output: Tensor = encoder.forward_features(x)  # type: ignore[operator]
-            if is_vit(encoder):
-                prefix = encoder.num_prefix_tokens
-                found = {"gap": output[:, prefix:].mean(1)} | (
-                    {} if encoder.cls_token is None else {"cls": output[:, 0]}
-                )
-            else:
-                found = {"gap": output.mean((2, 3))}
-            for name, values in found.items():
+            for name, values in pooled(encoder, encoder.forward_features(x)).items():  # type: ignore[operator]
                 parts.setdefault(name, []).append(values.float().cpu())
         return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def pooled(encoder: Any, output: Any) -> dict[str, Tensor]:  # each (B, D)
+    """Of what `forward_features` of a timm model gives: `gap` of the patches or places, `cls` where there is one.
+
+    Tokens are (B, T, D), maps (B, C, h, w) or, where the model says so, (B, h, w, C).
+    """
+    if not isinstance(output, Tensor):  # several sets of tokens, as of CrossViT: what the model itself makes of them
+        return {"gap": encoder.forward_head(output, pre_logits=True)}
+    tokens = None
+    if output.ndim == 3:
+        cls = getattr(encoder, "cls_token", None) is not None
+        prefix = getattr(encoder, "num_prefix_tokens", int(cls))
+        tokens = Tokens(prefix, 0 if cls else None, (1, output.shape[1] - prefix))
+    elif getattr(encoder, "output_fmt", "NCHW") == "NHWC":  # Swin, say; a model that says nothing has channels first
+        output = output.permute(0, 3, 1, 2)
+    views = {"cls": token_view(output, "cls", tokens)}
+    if tokens is None or tokens.count > tokens.prefix:  # PiT gives its CLS token alone
+        views["gap"] = token_view(output, "mean", tokens)
+    return {name: values for name, values in views.items() if values is not None}
 
 
 class OfEncoder:
@@ -220,7 +235,8 @@ def make_watchers(
         measures.remove("knn")
         if rank() == 0 and show_progress:
             console().print(
-                f"{images.name} has no labels or no held-out split, so k-NN accuracy is not measured while training"
+                f"{images.name} has no labels, no held-out split or no class in both, so k-NN accuracy is not measured "
+                "while training"
             )
     found: list[Watcher] = []
     if measures:

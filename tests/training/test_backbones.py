@@ -21,7 +21,7 @@ from sightline.encoders.modules.vit import (
     xavier,
 )
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from sightline.training.backbones import Backbone, build
+from sightline.training.backbones import Backbone, build, misfit
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 
@@ -123,6 +123,21 @@ def test_xavier() -> None:
     assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / 800), rel=0.02)
     assert not layer.bias.any()
     xavier(torch.nn.Linear(3, 3, bias=False))
+
+
+def test_images_that_are_too_small_for_a_backbone_are_told() -> None:
+    with pytest.raises(
+        InputError,
+        match=r"Images of 24 pixels .* since the total stride of ConvNeXt is 32 \(8 with patch=1\); choose",
+    ):
+        build(Backbone("convnextv2_atto", size=24))
+    module = build(Backbone("convnextv2_atto", size=24, patch=1)).module
+    assert [misfit(module, size) for size in (8, 21)] == ["", ""]
+    assert misfit(module, 7) == "the total stride of ConvNeXt is 8"
+    assert misfit(build(Backbone("resnet18", size=32)).module, 14) == ""  # padded convolutions
+    assert misfit(build(TINY).module, 4) == ""
+    swin = build(Backbone("swin_tiny_patch4_window7_224", size=64, width=24)).module
+    assert misfit(swin, 48) == "SwinTransformer says: Input height (48) doesn't match model (64)"
 
 
 # ---------------------------------------------------------------------------------------------------------------

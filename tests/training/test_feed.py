@@ -21,7 +21,7 @@ from sightline.images.loading import load_images
 from sightline.images.sets import Images, Item
 from sightline.images.targets import move
 from sightline.training import feed as feeding
-from sightline.training.feed import Feed, Order
+from sightline.training.feed import Feed, Order, check_batch
 from sightline.training.objective import Views
 
 N, BATCH, EPOCHS = 44, 8, 2
@@ -359,6 +359,39 @@ def test_too_few_images_are_a_sentence() -> None:
         make(make_images(), batch=64)
     with pytest.raises(InputError, match="has no split 'train'"):
         make(replace(make_images(), splits={"test": np.arange(N)}))
+
+
+def test_an_objective_that_compares_images_gets_several_in_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = make_images()
+    with pytest.raises(
+        InputError,
+        match=r"A batch of 4 images in 4 forwards leaves 1 image to each, .* needs 2 or more; "
+        "raise it with --set batch=8, or lower accumulate",
+    ):
+        make(images, batch=4, accumulate=4, fewest=2)
+    with pytest.raises(InputError, match=r"1 image in 1 forward leaves 1 image to each, .* --set batch=2$"):
+        make(images, batch=1, fewest=2)
+    make(images, batch=4, accumulate=4)
+    make(images, batch=8, accumulate=4, fewest=2)
+    as_process(monkeypatch, 0, 2)  # they compare with the images of each other, and normalise over them
+    assert check_batch(images, 44, 8, 4, fewest=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "advice"),
+    [
+        (3, (4, 1, 1), "lower it with --set batch=1"),
+        (3, (4, 1, 2), "lower it with --set batch=2"),
+        (1, (4, 1, 2), "give 2 or more"),
+        (11, (16, 4, 1), "lower it with --set batch=4"),  # of four forwards with as many images
+        (11, (16, 4, 2), "lower it with --set batch=8"),
+        (7, (16, 4, 2), "give 8 or more, or lower accumulate"),
+    ],
+)
+def test_a_smaller_batch_is_advised_where_there_is_one(n: int, settings: tuple[int, int, int], advice: str) -> None:
+    batch, accumulate, fewest = settings
+    with pytest.raises(InputError, match=f"fewer than one batch of {batch}; {advice}$"):
+        check_batch(make_images(), n, batch, accumulate, fewest)
 
 
 def test_a_batch_that_cannot_be_shared_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import Encoder
 from sightline.images.augment.policy import Policy
 from sightline.training.feed import Feed
-from sightline.training.folder import kept_recipe, start, training_folder
+from sightline.training.folder import _trained_on, kept_recipe, start, training_folder
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.objective import Learner, Views
@@ -103,3 +104,14 @@ def test_two_cannot_train_in_one_folder(tmp_path: Path) -> None:
         training_folder(tmp_path / "run", "painting", Recipe(), other, resume=True),
     ):
         pass
+
+
+def test_it_is_said_how_many_images_are_trained_on() -> None:
+    own = sl.load_images("shapes?train=64&val=0&test=32")
+    assert _trained_on(own) == "shapes?train=64&val=0&test=32: 64 training images"
+    pixels = np.zeros((5, 8, 8, 3), np.uint8)
+    halved = sl.load_images(pixels, labels=[0, 0, 0, 1, 1])
+    assert _trained_on(halved) == (
+        f"{halved.name}: 3 training images; it has no splits, so 2 images are held out. "
+        "With folders or files named train and test you choose"
+    )

@@ -44,6 +44,8 @@ TINY: dict[str, Any] = {
     "evaluate_every": 1,
 }
 SIMCLR = {"hidden": 16, "out": 8}
+CONVNEXT: dict[str, Any] = {"backbone": "convnextv2_atto", "width": 8, "depth": 0, "heads": 0, "patch": 0}
+DINO = {"hidden": 8, "bottleneck": 8, "out": 8, "local_crops": 1}
 
 
 def train(out: Path, objective: str = "simclr", resume: bool = False, **settings: Any) -> sl.Encoder:
@@ -364,6 +366,43 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
         Views(pixels, torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64), Progress(0, 9, 3))
     )
     assert scalars["std"] < COLLAPSED
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings", "word"),
+    [
+        ("simclr", {"batch": 1}, "leaves 1 image to each, .* raise it with --set batch=2"),
+        ("moco_v3", {"batch": 4, "accumulate": 4}, "4 forwards leaves 1 image to each, .* --set batch=8, or lower"),
+        ("msn", {"batch": 1}, "leaves 1 image to each"),
+        ("dino", {"batch": 1, "batch_norm": True}, "leaves 1 image to each"),
+        ("hybrid", {"batch": 1}, "leaves 1 image to each"),
+        ("simclr", {"batch": 128, "limit": 4}, "4 images to train on, .* --set batch=2$"),
+        ("simclr", {"batch": 128, "limit": 4, "accumulate": 4}, "4 images to train on, .* give 8 or more, or lower"),
+        ("dino", CONVNEXT | {"size": 48}, "Small crops of 21 pixels .* total stride of ConvNeXt is 32"),
+        ("simclr", CONVNEXT, "Images of 16 pixels .* total stride of ConvNeXt is 32"),
+        ("hybrid", {"cl": "dino", "dino": {"local_size": 10}}, "10 pixels cannot be cut into patches of 4"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    objective: str, settings: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=word):
+        train(tmp_path / "run", objective, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("objective", ["mae", "simmim", "supervised", "dino"])
+def test_one_image_is_enough_where_none_is_compared(objective: str, tmp_path: Path) -> None:
+    alone = DINO | {"sinkhorn": False, "batch_norm": False}
+    own = {"mae": MAE, "simmim": {"mask_unit": 4}, "dino": alone}.get(objective, {}) | {"batch": 1, "epochs": 1 / 48}
+    pretrain(objective, out=tmp_path / "run", settings=TINY | own, show_progress=False)
+    assert pd.read_csv(tmp_path / "run" / "metrics.csv").loss.gt(0).all()
+
+
+def test_dino_trains_a_convnext_with_small_crops_that_fit(tmp_path: Path) -> None:
+    own = CONVNEXT | DINO | {"patch": 1, "local_size": 8, "epochs": 0.2}
+    pretrain("dino", out=tmp_path / "run", settings=TINY | own, show_progress=False)
+    assert pd.read_csv(tmp_path / "run" / "metrics.csv").rank_gap.notna().any()
 
 
 def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path) -> None:

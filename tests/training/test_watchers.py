@@ -1,4 +1,6 @@
-"""What watches a training: rank against NumPy, k-NN beside it unchanged, collapse said once, the list in the recipe."""
+"""What watches a training: rank against NumPy, features of every kind of backbone against loops, k-NN beside it
+unchanged, collapse said once, the list in the recipe.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import torch
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.training.watchers import Collapse, FeatureWatch
+from sightline.training.backbones import Backbone, build
+from sightline.training.watchers import Collapse, FeatureWatch, pooled
 
 IMAGES = "shapes?size=16&train=64&val=32&test=0"
 SETTINGS: dict[str, Any] = {
@@ -54,6 +57,15 @@ def test_what_is_watched_is_a_list(tmp_path: Path) -> None:
         train(tmp_path / "other", watch=("ranks",))
 
 
+def test_k_nn_needs_a_class_in_both_splits() -> None:
+    """Without one it would be 0 %, which looks like a failed training."""
+    pixels = np.zeros((8, 16, 16, 3), np.uint8)
+    for test, known in (([0, 1], True), ([1, 2], True), ([2, 3], False), ([-1, -1], False)):
+        splits = {"train": range(6), "test": range(6, 8)}
+        images = sl.load_images(pixels, labels=[0, 0, 1, 1, -1, -1, *test], classes=list("abcd"), splits=splits)
+        assert FeatureWatch.knows_classes(images) == known
+
+
 def test_images_without_labels_have_a_rank(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     images = sl.load_images([chance.integers(0, 256, (16, 16, 3)).astype(np.uint8) for _ in range(64)])
@@ -70,6 +82,76 @@ def test_features_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FeatureWatch, "_features", lambda *a: (asked.append(1), features(*a))[1])
     assert watch(encoder.module).keys() == {"knn_cls", "knn_gap", "rank_cls", "rank_gap"}
     assert len(asked) == 2  # training images and those that are held out
+
+
+LITTLE: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2}
+# Prefix tokens, and whether the first of them is CLS; of maps which axes are places.
+LAYOUTS: list[tuple[Backbone, int, bool]] = [
+    (Backbone("vit_small_patch16_dinov3", size=32, **LITTLE), 5, True),  # CLS and four registers
+    (Backbone("eva02_tiny_patch14_224", size=28, **LITTLE), 1, True),
+    (Backbone("deit_tiny_distilled_patch16_224", size=32, **LITTLE), 2, True),
+    (Backbone("vit_base_patch16_siglip_224", size=32, **LITTLE), 0, False),
+    (Backbone("beit", size=32, **LITTLE), 1, True),
+]
+SWIN = Backbone("swin_tiny_patch4_window7_224", size=64, width=12)
+MAPS = [(SWIN, (1, 2), 3), (Backbone("convnextv2_atto", size=64, width=8), (2, 3), 1)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("backbone", "prefix", "cls"), LAYOUTS, ids=lambda value: getattr(value, "backbone", None))
+def test_tokens_are_pooled_without_those_that_are_no_patches(backbone: Backbone, prefix: int, cls: bool) -> None:
+    module: Any = build(backbone).module.eval()
+    output = module.forward_features(torch.randn(3, 3, backbone.size, backbone.size))
+    assert output.shape == (3, prefix + 4, 16)
+    tokens = output.double().numpy()
+    found = pooled(module, output)
+    assert found.keys() == ({"cls", "gap"} if cls else {"gap"})
+    for image in range(3):
+        mean = sum(tokens[image, prefix + patch] for patch in range(4)) / 4
+        np.testing.assert_allclose(found["gap"][image], mean, atol=1e-5)
+        if cls:
+            np.testing.assert_array_equal(found["cls"][image], output[image, 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("backbone", "places", "channel"), MAPS, ids=lambda value: getattr(value, "backbone", None))
+def test_maps_are_pooled_over_their_places(backbone: Backbone, places: tuple[int, int], channel: int) -> None:
+    module: Any = build(backbone).module.eval()
+    output = module.forward_features(torch.randn(3, 3, 64, 64))
+    width = module.num_features
+    assert (*(output.shape[axis] for axis in places), output.shape[channel]) == (2, 2, width)
+    expected = np.zeros((3, width))
+    for (image, *where), value in np.ndenumerate(output.double().numpy()):
+        expected[image, where[channel - 1]] += value / 4
+    found = pooled(module, output)
+    assert found.keys() == {"gap"}
+    np.testing.assert_allclose(found["gap"], expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_is_neither_tokens_nor_a_map_is_pooled_by_the_model() -> None:
+    cls = torch.randn(3, 1, 12)
+    encoder: Any = torch.nn.Module()
+    encoder.cls_token, encoder.num_prefix_tokens = torch.nn.Parameter(torch.zeros(1, 1, 12)), 1
+    assert pooled(encoder, cls).keys() == {"cls"}  # without patches there is no mean of them
+    torch.testing.assert_close(pooled(encoder, cls)["cls"], cls[:, 0])
+    encoder.forward_head = lambda sets, pre_logits: torch.cat([tokens[:, 0] for tokens in sets], 1)
+    torch.testing.assert_close(pooled(encoder, [cls, 2 * cls])["gap"], torch.cat([cls, 2 * cls], 2)[:, 0])
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("backbone", [LAYOUTS[0][0], LAYOUTS[2][0], SWIN], ids=lambda value: value.backbone)
+def test_every_kind_of_backbone_is_watched(backbone: Backbone, tmp_path: Path) -> None:
+    measures = {key: getattr(backbone, key) for key in ("backbone", "size", "width", "depth", "heads")}
+    settings = measures | {"patch": 0, "batch": 16, "epochs": 1, "hidden": 16, "out": 8}
+    images = f"shapes?size={backbone.size}&train=32&val=32&test=0"
+    encoder = sl.pretrain("simclr", images, tmp_path / "run", settings=settings, workers=0, show_progress=False)
+    last = pd.read_csv(tmp_path / "run" / "metrics.csv").iloc[-1]
+    names = ["gap"] if backbone is SWIN else ["cls", "gap"]
+    assert [name for name in last.index if str(name).startswith("rank_")] == [f"rank_{name}" for name in names]
+    watch = FeatureWatch(sl.load_images(images), encoder.preprocess, torch.device("cpu"), measures=("knn", "rank"))
+    again = watch(encoder.module)
+    assert again == pytest.approx({name: last[name] for name in again}, rel=1e-4)
 
 
 def test_collapse_is_said_once() -> None:

@@ -17,6 +17,7 @@ Shapes: B images of this process, V crops, D width, K outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from sightline.encoders.modules.vit import features, is_vit, patch_of
 from sightline.images.augment import policies
 from sightline.images.augment.policy import Policy
 from sightline.training import objective
-from sightline.training.backbones import Backbone
+from sightline.training.backbones import Backbone, misfit
 from sightline.training.collectives import mean
 from sightline.training.momentum import embedding_std, follow, momentum_copy, sinkhorn
 from sightline.training.objective import Views
@@ -118,9 +119,15 @@ def local_size(backbone: Backbone) -> int:
 
 
 def check_size(size: int, backbone: nn.Module) -> None:
-    """Small crops must consist of whole patches."""
-    if is_vit(backbone) and size % (patch := patch_of(backbone)):
-        raise InputError(f"Small crops of {size} pixels cannot be cut into patches of {patch}; choose a multiple")
+    """Small crops must consist of whole patches, or be large enough for the strides of a CNN."""
+    if is_vit(backbone):
+        if size % (patch := patch_of(backbone)):
+            raise InputError(f"Small crops of {size} pixels cannot be cut into patches of {patch}; choose a multiple")
+    elif why := misfit(backbone, size):
+        raise InputError(
+            f"Small crops of {size} pixels cannot be used, since {why}; choose another local_size, or "
+            "multi_crop=false to go without them"
+        )
 
 
 class Head(nn.Module):
@@ -161,7 +168,6 @@ class Objective(objective.Objective):
         super().__init__()
         self.config = config
         self.backbone = backbone
-        check_size(config.local_size, backbone)
         width: Any = backbone.num_features
         self.head = Head(width, config)
         self.teacher_backbone = momentum_copy(backbone)
@@ -174,11 +180,21 @@ class Objective(objective.Objective):
         """The teacher's backbone."""
         return self.teacher_backbone
 
+    @property
+    def fewest(self) -> int:
+        """Two where the head normalises over images, or the teacher is balanced over them."""
+        return 2 if self.config.batch_norm or self.config.sinkhorn else 1
+
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """The head of the teacher or, of a hybrid, which keeps the trained backbone, that of the student."""
         head = self.teacher_head if encoder is self.teacher_backbone else self.head
         projector = mlp_layers(head.mlp.state_dict(), "projector", "gelu")
         return (*projector, unit_layer(head.last_layer.weight))
+
+    def check_views(self, views: Sequence[Policy]) -> None:
+        """Small crops, of a size that is given or the default, must fit the backbone."""
+        for size in dict.fromkeys(view.size for view in views[2:]):
+            check_size(size, self.backbone)
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy between the teacher's distributions of the global crops and the student's of all others."""

@@ -13,7 +13,7 @@ Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -131,6 +131,17 @@ class Objective(objective.Objective):
         """The trained backbone; of a single part, that part's encoder."""
         encoders = [part.encoder for part in self._parts()]
         return encoders[0] if len(encoders) == 1 else self.backbone
+
+    @property
+    def fewest(self) -> int:
+        """As many as each part needs."""
+        return max(part.fewest for part in self._parts())
+
+    def check_views(self, views: Sequence[Policy]) -> None:
+        """Each part looks at its own."""
+        for name, which in self.slices.items():
+            part: Any = self.parts[name]
+            part.check_views(views[which])
 
     def saved_decoder(self) -> nn.Module | None:
         """That of the reconstructive part, if it has one."""

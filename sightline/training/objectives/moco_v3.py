@@ -94,6 +94,11 @@ class Objective(objective.Objective):
         """The trained backbone, not the momentum encoder."""
         return self.backbone
 
+    @property
+    def fewest(self) -> int:
+        """An image is compared with others, and the heads normalise over them."""
+        return 2
+
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """Projector and predictor; the momentum encoder, which has no predictor, is not kept."""
         projector = mlp_layers(self.projector.layers.state_dict(), "projector", "relu")

@@ -127,6 +127,11 @@ class Objective(objective.Objective):
         """The target encoder's backbone."""
         return self.target_backbone
 
+    @property
+    def fewest(self) -> int:
+        """The head normalises over images."""
+        return 2
+
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """The head of the target encoder or, of a hybrid, which keeps the trained backbone, of that; the prototypes."""
         head = self.target_head if encoder is self.target_backbone else self.head

@@ -81,6 +81,11 @@ class Objective(objective.Objective):
         """The trained backbone."""
         return self.backbone
 
+    @property
+    def fewest(self) -> int:
+        """An image is compared with others."""
+        return 2
+
     def head_of(self, encoder: nn.Module) -> tuple[Trained, ...]:
         """The projector."""
         return mlp_layers(self.projector.layers.state_dict(), "projector", "relu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from support.joint_embedding import (
 )
 from torch import Tensor, nn
 
+from sightline.core.errors import InputError
 from sightline.encoders.modules.positions import by_scale
 from sightline.encoders.modules.vit import features
 from sightline.training.backbones import Backbone
@@ -217,3 +219,49 @@ def test_dino_centre_moves_once_per_step_however_many_batches_are_accumulated() 
 )
 def test_small_crops_are_whole_patches(backbone: Backbone, size: int) -> None:
     assert dino.local_size(backbone) == size
+
+
+CONVNEXT = Backbone("convnextv2_atto", size=48, width=8)
+OF_CONVNEXT = r"the total stride of ConvNeXt is 32 \(8 with patch=1\); choose another local_size, or multi_crop=false"
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings", "word"),
+    [
+        (VIT, {"local_size": 10}, "10 pixels cannot be cut into patches of 4"),
+        (CONVNEXT, {}, f"Small crops of 21 pixels cannot be used, since {OF_CONVNEXT}"),
+        (CONVNEXT, {"local_size": 31}, f"Small crops of 31 pixels cannot be used, since {OF_CONVNEXT}"),
+        (replace(CONVNEXT, patch=1), {"local_size": 7}, "7 pixels .* total stride of ConvNeXt is 8; choose"),
+        (Backbone("deit_tiny_distilled_patch16_224", size=64, depth=1), {"local_size": 32}, "32 pixels .* says: Input"),
+    ],
+)
+def test_small_crops_that_the_backbone_cannot_take_are_told(
+    backbone: Backbone, settings: dict[str, Any], word: str
+) -> None:
+    objective = make("dino", backbone, **settings)
+    with pytest.raises(InputError, match=word):
+        objective.check_views(dino.views(objective.config, backbone))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings"),
+    [
+        (VIT, {"local_size": 12}),
+        (VIT, {"local_size": 10, "multi_crop": False}),
+        (CONVNEXT, {"local_size": 32}),
+        (CONVNEXT, {"multi_crop": False}),
+        (CONVNEXT, {"local_crops": 0}),
+        (replace(CONVNEXT, patch=1), {}),
+        (Backbone("resnet18", size=32, width=8), {}),  # padded convolutions: 14 pixels under a total stride of 32
+    ],
+)
+def test_small_crops_that_pass_the_check_can_be_trained(backbone: Backbone, settings: dict[str, Any]) -> None:
+    objective = make("dino", backbone, **settings)
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    state = torch.get_rng_state()
+    objective.check_views(dino.views(objective.config, backbone))
+    assert torch.equal(torch.get_rng_state(), state)  # the check leaves nothing behind
+    assert all(torch.equal(value, before[name]) for name, value in objective.state_dict().items())
+    assert all(part.training for part in objective.modules())
+    loss, _ = objective(batch("dino", objective, backbone))
+    assert loss.isfinite()

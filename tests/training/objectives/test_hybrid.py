@@ -199,3 +199,16 @@ def test_settings_of_a_part_that_is_not_chosen_may_wait() -> None:
 def test_lists_of_a_recipe_become_tuples() -> None:
     config = hybrid.Config(settings={"simmim": {"crop": [0.5, 1.0]}})
     assert config.part("simmim").crop == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(("cl", "weight", "fewest"), [("moco_v3", 0.2, 2), ("moco_v3", 0.0, 1), ("dino", 0.5, 1)])
+def test_a_forward_needs_as_many_images_as_the_parts_that_count(cl: str, weight: float, fewest: int) -> None:
+    assert make(hybrid, config_of(cl=cl, weight=weight)).fewest == fewest
+
+
+def test_each_part_looks_at_its_own_views() -> None:
+    config = hybrid.Config("simmim", "dino", 0.5, SETTINGS | {"dino": SETTINGS["dino"] | {"local_size": 10}})
+    with pytest.raises(InputError, match="Small crops of 10 pixels cannot be cut into patches of 4"):
+        make(hybrid, config).check_views(hybrid.views(config, VIT))
+    config = config_of(cl="dino", weight=0.5)
+    make(hybrid, config).check_views(hybrid.views(config, VIT))

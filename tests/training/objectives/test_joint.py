@@ -173,7 +173,33 @@ def test_what_needs_patches_says_so() -> None:
     with pytest.raises(InputError, match="needs a ViT, not ResNet"):
         make("msn", RESNET)
     with pytest.raises(InputError, match="10 pixels cannot be cut into patches of 4"):
-        make("dino", local_size=10)
+        make("msn", focal_size=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "fewest"),
+    [
+        ("simclr", {}, 2),
+        ("moco_v3", {}, 2),
+        ("msn", {}, 2),
+        ("dino", {}, 1),
+        ("dino", {"batch_norm": True}, 2),
+        ("dino", {"sinkhorn": True}, 2),
+    ],
+)
+def test_how_many_images_a_forward_needs(name: str, settings: dict[str, Any], fewest: int) -> None:
+    """Fewer have no gradient, or batch normalisation refuses them; with so many there is one."""
+    objective = make(name, **settings)
+    assert objective.fewest == fewest
+    loss, _ = objective(batch(name, objective, images=slice(0, fewest)))
+    loss.backward()
+    assert max(p.grad.abs().max() for p in objective.parameters() if p.grad is not None) > 1e-6
+    if name == "simclr":
+        alone, _ = objective(batch(name, objective, images=slice(0, 1)))
+        assert alone.item() == 0
+    elif name != "dino":
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            objective(batch(name, objective, images=slice(0, 1)))
 
 
 def trained(images: slice) -> dict[str, Any]:
