@@ -24,7 +24,7 @@ from torch import Tensor
 from sightline.analyses.cka.charts import Measure, pair_figures
 from sightline.analyses.cka.charts import headlines as pair_headlines
 from sightline.analyses.cka.charts import likeness as pair_likeness
-from sightline.analyses.cka.matching import summaries
+from sightline.analyses.cka.matching import depths_of, summaries
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Axis, Kept, LeftOut, Picked
 from sightline.core.processes import shared, world
@@ -185,7 +185,10 @@ class Analysis(Pooled):
                     for end, values in parts.items()
                 },
                 "reason": (("tokens", "encoder", "site"), self.layers.spread_rows(np.array(reasons), ABSENT)),
-                "measure_reason": ("measure", [self._why_none(name, images) for name in names]),
+                "measure_reason": (
+                    "measure",
+                    [self._why_none(name, images) or self._why_some(name, found, reasons) for name in names],
+                ),
             },
             coords={
                 "measure": list(names),
@@ -204,13 +207,40 @@ class Analysis(Pooled):
             },
         )
         left_out = np.stack([[self.layers.spread_pairs(view[name][-1]) for view in found] for name in names])
-        return self._kept(left_out).beside(result.merge(_in_short(result)))
+        return self._kept(left_out).beside(result.merge(self._in_short(result)))
+
+    def _in_short(self, result: xr.Dataset) -> xr.Dataset:
+        """Closest layers, the same depth, and similarity over distance, for each measure."""
+        depths = depths_of([self.plan.encoders[name] for name in self.layers.encoders])
+        parts = [
+            summaries(result.sel(measure=name, drop=True), "similarity", MEASURES[name].distance, depths)
+            for name in self.config.measures
+        ]
+        return xr.concat(parts, result.measure, coords="minimal", compat="override")
 
     def _why_none(self, measure: str, images: int) -> str:
         """Why a measure has no number of any pair of layers."""
         count = min(self.config.sample, images)
         every = measure == "mutual_knn" and count <= self.config.k + 1
         return f"all of {count} images are among the {self.config.k} nearest neighbours of each other" if every else ""
+
+    def _why_some(
+        self,
+        measure: str,
+        found: Sequence[Mapping[str, tuple[npt.NDArray[np.float64], ...]]],
+        reasons: Sequence[Sequence[str]],
+    ) -> str:
+        """Why a measure has no number of some layers that others have one of."""
+        if measure != "mutual_knn":
+            return ""
+        untold = [
+            f"{site} of {encoder} ({view})"
+            for view, of, why in zip(self.config.tokens, found, reasons, strict=True)
+            for number, (encoder, site) in enumerate(self.layers)
+            if not why[number] and np.isnan(of[measure][0][number, number])
+        ]
+        names = ", ".join([*untold[:3], *["…"] * (len(untold) > 3)])
+        return f"all images have the same direction, so that none is nearer than another, in {names}" if untold else ""
 
     def _kept(self, left_out: npt.NDArray[np.float64]) -> Kept:
         """The numbers without each group of images, for contrasts."""
@@ -322,12 +352,15 @@ class Analysis(Pooled):
             influences = np.zeros((len(drawn.groups), *value.shape))
             pairs = itertools.combinations_with_replacement(range(len(near)), 2)
             for a, b in pairs if not self._why_none("mutual_knn", m) else ():
-                each = overlap(near[a], near[b])
+                mine, theirs = near[a], near[b]
+                if mine is None or theirs is None:
+                    continue
+                each = overlap(mine, theirs)
                 mean = float(each.mean())
                 moved = _grouped((each - mean) / m, drawn.groups)
                 for i, j in ((a, b), (b, a)):
                     value[i, j], influences[:, i, j] = mean, moved
-                    null[i, j] = float(overlap(near[a], near[b], drawn.others).mean())
+                    null[i, j] = float(overlap(mine, theirs, drawn.others).mean())
             found["mutual_knn"] = Found(value, null, influences)
         return found
 
@@ -370,15 +403,6 @@ def _grouped(values: Tensor | None, groups: Sequence[Tensor]) -> npt.NDArray[np.
     """Sums over the images of each group."""
     assert values is not None
     return np.array([float(values[rows.to(values.device)].sum()) for rows in groups])
-
-
-def _in_short(result: xr.Dataset) -> xr.Dataset:
-    """Closest layers, the same depth, and similarity over distance, for each measure."""
-    parts = [
-        summaries(result.sel(measure=name, drop=True), "similarity", MEASURES[name].distance)
-        for name in result.measure.values.tolist()
-    ]
-    return xr.concat(parts, result.measure, coords="minimal", compat="override")
 
 
 def cost(config: Config, plan: Plan) -> Cost:

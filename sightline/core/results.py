@@ -24,6 +24,7 @@ __all__ = [
     "of_decoder",
     "outside_decoder",
     "relative_depths",
+    "said_depths",
     "sites_of",
 ]
 
@@ -70,23 +71,25 @@ def sites_of(result: xr.Dataset) -> npt.NDArray[np.bool_]:
     return found
 
 
-def relative_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
+def relative_depths(
+    result: xr.Dataset, depths: npt.NDArray[np.int64] | npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
     """Block of each site over the number of blocks, (encoders, sites), so that the last half are those from 0.5 on.
 
     Blocks of a decoder go on from 1; NaN where a site is in no block, or where an encoder does not have it. Where only
-    some blocks were chosen, how many there are is known from what the result says of its encoders.
+    some blocks were chosen, how many there are is known from `depths` (encoders,), or else from what the result says.
     """
     blocks = [re.match(r"(decoder\.)?block\.(\d+)(?:\.|$)", str(site)) for site in result.site.values]
     number = np.array([math.nan if block is None else float(block[2]) for block in blocks])
     decoder = np.array([bool(block and block[1]) for block in blocks], dtype=bool)
     has = sites_of(result) & ~np.isnan(number)
     depth = np.where(has & ~decoder, number + 1, 0.0).max(1, keepdims=True, initial=0.0)
-    depth = np.maximum(depth, _said_depths(result)[:, None])
+    depth = np.maximum(depth, (said_depths(result) if depths is None else depths)[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(has, (number + decoder * depth) / depth, math.nan)
 
 
-def _said_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
+def said_depths(result: xr.Dataset) -> npt.NDArray[np.float64]:
     """The numbers of blocks of the encoders as the result says where it comes from; 0 where it does not say."""
     try:
         said = {about["name"]: about["depth"] for about in json.loads(result.attrs["provenance"])["encoders"]}

@@ -22,7 +22,7 @@ from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import Tokens, token_view
 from sightline.images.sets import FEWEST
 from sightline.measure.contract import Analysis
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, gram, own_of, ratio
+from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, gram, own_of, ratio, within_bounds
 from sightline.measure.estimators.full_batch import FullBatch
 from sightline.measure.layers import Layers
 
@@ -177,9 +177,13 @@ class GramSums(Analysis):
     def cka(
         self, name: str, hsic: npt.NDArray[np.float64], images: npt.NDArray[np.float64], own: Own | None = None
     ) -> dict[str, npt.NDArray[np.float64]]:
-        """CKA with its interval from HSIC (T, G, …, A, B), that of rows and columns with themselves, and the images."""
+        """CKA with its interval from HSIC (T, G, …, A, B), that of rows and columns with themselves, and the images.
+
+        For a full batch the interval has no bounds before it is moved (`with_interval`).
+        """
         there, *rest = (part.swapaxes(0, 1)[images > 0] for part in (hsic, *(own or ())))
-        ends = bootstrap(there, self.config.bootstrap, self.plan.seed, (rest[0], rest[1]) if own else None, self.device)
+        norms = (rest[0], rest[1]) if own else None
+        ends = bootstrap(there, self.config.bootstrap, self.plan.seed, norms, self.device, bounds=not self.full_batch)
         rows, columns = own or own_of(hsic)
         value = ratio(hsic.sum(1), (rows.sum(1), columns.sum(1)))
         return {f"{name}{end}": part for end, part in zip(ENDS, (value, *ends), strict=True)}
@@ -199,12 +203,8 @@ class GramSums(Analysis):
         """
         value, low, high = (batched[f"{name}{end}"] for end in ENDS)
         whole = full[""]
-        return {
-            name: whole,
-            f"{name}_low": whole + (low - value),
-            f"{name}_high": np.minimum(whole + (high - value), 1.0),
-            f"{name}_null": full["_null"],
-        }
+        ends = within_bounds(whole, whole + (low - value), whole + (high - value))
+        return {name: whole, f"{name}_low": ends[0], f"{name}_high": ends[1], f"{name}_null": full["_null"]}
 
     @property
     def estimator(self) -> dict[str, Any]:

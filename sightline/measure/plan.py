@@ -167,9 +167,21 @@ def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None 
         height, width = encoder.preprocess.size
         raise InputError(
             f"Encoder {encoder.name!r} fails on an image of {height} × {width} pixels: {first_line(error)}; "
-            "check its preprocessing"
+            f"{_what_to_do(encoder)}"
         ) from error
     return shapes
+
+
+def _what_to_do(encoder: Encoder) -> str:
+    """About an encoder that fails: images are float32, which weights of another precision cannot be multiplied with."""
+    dtypes = dict.fromkeys(p.dtype for p in encoder.module.parameters() if p.is_floating_point())
+    others = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype != torch.float32)
+    if not others:
+        return "check its preprocessing"
+    return (
+        f"its weights are {others}, and images are float32: convert the module with .float(), and choose the precision "
+        "bf16 (--precision bf16) if it is for speed"
+    )
 
 
 def analysis_fingerprint(name: str, config: Any, plan: Plan) -> str:

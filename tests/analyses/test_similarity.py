@@ -140,6 +140,34 @@ def test_neighbours_of_which_there_are_no_others_tell_nothing(plan: Plan) -> Non
             assert found.measure_reason.values.tolist() == ["", ""]
 
 
+def test_images_in_one_direction_have_no_nearest(tmp_path: Path) -> None:
+    """Mutual k-NN says so and has no value; the other measures of that layer have."""
+    plan = make_plan(tmp_path, views=SPLITS)
+    data = activations(plan)
+    lengths = torch.arange(1.0, 1 + len(plan.images.labels))
+    data[Key("vit", "norm", "plain")][:] = lengths[:, None, None] * torch.arange(6.0)
+    data[Key("cnn", "block.0", "plain")] = 1 + 5e-6 * data[Key("cnn", "block.0", "plain")]
+    config = Config(measures=("procrustes", "mutual_knn"), tokens=("mean", "cls"), k=3, bootstrap=20)
+    found = computed(Analysis(config, plan), plan, data)
+    value = found.similarity.sel(tokens="mean", encoder_a="vit", site_a="norm", encoder_b="vit")
+    assert value.sel(measure="procrustes").notnull().all()
+    for end in ("", "_low", "_high", "_null"):
+        near = found[f"similarity{end}"].sel(measure="mutual_knn", tokens="mean")
+        assert near.sel(encoder_a="vit", site_a="norm").isnull().all()
+        assert near.sel(encoder_a="vit", encoder_b="vit", site_b="norm").isnull().all()
+        assert (
+            near.sel(encoder_a="vit", site_a="block.1", encoder_b="vit", site_b=["block.0", "block.1"]).notnull().all()
+        )
+    assert (found.reason.sel(encoder="vit", tokens="mean") == "").all()
+    why = "all images have the same direction, so that none is nearer than another"
+    assert found.measure_reason.values.tolist() == ["", f"{why}, in norm of vit (mean), norm of vit (cls)"]
+    hardly = data[Key("cnn", "block.0", "plain")].mean((2, 3))
+    other = data[Key("vit", "block.0", "plain")][:, 2:].mean(1)
+    pair = {"encoder_a": "cnn", "site_a": "block.0", "encoder_b": "vit", "site_b": "block.0", "tokens": "mean"}
+    assert float(found.similarity.sel(pair).sel(measure="mutual_knn")) == pytest.approx(mutual_knn(hardly, other, 3))
+    assert similarity.figures(found)
+
+
 def test_a_sample_is_bounded_and_the_same_for_all(plan: Plan) -> None:
     small = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), sample=10, k=20)
     found = computed(Analysis(small, plan), plan, activations(plan))

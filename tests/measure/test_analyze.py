@@ -281,6 +281,19 @@ def test_a_model_that_cannot_run_is_named(images: sl.Images) -> None:
         measure({"picky": Picky()}, images, ["cka"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_precision_are_named(small: str, images: sl.Images, dtype: torch.dtype) -> None:
+    encoder = sl.load_encoder(small)
+    encoder.module.to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(InputError, match=f"fails on an image of 32 × 32 pixels: .*; its weights are {name}, and") as it:
+        measure({"mine": encoder}, images, ["cka"])
+    assert "convert the module with .float(), and choose the precision bf16 (--precision bf16)" in str(it.value)
+    assert "preprocessing" not in str(it.value)
+    encoder.module.float()
+    assert measure({"mine": encoder}, images, ["cka"])["cka"].cka.notnull().any()
+
+
 def test_a_model_that_fails_without_a_word_is_named_too(images: sl.Images) -> None:
     class Silent(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

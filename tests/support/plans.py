@@ -54,7 +54,7 @@ def make_plan(
         name: SimpleNamespace(
             name=name, weights=name, module=nn.Identity(), reference=name, family="made", depth=2, heads=None,
             patch=None, tokens=LAYOUT if name.startswith("vit") else None, preprocess=Preprocess(),
-            classes=None, has_places=lambda _: True, stages=(),
+            classes=None, has_places=lambda _: True, stages=(), sites=tuple(layers[name]),
         )
         for name in layers
     }  # fmt: skip

@@ -49,7 +49,8 @@ QUESTION = "How far do attention heads look, and does it depend on where they lo
 FORMULA = """\
 distance = (1/n) Σ_i Σ_j p_ij · patch size · ‖place_i − place_j‖
 NMI = I(q, k) / √(H(q) · H(k)),  p(q) = 1/n,  p(q, k) = p_ij / n
-p_ij: attention of patch i to patch j of n, CLS and other prefix tokens dropped, rows renormalised"""
+p_ij: attention of patch i to patch j of n, CLS and other prefix tokens dropped, rows renormalised
+For NMI 10⁻⁸ is added to p_ij before rows are renormalised: slightly lower for heads that attend almost only to CLS"""
 HOW_TO_READ = """\
 Distance is how far, on average, a patch is from the patches it attends to: small is local, like a small convolution,
 large is global. Attention that is spread evenly over a square image gives 0.37 of the diagonal; compare this fraction

@@ -27,7 +27,7 @@ from sightline.analyses.cka.charts import headlines as headlines
 from sightline.analyses.cka.charts import key_numbers as key_numbers
 from sightline.analyses.cka.charts import likeness as likeness
 from sightline.analyses.cka.charts import study_figure as study_figure
-from sightline.analyses.cka.matching import block_distances
+from sightline.analyses.cka.matching import block_distances, depths_of
 from sightline.analyses.cka.matching import summaries as summaries
 from sightline.core.groups import Alignment, Best, Binned, Kept, Pairs, Picked
 from sightline.core.results import ABSENT, sites_of
@@ -109,6 +109,7 @@ class Analysis(GramSums):
     def __init__(self, config: Config, plan: Plan) -> None:
         super().__init__("cka", config, plan)
         self.layers = Layers(plan.sites, plan.stages)
+        self.depths = depths_of([plan.encoders[name] for name in self.layers.encoders])
         t, s = len(self.config.tokens), len(self.layers)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         self.add_sums(
@@ -181,7 +182,7 @@ class Analysis(GramSums):
                 "labelled_images": int(self.labelled.sum()),
             },
         )
-        result = result.merge(summaries(result))
+        result = result.merge(summaries(result, depths=self.depths))
         return self._kept(result).beside(result)
 
     def _kept(self, result: xr.Dataset) -> Kept:
@@ -197,7 +198,7 @@ class Analysis(GramSums):
         kept.add("diagonal", Picked("cka", "site_b", "diagonal_site"))
         kept.add("row_max", Best("cka"))
         kept.add("row_depth", Best("cka", depth=True))
-        distances = block_distances(np.array(self.layers.sites), sites_of(result)).astype(np.int16)
+        distances = block_distances(np.array(self.layers.sites), sites_of(result), self.depths).astype(np.int16)
         kept.add("distance_cka", Binned("cka", "distance", "distances"), distances=(PAIR[1:], distances))
         parts = {"class_cross": (0, 1), "class_own": (0, 0), "class_labels": (1, 1)}
         by_layer = {name: (over, self.layers.spread(classes[..., a, b])) for name, (a, b) in parts.items()}
@@ -221,7 +222,10 @@ class Analysis(GramSums):
         if self.full_batch and (classes := len(self.plan.images.classes)) > WIDEST:
             return too_wide(classes)
         if not of_class[..., 1, 1].any():
-            return "the images of each batch are of one class, or all but one of them are"
+            return (
+                "the images of each batch are of one class, or all but one of them are, or each is of a class of its "
+                "own; give several images of each of several classes, or a larger batch (--batch)"
+            )
         return "all pairs of labelled images are equally alike, so there is nothing to compare"
 
 

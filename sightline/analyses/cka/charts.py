@@ -72,9 +72,11 @@ def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
     if not len(cells):
         return []
     short = summaries(result, of.variable, of.distance)
+    # The analysis knows how deep a decoder is, and the result alone does not.
+    same = short.diagonal_site if "diagonal_site" not in result else result.diagonal_site
     return [
         _pairs(result, cells, of),
-        _matched(cells, short.diagonal_site, "depth", "Similarity at the same depth", "at the same depth", of),
+        _matched(cells, same, "depth", "Similarity at the same depth", "at the same depth", of),
         _by_distance(short, True, of),
         _matched(cells, short.row_argmax, "closest", "Similarity with the closest block", "that is most like it", of),
         _by_distance(short, False, of),

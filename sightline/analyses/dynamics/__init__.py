@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.cka.matching import layers_of_same_depth
+from sightline.analyses.cka.matching import depths_of, layers_of_same_depth
 from sightline.analyses.dynamics.charts import figures as figures
 from sightline.analyses.dynamics.charts import headlines as headlines
 from sightline.analyses.dynamics.charts import key_numbers as key_numbers
@@ -171,7 +171,8 @@ class Analysis(GramSums):
         has = np.array([[site in own for site in sites] for own in self.layers.of.values()])
         rows, columns = ([names.index(name) for name in part.encoders] for part in (self.moving, self.others))
         own = [list(sites).index(site) for site in self.moving.sites]
-        found = layers_of_same_depth(sites, has)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
+        depths = depths_of([self.plan.encoders[name] for name in names])
+        found = layers_of_same_depth(sites, has, depths)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
         return np.where(found >= 0, sites[found], "").swapaxes(1, 2)
 
 

@@ -32,7 +32,20 @@ from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["GROUPS", "TOKENS", "Own", "bootstrap", "centre", "cka", "gram", "own_of", "products", "ratio", "study"]
+__all__ = [
+    "GROUPS",
+    "TOKENS",
+    "Own",
+    "bootstrap",
+    "centre",
+    "cka",
+    "gram",
+    "own_of",
+    "products",
+    "ratio",
+    "study",
+    "within_bounds",
+]
 
 
 TOKENS = ("all", "cls", "mean", "patches")
@@ -224,18 +237,20 @@ def bootstrap(
     seed: int,
     own: Own | None = None,
     device: torch.device | str = "cpu",
+    bounds: bool = True,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """95 % percentile interval of CKA: resample the groups of (G, …, A, B), sum again, take the ratio again.
 
     The replicates are made on the device. NaN where that is not known: of a single group, or where a replicate has no
-    value.
+    value. Without `bounds` it may leave [−1, 1], for those who move it.
     """
     low, high = (np.full(hsic.shape[1:], np.nan) for _ in range(2))
     if len(hsic) < 2:
         return low, high
     draws = draw_groups(len(hsic), replicates, seed, device)
     rows, columns = (_again(draws, part) for part in own or own_of(hsic))  # (R, …, A), (R, …, B)
-    whole = torch.from_numpy(ratio(hsic.sum(0), own and (own[0].sum(0), own[1].sum(0)))).to(draws)
+    value = ratio(hsic.sum(0), own and (own[0].sum(0), own[1].sum(0)))
+    whole = torch.from_numpy(value).to(draws)
 
     def first(row: int) -> int:
         return row if own is None else 0  # of the same layers, a pair has the interval of the pair turned round
@@ -252,7 +267,19 @@ def bootstrap(
             whole_end[..., row, first(row) :] = end
             if own is None:
                 whole_end[..., row:, row] = end
-    return low, high
+    return within_bounds(value, low, high) if bounds else (low, high)
+
+
+def within_bounds(
+    value: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Both ends of intervals of CKA within [−1, 1], and further out only as far as rounding has put the value itself.
+
+    No CKA lies beyond, biased or unbiased, of one batch or of sums over batches: HSIC is an inner product of centred
+    Gram matrices, so that |HSIC(K, L)| ≤ √(HSIC(K, K) · HSIC(L, L)). But Student's interval of few batches would.
+    """
+    least, most = np.minimum(value, -1.0), np.maximum(value, 1.0)
+    return np.clip(low, least, most), np.clip(high, least, most)
 
 
 def _again(draws: Tensor, groups: npt.NDArray[np.float64]) -> Tensor:

@@ -42,8 +42,7 @@ from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
-from sightline.measure.estimators.neighbours import Rows, row_of
-from sightline.measure.estimators.neighbours import nearest as nearest_rows
+from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, Rows
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 
 if TYPE_CHECKING:
@@ -148,7 +147,8 @@ def rsa(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, dissimilarity: str
 def mutual_knn(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, k: int = 10) -> float:
     """Mutual k-NN alignment (Huh et al. 2024): the share of the k nearest images, by cosine, that both agree on.
 
-    Unrelated features come out at k / (n − 1), so numbers compare only for the same number of images.
+    Unrelated features come out at k / (n − 1), so numbers compare only for the same number of images. NaN where all
+    images of one of them have the same direction.
 
     >>> x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
     >>> mutual_knn(x, 3 * x.flip(1))
@@ -158,7 +158,8 @@ def mutual_knn(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, k: int = 10
     check_choices(k=k)
     if k >= len(a):
         raise InputError(f"Mutual k-NN of {k} neighbours needs more than {k} images, not {len(a)}")
-    return float(overlap(neighbours_of(a, k), neighbours_of(b, k)).mean())
+    near = neighbours_of(a, k), neighbours_of(b, k)
+    return math.nan if near[0] is None or near[1] is None else float(overlap(near[0], near[1]).mean())
 
 
 def check_choices(variance: float = 0.99, k: int = 10, dissimilarity: str = "euclidean") -> None:
@@ -373,15 +374,25 @@ def rank_products(
     return np.stack(found)
 
 
-def neighbours_of(x: Tensor, k: int) -> Tensor:
-    """The k nearest of the other images by cosine, (n, k)."""
-    rows = Rows(x)
-    own = torch.arange(len(x), device=x.device)[:, None]
-    found = torch.cat([row_of(nearest_rows(rows, rows.unit(block), k + 1)) for block in rows.blocks()])
-    others = found != own
-    # Among duplicates an image may not be the nearest to itself: then the last one goes.
-    others[:, -1] &= ~others.all(1)
-    return found[others].view(len(x), k)
+def neighbours_of(x: Tensor, k: int) -> Tensor | None:
+    """The k nearest of the other images by cosine, (n, k), or None where all images have the same direction.
+
+    With u = c + v the features of length one about their mean c, an image i ranks the images j by ⟨u_i, u_j⟩ as by
+    ⟨v_i, v_j⟩ + ½ (‖u_j‖² − ‖v_j‖²). That keeps its digits where all features are nearly c: then all cosines are nearly
+    1, and their differences vanish in rounding, or in a step of `estimators.neighbours`.
+    """
+    unit = Rows(x).unit(slice(0, len(x)))
+    there, mean = unit.any(1), unit.mean(0)
+    apart = unit.sub_(mean)
+    squares = torch.linalg.vector_norm(apart, dim=1).square()
+    if float(squares.sum()) <= _rounding(mean, len(x)):
+        return None
+    found = []
+    for rows in torch.arange(len(x), device=x.device).split(max(1, BLOCK_NUMBERS // len(x))):
+        nearness = apart[rows] @ apart.T + (there.double() - squares) / 2
+        nearness[torch.arange(len(rows), device=x.device), rows] = -math.inf  # an image is no neighbour of its own
+        found.append(nearness.topk(k).indices)
+    return torch.cat(found)
 
 
 def overlap(a: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:

@@ -265,7 +265,14 @@ def test_features_that_are_the_classes_have_class_cka_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "reason"), [(-1, "no batch had 4 images with a label"), (3, "the images of each batch are of one class")]
+    ("label", "reason"),
+    [
+        (-1, "no batch had 4 images with a label"),
+        (
+            3,
+            "the images of each batch are of one class, or all but one of them are, or each is of a class of its own; ",
+        ),
+    ],
 )
 def test_without_two_classes_there_is_no_class_cka_but_a_reason(label: int, reason: str) -> None:
     images = load_images("shapes?size=32", limit=32)
@@ -275,6 +282,50 @@ def test_without_two_classes_there_is_no_class_cka_but_a_reason(label: int, reas
     assert all(str(why).startswith(reason) for why in result.class_reason.values.flat)
     assert float(result.cka.isel(tokens=0).values.item()) == pytest.approx(1)  # the rest is not touched by it
     assert "classes" not in [figure.name for figure in plugin.figures(result)]
+
+
+def in_order(labels):
+    """Images that have these labels in the order of the pass."""
+    images = load_images("shapes?size=32", limit=32)
+    images = relabelled(images, np.zeros(len(images.ids)))
+    images.labels[images.order("test", 0)] = labels
+    return images
+
+
+@pytest.mark.parametrize("labels", [np.arange(32), np.arange(32) == 7], ids=["each its own", "all but one the same"])
+def test_classes_that_tell_nothing_apart_have_a_reason(labels: np.ndarray) -> None:
+    result = class_cka(load_encoder(SMALL), in_order(labels))
+    assert result.class_cka.isnull().all()
+    for why in map(str, result.class_reason.values.flat):
+        assert why == (
+            "the images of each batch are of one class, or all but one of them are, or each is of a class of its own; "
+            "give several images of each of several classes, or a larger batch (--batch)"
+        )
+
+
+def test_a_larger_batch_has_several_images_of_a_class() -> None:
+    """Two of each class, in different batches, and then in one."""
+    images = in_order(np.arange(32) % 16)
+    small, large = (class_cka(load_encoder(SMALL), images, batch=batch) for batch in (16, 32))
+    assert small.class_cka.isnull().all()
+    assert large.class_cka.notnull().all()
+    assert (large.class_reason == "").all()
+
+
+def test_intervals_of_few_batches_stay_within_bounds() -> None:
+    """Of 64 images in two batches, Student's interval is wider than CKA can be."""
+    images = load_images("shapes?size=32", limit=64)
+    encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
+    result = analyze(encoders, images, {"cka": Config(bootstrap=50)}, batch=32, workers=0, show_progress=False)["cka"]
+    for name in ("cka", "class_cka"):
+        low, value, high = (result[f"{name}{end}"].values for end in ("_low", "", "_high"))
+        known = np.isfinite(value)
+        assert np.isfinite(low[known]).all()
+        assert low[known].min() >= -1
+        assert high[known].max() <= max(1, value[known].max())
+        assert (low[known] <= value[known]).all()
+        assert (value[known] <= high[known]).all()
+    assert (result.cka_high == 1).any()
 
 
 def test_a_layer_without_values_says_so_beside_its_classes() -> None:

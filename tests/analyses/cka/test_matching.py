@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +17,7 @@ from support.results import cka_result, vit_sites
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses.cka import Config
 from sightline.analyses.cka.charts import figures, headlines, study_figure
-from sightline.analyses.cka.matching import summaries
+from sightline.analyses.cka.matching import block_distances, depths_of, layers_of_same_depth, summaries
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.measure.estimators.cka import cka, study
@@ -137,10 +141,175 @@ def test_a_layer_without_value_is_left_out_of_the_means() -> None:
     assert np.isnan(found.distance_cka.sel(distance=2))
 
 
-@pytest.mark.parametrize("sites", [["block.3"], ["embed", "norm"]])
-def test_one_block_or_none(sites: list[str]) -> None:
-    found = summaries(matrix({"a": sites, "b": ["block.0", "block.1"]}))
-    assert found.distance_cka.sel(encoder_a="a", distance=1).isnull().all()
+def test_no_block_has_no_distance() -> None:
+    found = summaries(matrix({"a": ["embed", "norm"], "b": ["block.0", "block.1"]}))
+    assert found.distance_cka.sel(encoder_a="a").isnull().all()
+    assert found.relative_distance.sel(encoder_a="a").isnull().all()
+
+
+def test_one_block_is_the_last_of_as_many_as_it_says() -> None:
+    result = matrix({"a": ["block.3"], "b": ["block.0", "block.1"]})
+    found = summaries(result).isel(tokens=0).sel(encoder_a="a")
+    assert found.distance_pairs.sel(encoder_b="a").values.tolist() == [1, 0]
+    cka = result.cka.isel(tokens=0).sel(encoder_a="a", encoder_b="b", site_a="block.3")
+    across = found.distance_cka.sel(encoder_b="b").values
+    assert across.tolist() == [float(cka.sel(site_b=site)) for site in ("block.1", "block.0")]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Some blocks alone
+
+
+def said(result: xr.Dataset, **depths: int) -> xr.Dataset:
+    """The same result, which says how many blocks its encoders have."""
+    about = [{"name": name, "depth": depth} for name, depth in depths.items()]
+    return result.assign_attrs(provenance=json.dumps({"encoders": about}))
+
+
+def known(*encoders: tuple[int, list[str]]) -> Any:
+    """Depths as an analysis knows them, of encoders with so many blocks and these sites."""
+    made: Any = [SimpleNamespace(depth=depth, sites=sites) for depth, sites in encoders]
+    return depths_of(made)
+
+
+def test_blocks_are_as_far_apart_as_their_numbers() -> None:
+    result = matrix({"a": ["block.0", "block.11"]})
+    own = result.cka.isel(tokens=0, encoder_a=0, encoder_b=0)
+    found = summaries(said(result, a=12)).isel(tokens=0, encoder_a=0, encoder_b=0)
+    assert found.distance_pairs.values.tolist() == [2, *[0] * 10, 1]
+    assert float(found.distance_cka.sel(distance=11)) == float(own.sel(site_a="block.0", site_b="block.11"))
+    assert found.distance_cka.sel(distance=slice(1, 10)).isnull().all()
+    np.testing.assert_array_equal(found.relative_distance, np.arange(12) / 11)
+
+
+def test_the_depth_is_that_of_the_encoder_where_its_last_blocks_are_left_out() -> None:
+    """From what the result says; from what the analysis knows, which counts for more; else from the sites."""
+    result = matrix({"a": ["block.0", "block.5"]})
+    twelve = known((12, ["block.0"]))
+    for found in (summaries(said(result, a=12)), summaries(said(result, a=6), depths=twelve)):
+        one = found.isel(tokens=0, encoder_a=0, encoder_b=0)
+        np.testing.assert_array_equal(one.relative_distance, np.arange(6) / 11)
+        assert one.row_depth.values.tolist() == [0, 5 / 12]
+    one = summaries(result).isel(tokens=0, encoder_a=0, encoder_b=0)
+    np.testing.assert_array_equal(one.relative_distance, np.arange(6) / 5)
+    assert one.row_depth.values.tolist() == [0, 5 / 6]
+
+
+@pytest.fixture(scope="module")
+def chosen() -> xr.Dataset:
+    """As from `--sites 'block.1*'` of encoders of 12 and 24 blocks."""
+    deep = ["block.1", *(f"block.{n}" for n in range(10, 20))]
+    return said(matrix({"small": ["block.1", "block.10", "block.11"], "large": deep}), small=12, large=24)
+
+
+def test_layers_of_the_same_depth_among_some_blocks(chosen: xr.Dataset) -> None:
+    found = summaries(chosen).isel(tokens=0)
+
+    def twins(a: str, b: str) -> dict[str, str]:
+        row = found.diagonal_site.sel(encoder_a=a, encoder_b=b)
+        return {str(site): str(row.sel(site_a=site).values) for site in row.site_a.values if row.sel(site_a=site) != ""}
+
+    assert twins("small", "large") == {"block.1": "block.1", "block.10": "block.19", "block.11": "block.19"}
+    back = twins("large", "small")
+    for n in (1, *range(10, 20)):
+        assert back[f"block.{n}"] == f"block.{min((1, 10, 11), key=lambda m, n=n: abs(m / 11 - n / 23))}"
+    at = {"encoder_a": "small", "encoder_b": "large", "site_a": "block.10"}
+    cka = chosen.cka.isel(tokens=0).sel(at)
+    assert float(found.diagonal.sel(at)) == float(cka.sel(site_b="block.19"))
+
+
+def test_means_over_distance_among_some_blocks(chosen: xr.Dataset) -> None:
+    near: dict[int, list[float]] = {}
+    cka = chosen.cka.isel(tokens=0).sel(encoder_a="small", encoder_b="large")
+    for i in (1, 10, 11):
+        for j in (1, *range(10, 20)):
+            pair = cka.sel(site_a=f"block.{i}", site_b=f"block.{j}")
+            near.setdefault(round(abs(i / 11 - j / 23) * 11), []).append(float(pair))
+    found = summaries(chosen).isel(tokens=0).sel(encoder_a="small", encoder_b="large")
+    assert {int(step) for step in found.distance.values[found.distance_pairs > 0]} == set(near)
+    for step, values in near.items():
+        assert float(found.distance_cka.sel(distance=step)) == pytest.approx(np.mean(values), abs=1e-12)
+        assert float(found.relative_distance.sel(distance=step)) == pytest.approx(step / 11)
+    assert found.relative_distance.values[np.isfinite(found.distance_cka)].max() <= 1
+
+
+def test_figures_leave_out_distances_that_no_pair_has() -> None:
+    sites = {name: ["block.0", "block.11"] for name in "ab"}
+    result = said(matrix(sites), a=12, b=12)
+    found = {figure.name: figure for figure in figures(result)}
+    assert found["distance"].table[["series", "distance", "depth"]].values.tolist() == [["a", 11, 1.0], ["b", 11, 1.0]]
+    assert found["distance-across"].table[["distance", "depth"]].values.tolist() == [[0, 0.0], [11, 1.0]]
+    for figure in found.values():
+        assert vl_convert.vegalite_to_svg(figure.chart.to_dict()).startswith("<svg")
+
+
+def test_with_all_blocks_numbers_are_ranks() -> None:
+    """Whether depths are known or not, and of decoders: the plain way is by rank alone."""
+    names = [f"block.{n}" for n in range(4)]
+    sites = np.array(["embed", *names, *(f"decoder.{name}" for name in names[:3])])
+    has = np.array([[True] * 8, [True] * 5 + [False] * 3, [False, True, True, False, False, True, False, False]])
+    depths = known((4, [*names, *(f"decoder.{name}" for name in names[:3])]), (4, names), (2, ["decoder.block.0"]))
+    assert depths.tolist() == [[4, 3], [4, 0], [2, 1]]
+    counts = [4, 4, 2]
+    for given in (depths, np.zeros_like(depths)):
+        distances, twins = block_distances(sites, has, given), layers_of_same_depth(sites, has, given)
+        for a, n in enumerate(counts):
+            for b, m in enumerate(counts):
+                apart = [[abs(i / (n - 1) - j / (m - 1)) for j in range(m)] for i in range(n)]
+                for i in range(n):
+                    assert twins[a, b, 1 + i] == 1 + int(np.argmin(apart[i]))
+                    for j in range(m):
+                        steps = round(apart[i][j] * (min(n, m) - 1)) if a != b or i <= j else -1
+                        assert distances[a, b, 1 + i, 1 + j] == steps
+        assert (distances[..., [0, 5, 6, 7]] == -1).all()
+        assert twins[0, 2, 5:].tolist() == [5, 5, 5]
+        assert twins[0, 0].tolist() == list(range(8))
+
+
+def test_some_blocks_of_a_decoder() -> None:
+    """Of decoders of 8 and of 4 blocks: 3/7 is nearest to 1/3, although it is the last of those chosen."""
+    sites = np.array(["decoder.block.0", "decoder.block.1", "decoder.block.3"])
+    has = np.array([[True, False, True], [True, True, True]])
+    every = [[f"decoder.block.{n}" for n in range(depth)] for depth in (8, 4)]
+    found = layers_of_same_depth(sites, has, known((12, every[0]), (12, every[1])))
+    assert found[0, 1].tolist() == [0, -1, 1]
+    assert found[1, 0].tolist() == [0, 2, 2]
+
+
+def test_layers_outside_the_blocks_go_by_their_rank() -> None:
+    sites = np.array([f"stage.{n}.conv" for n in (0, 1, 4, 7)] + ["head.0", "head.2", "head.3"])
+    has = np.array([[True] * 7, [True, False, False, True, True, False, True]])
+    found = layers_of_same_depth(sites, has, known((0, list(sites)), (0, list(sites))))
+    assert found[0, 1].tolist() == [0, 0, 3, 3, 4, 4, 6]
+    assert found[1, 0].tolist() == [0, -1, -1, 3, 4, -1, 6]
+
+
+def test_the_pass_knows_how_deep_encoders_are() -> None:
+    """Before the result says so; kept for contrasts with the same distances."""
+    deep = SMALL.replace("depth=2", "depth=6")
+    encoders = {"a": load_encoder(SMALL.replace("depth=2", "depth=4")), "b": load_encoder(deep)}
+    images = load_images("shapes?size=32", limit=32)
+    config = {"cka": Config(tokens=("mean",), bootstrap=20)}
+    sites = ["block.0", "block.2"]
+    run = analyze(encoders, images, config, batch=8, sites=sites, workers=0, show_progress=False)
+    found = run["cka"].isel(tokens=0)
+    own = found.sel(encoder_a="b", encoder_b="b")
+    assert own.distance_pairs.values.tolist() == [2, 0, 1]
+    np.testing.assert_array_equal(own.relative_distance, np.arange(3) / 5)
+    assert own.row_depth.sel(site_a="block.2") == 2 / 6
+    across = found.sel(encoder_a="a", encoder_b="b")  # 0 and 2/3 with 0 and 2/5, in thirds
+    assert across.distance_pairs.values.tolist() == [1, 2, 1]
+    assert across.diagonal_site.values.tolist() == ["block.0", "block.2"]
+    for name, known in (("a", across), ("b", own)):
+        for distance in known.distance.values[np.isfinite(known.distance_cka)]:
+            estimate = run.estimate("cka.distance_cka", encoder=name, other="b", distance=distance, tokens="mean")
+            assert estimate.value == float(known.distance_cka.sel(distance=distance))
+            groups = next(iter(estimate.left_out.values()))
+            assert np.isfinite(groups).all()
+            assert np.ptp(groups) > 0
+    again = summaries(run["cka"])  # from what the result says
+    for name in again.data_vars:
+        xr.testing.assert_equal(again[name].reset_coords(drop=True), run["cka"][name].reset_coords(drop=True))
 
 
 def test_decoder_blocks_are_named_by_their_site(result: xr.Dataset) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sightline.measure.estimators.cka import bootstrap, centre, products, ratio
+from sightline.measure.estimators.cka import bootstrap, centre, products, ratio, within_bounds
 from sightline.measure.estimators.full_batch import FullBatch
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends, tail_of
 from sightline.measure.gram_sums import GramSums
@@ -85,6 +85,61 @@ def test_a_pair_of_layers_has_the_interval_of_the_pair_turned_round() -> None:
         np.testing.assert_array_equal(once, once.swapaxes(-1, -2))
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_no_cka_is_beyond_one(unbiased: bool) -> None:
+    """Of the smallest batches, however their features are mixed, and of sums over them with any weights."""
+    random = np.random.default_rng(4)
+    for n in (4, 5, 7):
+        x = random.normal(size=(3000, n, 3)) * 10 ** random.uniform(-2, 2, (3000, n, 1))
+        y = x @ random.normal(size=(3000, 3, 2)) + 10 ** random.uniform(-4, 2, (3000, 1, 1)) * random.normal(
+            size=(3000, n, 2)
+        )
+        grams = torch.from_numpy(np.stack([x @ x.swapaxes(1, 2), y @ y.swapaxes(1, 2)], 1))
+        hsic = products(centre(grams, unbiased), unbiased).numpy()
+        each = ratio(hsic)[:, 0, 1]
+        summed = ratio(np.tensordot(random.multinomial(40, np.full(40, 1 / 40), 500), hsic[:40], 1))[:, 0, 1]
+        assert np.abs(each).max() > 0.999
+        assert max(np.abs(each).max(), np.abs(summed).max()) <= 1 + 1e-12
+
+
+def test_ends_are_cut_at_the_bounds_of_cka() -> None:
+    """But never so that an interval leaves its value out, which rounding may put beyond 1; NaN stays."""
+    value = np.array([0.788, -0.4, 1 + 1e-15, 0.5, math.nan])
+    low = np.array([-0.037, -1.7, 0.9, math.nan, -3.0])
+    high = np.array([1.613, 0.9, 1.2, math.nan, 3.0])
+    ends = within_bounds(value, low, high)
+    np.testing.assert_array_equal(ends[0], [-0.037, -1, 0.9, math.nan, math.nan])
+    np.testing.assert_array_equal(ends[1], [1, 0.9, 1 + 1e-15, math.nan, math.nan])
+
+
+def test_few_batches_have_an_interval_within_bounds() -> None:
+    """Student's of two batches is wider than CKA can be; percentiles of many are as they were."""
+    random, cut = np.random.default_rng(5), 0
+    for _ in range(30):
+        hsic = made(random, 2)[1]
+        value, free, ends = ratio(hsic.sum(0)), bootstrap(hsic, 100, 0, bounds=False), bootstrap(hsic, 100, 0)
+        cut += free[1][0, 1] > 1
+        for wide, end in zip(free, ends, strict=True):
+            np.testing.assert_array_equal(end[0, 1], np.clip(wide[0, 1], -1, 1))
+        assert (ends[0] <= value).all()
+        assert (value <= ends[1]).all()
+    assert cut > 5
+    hsic = made(random, 16)[1]
+    for wide, end in zip(bootstrap(hsic, 300, 0, bounds=False), bootstrap(hsic, 300, 0), strict=True):
+        assert end[0, 1] == wide[0, 1]
+
+
+def test_a_full_batch_moves_its_interval_before_it_is_cut() -> None:
+    value, low, high, whole = (
+        np.array(numbers) for numbers in ([0.8] * 3, [-0.1] * 3, [1.7] * 3, [0.7, -0.2, 1 + 1e-15])
+    )
+    batched = {"cka": value, "cka_low": low, "cka_high": high}
+    moved = GramSums.with_interval("cka", {"": whole, "_null": whole}, batched)
+    np.testing.assert_allclose(moved["cka_low"], [-0.2, -1, 0.1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(moved["cka_high"], [1, 0.7, 1], rtol=0, atol=1e-12)
+    assert (moved["cka_high"] >= whole).all()
+
+
 @pytest.mark.chance
 def test_intervals_of_full_batches_cover() -> None:
     """Those of the minibatches on the same images, moved to the value of the full batch."""
@@ -92,7 +147,7 @@ def test_intervals_of_full_batches_cover() -> None:
 
     def ends() -> Any:
         both, hsic = made(random, 16)
-        low, high = bootstrap(hsic, 300, 0)
+        low, high = bootstrap(hsic, 300, 0, bounds=False)
         whole = FullBatch([WIDTH, WIDTH])
         for batch in both:
             whole.add(list(batch))

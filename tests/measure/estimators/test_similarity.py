@@ -164,15 +164,63 @@ def test_unrelated_wide_features_are_not_at_zero() -> None:
 
 def test_constant_features_have_no_value() -> None:
     x = np.random.default_rng(0).normal(size=(20, 4))
-    for name in ("procrustes", "svcca", "pwcca", "rsa"):
+    for name in ("procrustes", "svcca", "pwcca", "rsa", "mutual_knn"):
         assert math.isnan(MEASURES[name](x, np.full((20, 3), 0.1)))
+    assert math.isnan(mutual_knn(np.full((20, 4), 0.1), np.full((20, 3), 0.1)))
+
+
+def test_images_in_one_direction_have_no_nearest_by_cosine() -> None:
+    random = np.random.default_rng(0)
+    x, line = random.normal(size=(20, 4)), random.uniform(1, 2, (20, 1)) * [1.0, 2.0, -1.0]
+    assert math.isnan(mutual_knn(x, line, 3))
+    assert math.isnan(mutual_knn(line.astype(np.float32), x, 3))
+    assert procrustes(x, line) > 0
+    assert math.isnan(mutual_knn(np.zeros((20, 3)), x, 3))
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="nothing here is more precise than float64")
+@pytest.mark.parametrize("width", [8, 64, 384])
+@pytest.mark.parametrize("variation", [1.0, 1e-4, 1e-5, 5e-6])
+def test_features_that_hardly_differ_keep_their_neighbours(width: int, variation: float) -> None:
+    """Of unrelated features chance is 10/299 = 0.033, however small their variation is beside their mean."""
+    random = np.random.default_rng(0)
+    pair = [
+        (random.normal(size=width) + variation * random.normal(size=(300, width))).astype(np.float32) for _ in range(2)
+    ]
+    near = []
+    for x in pair:
+        exact = x.astype(np.longdouble)
+        exact /= np.sqrt(np.square(exact).sum(1, keepdims=True))
+        cosine = exact @ exact.T
+        np.fill_diagonal(cosine, -2)
+        near.append([set(row) for row in np.argsort(-cosine, axis=1)[:, :10].tolist()])
+        found = similarity.neighbours_of(torch.from_numpy(x).double(), 10)
+        assert found is not None
+        # Those at such small angles that the reference itself may round them
+        assert np.mean([set(row) == known for row, known in zip(found.tolist(), near[-1], strict=True)]) > 0.98
+    value = mutual_knn(*pair, k=10)
+    assert value == pytest.approx(np.mean([len(a & b) / 10 for a, b in zip(*near, strict=True)]), abs=1e-3)
+    assert value == pytest.approx(10 / 299, abs=0.012)
+
+
+def test_zeros_have_a_cosine_of_zero_with_everything() -> None:
+    x = np.random.default_rng(0).normal(size=(12, 3)) * ([0], *[[1]] * 10, [0])
+    norms = np.linalg.norm(x, axis=1)
+    cosine = x @ x.T / np.maximum(norms[:, None] * norms, 1e-300)
+    np.fill_diagonal(cosine, -2)
+    found = similarity.neighbours_of(torch.from_numpy(x), 4)
+    assert found is not None
+    for i in range(1, 11):
+        assert found[i].tolist() == np.argsort(-cosine[i])[:4].tolist()
+    assert all(len(set(found[i].tolist()) - {i}) == 4 for i in range(12))
 
 
 def test_duplicates_are_neighbours_of_each_other() -> None:
     x = np.random.default_rng(0).normal(size=(10, 4)).repeat(2, 0)
     assert mutual_knn(x, x, 1) == 1
-    near = similarity.neighbours_of(torch.from_numpy(x), 1)[:, 0]
-    assert near.tolist() == [i ^ 1 for i in range(20)]
+    near = similarity.neighbours_of(torch.from_numpy(x), 1)
+    assert near is not None
+    assert near[:, 0].tolist() == [i ^ 1 for i in range(20)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
