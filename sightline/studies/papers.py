@@ -197,7 +197,7 @@ def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> li
             taken = [n for n, step in enumerate(found) if whose in (step.group, step.name) and _takes(step, key)]
             if not taken:
                 names = dict.fromkeys([*(step.group for step in steps), *(step.name for step in steps)])
-                hint = "" if whose in names else nearest(whose, names)
+                hint = nearest(key, PASS) if whose in names else nearest(whose, names)
                 raise InputError(f"No step of this study takes the setting {whose}.{key}{hint}")
             for n in taken:
                 found[n] = _with(found[n], key, value)

@@ -400,6 +400,7 @@ def test_passes_measure_what_their_findings_ask_for():
         ({"roles": {**ROLES, "d": replace(ROLES["a"], name="d")}}, "There is no encoder 'd' to have a role"),
         ({"steps": ["finetunes"]}, "There are no steps 'finetunes'; did you mean 'finetune'"),
         ({"findings": ["S77"]}, "There is no finding 'S77'"),
+        ({"settings": {"passes": {"limt": 8}}}, "takes the setting passes.limt; did you mean 'limit'?"),
         ({"settings": {"finetune": {"epochs": 1}}}, "No step of this study takes the setting finetune.epochs"),
         ({"images": "folder:/nowhere"}, "/nowhere"),
     ],
