@@ -157,12 +157,12 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     """Best site and feature of each encoder: (label, number, detail)."""
     table = accuracy_table(result)
     best = table.loc[table.groupby("encoder", sort=False).accuracy.idxmax()] if len(table) else table
-    of = table.groupby("encoder").size()
+    of = {str(name): len(rows) for name, rows in table.groupby("encoder")}
     return [
         (
             str(row.encoder),
             f"{row.accuracy:.1%}",
-            f"the highest of {of[row.encoder]} on {SPLITS[1]}, at {row.site}, feature {row.feature}"
+            f"the highest of {of[str(row.encoder)]} on {SPLITS[1]}, at {row.site}, feature {row.feature}"
             + (f"; top-5 {_top5(result, row):.1%}" if "top5_accuracy" in result else ""),
         )
         for row in best.itertuples()

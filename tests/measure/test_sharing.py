@@ -58,7 +58,7 @@ def test_helpers_are_for_several_threads_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     assert sharing.helpers_for("cpu") is None
     monkeypatch.delenv("WORLD_SIZE")
     with monkeypatch.context() as joined:
-        joined.setattr(sharing.dist, "is_initialized", lambda: True)
+        joined.setattr(torch.distributed, "is_initialized", lambda: True)
         assert sharing.helpers_for("cpu") is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert sharing.helpers_for("cpu") is None
