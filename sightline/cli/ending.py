@@ -140,7 +140,7 @@ def number_table(standing: Standing, width: int) -> Table:
             best = name in number.winners()
             text = Text(f"{number.write(name) or '–'}{'*' if best else ''}", style="bold green" if best else "")
             if where and (ends := number.write_ends(name)):
-                text.append(f"{' ' if where == 'beside' else chr(10)}{ends}", style="dim not bold")
+                text.append((" " if where == "beside" else "\n") + ends, style="dim not bold")
             cells.append(text)
         table.add_row(*cells)
     return table

@@ -80,12 +80,12 @@ def _needs(needs: str, study: bool) -> str:
     """What is missing; a comparison takes analyses, and no steps of a study.
 
     >>> _needs("the analysis knn of a and b: add `--steps passes`; detection of a: add `--steps detect`", study=False)
-    'the analysis knn of a and b: add `--also knn`; detection of a, which `sightline study --steps detect` gives'
+    'the analysis knn of a and b: add `--also knn`; detection of a (from `sightline study --steps detect`)'
     """
     if study:
         return needs
     needs = re.sub(r"(the analysis (\w+) [^;]*?): add `--steps passes`", r"\1: add `--also \2`", needs)
-    return re.sub(r": add `(--steps \w+)`", r", which `sightline study \1` gives", needs)
+    return re.sub(r": add `(--steps \w+)`", r" (from `sightline study \1`)", needs)
 
 
 def _content(drawn: PaperDrawing, suffix: str) -> bytes:

@@ -158,7 +158,7 @@ def _runs_in(run: Path, out: Path | None) -> list[tuple[Path, Path | None]]:
         return [(run, out)]
     from sightline.studies.study import open_study
 
-    names = {placed.folder: placed.step.name for placed in open_study(run).steps}
+    names = {placed.folder: placed.step.name for placed in open_study(run).steps if placed.done}
     found = [folder for folder in names if (folder / "results").is_dir()]
     if not found:
         raise InputError(f"{str(run)!r} has no finished step with results to export; finish it with `sightline study`")

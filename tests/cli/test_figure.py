@@ -50,7 +50,7 @@ def test_the_table_has_the_numbers_of_the_run(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "out", "told"), [
-    ("001 Fig 5", None, "needs a fine-tuned mae, which `sightline study --steps finetune` gives"),
+    ("001 Fig 5", None, "needs a fine-tuned mae (from `sightline study --steps finetune`)"),
     ("001 Fig 12", None, "needs the analysis knn of moco_v3 and mae: add `--also knn`"),
     ("001 Fig 99", None, "no measurement"),
     ("001 Fig 1", "a.docx", "ends in .svg, .pdf, .csv"),
@@ -66,7 +66,7 @@ def test_what_cannot_be_drawn_is_one_sentence(folder: Path, name: str, out: str 
 def test_parts_that_are_missing_are_told(folder: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "b.svg")
     done = CliRunner().invoke(app, ["figure", "000 Fig 5", str(folder), "-o", out], catch_exceptions=False)
-    assert "Without part c, which needs a fine-tuned mae, which `sightline study --steps finetune` gives" in done.stderr
+    assert "Without part c, which needs a fine-tuned mae (from `sightline study --steps finetune`)" in done.stderr
 
 
 def test_all_figures_are_listed() -> None:

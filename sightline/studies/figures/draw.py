@@ -72,6 +72,7 @@ def draw(name: str, evidence: Evidence) -> PaperDrawing:
         except Missing as error:
             missing[letter] = error.needs
     if not panels:
+        # Parts may need the same of a pair of encoders, in either order.
         raise Missing("; ".join({frozenset(needs.split()): needs for needs in missing.values()}.values()))
     printed = [row for panel in panels.values() for row in panel.printed]
     return PaperDrawing(
