@@ -12,8 +12,6 @@ from sightline.core.references import parse_reference
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["chosen_analyses", "further_images", "load_encoders", "spread_sites"]
-
 
 def load_encoders(words: list[str]) -> dict[str, Encoder]:
     """`name=source:id` or `source:id`; names that occur twice get a number."""

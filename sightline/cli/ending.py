@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sightline.studies.findings.contract import Verdict
     from sightline.studies.roles import Role
 
-__all__ = ["finish", "first_process", "number_table", "report_of", "stoppable"]
-
 
 PADDING = {"beside": 2, "below": 1, "": 1}  # between the columns of the table
 REASONS = 3  # why something was left out is told at once if it is no more

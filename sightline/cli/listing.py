@@ -8,17 +8,6 @@ from fnmatch import fnmatch
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 
-__all__ = [
-    "list_figures",
-    "list_findings",
-    "list_plugins",
-    "list_recipes",
-    "list_sites",
-    "list_studies",
-    "matching_encoders",
-]
-
-
 FOLDERS = {
     "encoders": ("sources", "source"),
     "images": ("datasets", "source"),

@@ -8,8 +8,6 @@ import typer
 
 from sightline.core.errors import visible
 
-__all__ = ["say"]
-
 
 def say(text: object, **style: Any) -> None:
     """A line on stdout, or with err=True on stderr."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = ["show_verdicts"]
-
 
 ROWS = 18  # findings that hold or fail and are told with their claim; others by their identifiers
 PAPERS = {"Shekhar et al. 2022, 2023": "S", "Park et al. 2023": "P", "Grigg et al. 2021": "G"}

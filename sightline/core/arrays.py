@@ -11,8 +11,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Array", "as_tensor", "like"]
-
 
 Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 

@@ -34,9 +34,6 @@ from sightline.core.files import user_cache, write_atomically
 from sightline.core.progress import console
 from sightline.core.run_folder import fingerprint
 
-__all__ = ["ensure", "ensure_for", "tell_if_slower", "usable"]
-
-
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 FORMERLY = "DNNL_MAX_CPU_ISA"  # oneDNN still reads it where the other is not set
 CHOOSING = (VARIABLE, FORMERLY, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")  # variables that choose instructions

@@ -14,9 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Block", "leave_no_core", "product", "slowdown", "stacked"]
-
-
 WIDTH = 384
 ROUNDS = 7
 

@@ -26,9 +26,6 @@ from pathlib import Path
 from sightline.core.errors import InputError
 from sightline.core.files import abandoned, explain
 
-__all__ = ["STALE", "Holder", "claimed", "holder_of"]
-
-
 STALE = 600.0  # seconds without a sign of life
 BEAT = 15.0  # seconds between two of them
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sightline.report.figures import Figure
 
-__all__ = ["TOPICS", "Headline", "Reported", "StudyFile", "fulfil", "members"]
-
 
 Headline = tuple[str, str, str]  # label, number, detail
 # What an analysis asks about (its `TOPIC`), in the order of the report; others come last.

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]
     Statistic = Callable[..., Any]  # of numbers in order, over `axis`, such as np.mean or np.max
 
-__all__ = ["ENCODERS", "Contrast", "Estimate", "Factor", "contrast", "drawn_seeds", "estimate"]
-
 
 DRAWS = 2000
 ROUNDING = 1e-12  # of a number: what varies less does not vary

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "counted", "first_line", "nearest", "some", "visible"]
-
 
 class InputError(Exception):
     """Something the user gave cannot be used; the message is one sentence and the command line exits with 2."""

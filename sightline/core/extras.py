@@ -7,9 +7,6 @@ from collections.abc import Iterator
 
 from sightline.core.errors import InputError
 
-__all__ = ["EXTRAS", "explaining"]
-
-
 EXTRAS = {  # as they are imported
     "accelerate": "huggingface",
     "datasets": "huggingface",

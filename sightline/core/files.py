@@ -16,25 +16,6 @@ from typing import IO, Any, TypeVar
 
 from sightline.core.errors import InputError, first_line
 
-__all__ = [
-    "LOCK",
-    "abandoned",
-    "alone",
-    "explain",
-    "file_name",
-    "is_file",
-    "lock",
-    "naming_files",
-    "read_json",
-    "read_text",
-    "read_toml",
-    "replacing",
-    "unfinished",
-    "user_cache",
-    "write_atomically",
-]
-
-
 try:
     import fcntl
 except ImportError:  # not on Windows

@@ -36,9 +36,6 @@ from sightline.core.errors import InputError, first_line
 from sightline.core.processes import leave
 from sightline.core.stopping import Stopped
 
-__all__ = ["Helpers", "LostError"]
-
-
 PATIENCE = 30.0  # seconds for a helper to join, and to save what it has and end
 LONGEST = timedelta(days=1)  # how long joined processes wait for each other; one that has ended is noticed at once
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux

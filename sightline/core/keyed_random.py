@@ -13,9 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Keys", "fold", "id_keys", "mix", "uniform"]
-
-
 Keys = NDArray[np.uint64]  # one per image
 
 

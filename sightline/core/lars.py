@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LARS", "trusted"]
-
-
 TRUST = 1e-3  # of LARS: how far a layer moves in a step at a rate of 1, as a share of its norm
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["card", "fold", "rows", "shortened"]
-
-
 STYLE = "margin:.3em 0;padding:.6em .9em;border:1px solid #8884;border-radius:6px;max-width:60em;overflow-x:auto"
 CELL = "text-align:left;padding:.1em 1em .1em 0;vertical-align:top;border:0"
 

@@ -24,22 +24,6 @@ from pathlib import Path, PurePosixPath
 from sightline.core.errors import InputError, first_line
 from sightline.core.files import LOCK, alone, explain, replacing, unfinished, write_atomically
 
-__all__ = [
-    "LIST",
-    "STUDIES",
-    "begin",
-    "bring",
-    "claim",
-    "holds",
-    "new_folder",
-    "remains",
-    "remove",
-    "replaceable",
-    "write",
-    "writing",
-]
-
-
 LIST = ".sightline.json"
 FORMAT = 1  # of the list
 STUDIES = ("detection", "rcdm", "reinit", "segmenters")  # runs that are made of trainings

@@ -20,9 +20,6 @@ from typing import Any, TypeVar, cast
 from sightline.core.contract import Reported, fulfil
 from sightline.core.errors import InputError, first_line, nearest
 
-__all__ = ["GROUPS", "PluginWarning", "built_in", "find", "held_to", "module_of", "names", "usable"]
-
-
 # Where the plugins of a kind live, below sightline. Formats are sources that read official checkpoint files.
 ROOMS = {
     "analyses": ("analyses",),

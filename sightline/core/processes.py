@@ -14,9 +14,6 @@ import torch.distributed as dist
 from sightline.core.errors import InputError
 from sightline.core.threads import side_by_side
 
-__all__ = ["agreed", "barrier", "by_first", "gathered", "join", "leave", "rank", "shared", "world"]
-
-
 T = TypeVar("T")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["Pace", "bar", "bar_of_steps", "console", "duration", "one_by_one", "show_cost", "showing", "terminal"]
-
 
 FIRST, SELDOM = 3.0, 60.0  # seconds until the first line on how it goes, and at most between two lines
 Name = TypeVar("Name")

@@ -9,8 +9,6 @@ from urllib.parse import quote, unquote_plus
 from sightline.core import plugins
 from sightline.core.errors import InputError
 
-__all__ = ["Reference", "parse_reference", "take_apart"]
-
 
 @dataclass(frozen=True)
 class Reference:

@@ -14,20 +14,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import xarray as xr
 
-__all__ = [
-    "ABSENT",
-    "ENDS",
-    "NORMAL_95",
-    "NOTHING",
-    "NOT_FINITE",
-    "interval",
-    "of_decoder",
-    "outside_decoder",
-    "relative_depths",
-    "said_depths",
-    "sites_of",
-]
-
 
 NOT_FINITE = "the activations are not finite (NaN or infinity)"
 

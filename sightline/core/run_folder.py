@@ -36,8 +36,6 @@ from sightline.core.selection import Where
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["LATEST", "Run", "fingerprint", "kept_epochs", "latest", "open_run", "plan_run", "provenance"]
-
 
 PACKAGES = ("numpy", "sightline", "timm", "torch", "torchmetrics", "torchvision", "transformers", "xarray")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Progress", "cosine", "linear", "warmup_cosine"]
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["ENCODERS", "Where", "cells_of", "depth_range", "described", "site_pattern"]
-
 
 Where = Mapping[str, Any]
 

@@ -13,9 +13,6 @@ import tomli_w
 
 from sightline.core.errors import InputError, counted
 
-__all__ = ["flatten", "make_settings", "parse_settings", "to_toml"]
-
-
 T = TypeVar("T")
 
 LARGEST = 10**9

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from types import FrameType
 
-__all__ = ["AbandonedError", "Stopped", "go_on", "signals", "work_over"]
-
-
 work_over: ContextVar[threading.Event | None] = ContextVar("work_over", default=None)  # set by core/threads.py
 
 

@@ -12,8 +12,6 @@ import torch
 
 from sightline.core.stopping import work_over
 
-__all__ = ["side_by_side"]
-
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 

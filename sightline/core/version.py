@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["NUMBERS", "__version__"]
-
-
 # Part of every fingerprint: what was computed under another one is computed again. It changes when numbers do; the
 # version of the package may change with every commit.
 NUMBERS = "0.1.0"

@@ -28,17 +28,6 @@ from torch.overrides import TorchFunctionMode
 
 from sightline.core.errors import InputError
 
-__all__ = [
-    "Attend",
-    "AttentionLayer",
-    "AttentionProduct",
-    "AttentionWatch",
-    "fused",
-    "without_fast_path",
-    "without_fused_attention",
-]
-
-
 # Layers whose product was compared with the kernel's, and of which kind it was.
 CHECKED: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 

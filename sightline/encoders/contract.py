@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from sightline.encoders.layouts.layout import Layout
     from sightline.encoders.sites import Anatomy
 
-__all__ = ["Family", "Format", "ModelSource", "family", "format_named", "source"]
-
 
 class ModelSource(Protocol):
     """A file of `encoders/sources/`, or a module of another package."""

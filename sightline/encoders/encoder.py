@@ -18,8 +18,6 @@ from sightline.encoders.modules.positions import Resize, by_size
 from sightline.encoders.sites import Anatomy, Tap, Tokens, layer_type
 from sightline.images.preprocess import Preprocess
 
-__all__ = ["Encoder", "anatomy", "build_encoder", "name_apart"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Encoder:

@@ -14,8 +14,6 @@ from sightline.encoders.files.weights import check_finite
 from sightline.encoders.sites import Tokens
 from sightline.images.preprocess import Preprocess
 
-__all__ = ["load_encoder"]
-
 
 def load_encoder(
     what: str | nn.Module | Encoder,

@@ -24,8 +24,6 @@ from sightline.encoders.modules.projection import parts_in_words, read_head
 from sightline.encoders.modules.vit import RESIZES
 from sightline.images.preprocess import Preprocess
 
-__all__ = ["load_folder", "save_encoder"]
-
 VALUES = {"decoder": ("true", "false"), "head": ("true", "false"), "window": ("none",)}  # of options
 LIBRARIES = ("timm", "torchvision", "huggingface")  # that build an encoder without weights
 WINDOW = "attention_window"

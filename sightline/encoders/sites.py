@@ -34,22 +34,6 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError, nearest
 from sightline.core.selection import site_pattern
 
-__all__ = [
-    "ATTENTION_POINTS",
-    "Anatomy",
-    "Tap",
-    "Tokens",
-    "block_numbers",
-    "entry_of",
-    "layer_type",
-    "select",
-    "stage_numbers",
-    "token_view",
-    "union_of_sites",
-    "unmatched",
-]
-
-
 ATTENTION_POINTS = ("q", "k", "v", "attn_map", "heads")  # what can be seen of an attention layer's product
 
 

@@ -23,8 +23,6 @@ from sightline.encoders.sites import ATTENTION_POINTS, Tap, select, unmatched
 if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["capture", "watch"]
-
 
 # Looking
 

@@ -33,8 +33,6 @@ from sightline.measure.pooled import POOLINGS, poolings
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Conditions", "Feature", "feature_of", "represent", "represent_split"]
-
 
 BATCH = 64
 ROWS = 4096  # that are read at a time

@@ -34,9 +34,6 @@ from sightline.core.settings import make_settings
 from sightline.generation.extra import diffusers
 from sightline.generation.noise import PROCESSES, Process, process_named
 
-__all__ = ["Condition", "Denoiser", "Model", "Shape", "load_model", "save_model"]
-
-
 RESAMPLE = ("conv", "resnet")
 FILE = "conditions.json"
 

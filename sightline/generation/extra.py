@@ -6,8 +6,6 @@ from typing import Any
 
 from sightline.core.extras import explaining
 
-__all__ = ["diffusers"]
-
 
 def diffusers() -> Any:
     """The library, if it is installed."""

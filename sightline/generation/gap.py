@@ -36,8 +36,6 @@ from sightline.measure.estimators.intervals import ratio_of, wilson
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["PLAIN", "Gap", "likelihood_gaps", "others", "summarise", "transformed"]
-
 
 PLAIN = "plain"
 BATCH = 64

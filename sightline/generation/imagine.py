@@ -30,8 +30,6 @@ from sightline.training.recipe import read_recipe
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Imagined", "imagine"]
-
 
 BETWEEN = 8  # steps of an interpolation, both ends included
 

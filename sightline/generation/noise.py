@@ -29,9 +29,6 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import Keys
 from sightline.generation.extra import diffusers
 
-__all__ = ["DDPM", "PROCESSES", "Flow", "Network", "Process", "normal_noise", "process_named"]
-
-
 Network = Callable[[Tensor, Tensor], Tensor]  # noisy pictures (B, 3, h, w), times (B,) → (B, C, h, w)
 SMALLEST = 0.05  # of σ in the weight of the loss
 TIMES = 1000

@@ -39,8 +39,6 @@ from sightline.training.optimization import Optimization
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["AttributeReader", "attributes_of", "read_accuracies", "train_reader"]
-
 
 CLASS, ORIENTATION = "class", "orientation"
 FLIP = 0x4EA

@@ -28,8 +28,6 @@ from sightline.measure.estimators.inversion import odd_part
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["as_bytes", "draw", "facing_share", "interpolated", "nearest_images", "orientation_share", "shared_variance"]
-
 
 BATCH = 64
 SAMPLE = 0x5A3

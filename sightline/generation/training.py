@@ -38,9 +38,6 @@ from sightline.training.objective import Learner, Views
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import Training, make_parts
 
-__all__ = ["NAME", "Config", "DiffusionRecipe", "Objective", "by_row", "centre_crop", "make_recipe", "train_denoiser"]
-
-
 NAME = "rcdm"  # of the objective in recipes
 NUMBERS, NOISE = 0x5CD, 0x5CE  # what random numbers are drawn for
 

@@ -24,9 +24,6 @@ from sightline.core.errors import InputError
 from sightline.core.files import user_cache, write_atomically
 from sightline.core.progress import bar_of_steps
 
-__all__ = ["hashes"]
-
-
 WIDTH = 16  # bytes of a hash
 SETTLED = 2.0  # seconds after which a change of a file shows in its times
 Stamp = tuple[int, ...]

@@ -10,8 +10,6 @@ from sightline.core import plugins
 if TYPE_CHECKING:
     from sightline.images.sets import Images
 
-__all__ = ["ImageSource", "image_source"]
-
 
 class ImageSource(Protocol):
     """Loads a set of images from what stands behind its name, `folder:PATH?option=value`."""

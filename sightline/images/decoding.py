@@ -15,9 +15,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from sightline.core.errors import first_line
 from sightline.images.sets import Item
 
-__all__ = ["ENDINGS", "GONE", "decode"]
-
-
 ENDINGS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from sightline.images.preprocess import Preprocess, Window
 
-__all__ = ["BACKGROUND", "channels", "corners", "nearest_to", "seen", "seen_part", "shares", "upsampling"]
-
 
 BACKGROUND = "background"  # the first channel: pixels of no class
 FINEST = 16  # samples along the side of a patch

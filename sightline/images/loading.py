@@ -19,8 +19,6 @@ from sightline.core.references import take_apart
 from sightline.images.contract import image_source
 from sightline.images.sets import FEWEST, Images
 
-__all__ = ["load_images", "read_options"]
-
 
 def load_images(
     reference: str | Images | np.ndarray | Tensor | Sequence[np.ndarray],

@@ -37,9 +37,6 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.keyed_random import Keys, fold, id_keys, uniform
 
-__all__ = ["HALF", "KINDS", "STRENGTH", "band", "band_noise", "has_frequencies", "name_of", "sign_noise", "view"]
-
-
 STRENGTH = 0.1  # root mean square
 HALF = 0.05  # half the width of a band, in units of π
 PURPOSE, SIGNS = 11, 12  # of the random numbers

@@ -20,8 +20,6 @@ from sightline.images.workers import parallel
 if TYPE_CHECKING:
     from sightline.images.preprocess import Preprocess
 
-__all__ = ["Batch", "batch_count", "batches"]
-
 
 @dataclass(frozen=True)
 class Batch:

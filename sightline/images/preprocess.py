@@ -17,8 +17,6 @@ from sightline.images.targets import Targets, move
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess", "Window"]
-
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")  # as PIL has them
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

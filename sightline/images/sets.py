@@ -16,20 +16,6 @@ from sightline.core.notebook import card, shortened
 from sightline.images.targets import VOID, Targets
 from sightline.images.thumbnails import picture
 
-__all__ = [
-    "FEWEST",
-    "FileSource",
-    "Images",
-    "Item",
-    "Source",
-    "TargetSource",
-    "by_name",
-    "halves",
-    "join",
-    "split_name",
-]
-
-
 SHOWN = 8  # images in a notebook
 FEWEST = 4  # the unbiased HSIC divides by n(n − 3)
 SPLIT_NAMES = {"training": "train", "validation": "val", "valid": "val", "dev": "val", "testing": "test"}

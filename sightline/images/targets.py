@@ -12,9 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["VOID", "Targets", "arrays", "filled", "move", "tensors"]
-
-
 VOID = -2  # pixels of a segmentation map that are left out: borders, or what was not labelled
 
 Array = TypeVar("Array", NDArray[Any], Tensor)

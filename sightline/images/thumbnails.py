@@ -16,8 +16,6 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["THUMBNAIL", "picture", "thumbnail_size", "thumbnails"]
-
 
 THUMBNAIL = 112  # pixels of the longer side
 

@@ -28,8 +28,6 @@ from torch.nn import functional as F
 from sightline.core.errors import InputError, nearest
 from sightline.images.augment import colours
 
-__all__ = ["TRANSFORMATIONS", "transform"]
-
 
 def transform(name: str, pixels: Tensor) -> Tensor:
     """The images (B, 3, h, w), uint8 or floats in [0, 1], transformed; floats in [0, 1] where they are computed.

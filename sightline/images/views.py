@@ -30,9 +30,6 @@ from sightline.images.augment.policy import Policy
 from sightline.images.targets import Targets, arrays, move, tensors
 from sightline.images.transformations import TRANSFORMATIONS, transform
 
-__all__ = ["make_view", "move_targets", "policies_of"]
-
-
 IN_PLACE = ("grey", "blur")  # transformations that leave everything where it is
 _AUGMENT = 0xA06  # so that the numbers are not those of a training with the same seed
 

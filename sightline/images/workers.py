@@ -17,9 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 from sightline.core.processes import world
 from sightline.images.sets import Images
 
-__all__ = ["Reader", "parallel"]
-
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

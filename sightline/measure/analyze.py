@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["analyze", "sums_file"]
-
 
 def analyze(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,

@@ -25,8 +25,6 @@ from sightline.core.errors import InputError, counted, nearest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["AUTO", "ClassMapping", "load_mapping", "mean_probabilities"]
-
 
 AUTO = "imagenet16"
 FOLDER = Path(__file__).parent / "mappings"

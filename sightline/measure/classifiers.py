@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from sightline.measure.pooled import Matrix
 
-__all__ = ["SITES", "Classifier", "ClassifierChoice", "DecisionAnalysis", "about", "cost_of"]
-
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
 SEEN = ("cls", "gap", "cls_gap")  # by probes, in the order of preference

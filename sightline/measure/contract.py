@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sightline.measure.plan import Cost, Key, Plan
     from sightline.report.figures import KeyNumber, Likeness, Table
 
-__all__ = ["OPTIONAL", "Analysis", "AnalysisFile", "AnalysisPlugin", "FurtherImages", "NoSettings", "analysis"]
-
 
 @dataclass(frozen=True)
 class FurtherImages:

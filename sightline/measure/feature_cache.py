@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
     from sightline.images.sets import Images
 
-__all__ = ["Features", "describe_encoder", "describe_features", "reserve"]
-
 
 FORMAT = 1  # of the files; a new number leaves all older entries unread
 VALUES, ROWS, ABOUT = "features.npy", "rows.npy", "about.json"

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sightline.measure.estimators.full_batch import Pairs
     from sightline.measure.plan import Key, Plan
 
-__all__ = ["WIDEST", "GramSums", "Values", "check_tokens", "full_bytes", "grams", "narrow", "too_wide", "widths_of"]
-
 
 Values = Mapping[str, "npt.NDArray[np.float64]"]
 WIDEST = 8192  # features of a layer that a full batch can take: it needs the products of all of them

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.images.sets import Images
 
-__all__ = ["GROUPS", "ImageGroups"]
-
 
 GROUPS = 64  # a standard error with 63 degrees of freedom is known well enough
 PURPOSE = 2  # another order than that of the batches

@@ -22,8 +22,6 @@ from sightline.measure.pooled import Matrix
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["NAMES", "ImagePairs", "Inverted", "invert"]
-
 
 NAMES = tuple(f"{measure}{end}" for measure in MEASURES for end in (*ENDS, "_null", "_ceiling"))
 

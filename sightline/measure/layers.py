@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sightline.images.sets import Images
 
-__all__ = ["Layers", "add_images", "mean_of_images", "sample_rows"]
-
 
 @dataclass(frozen=True)
 class Layers:

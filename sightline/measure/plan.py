@@ -24,9 +24,6 @@ from sightline.images.sets import Images
 from sightline.measure.contract import analysis
 from sightline.measure.feature_cache import describe_encoder
 
-__all__ = ["Cost", "Key", "Plan", "analysis_fingerprint", "announce", "make_plans", "probe"]
-
-
 AT_A_TIME = 4  # encoders that share the cores of a CPU: each has its activations in memory
 KEPT = 1  # form of what is kept beside results; what was measured before there was any is measured again
 

@@ -40,24 +40,6 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Key, Plan
 
-__all__ = [
-    "FEATURES",
-    "FLAT",
-    "POOLINGS",
-    "Matrix",
-    "Pooled",
-    "Wanted",
-    "Which",
-    "disk",
-    "every_site",
-    "finish_files",
-    "flaw",
-    "matrices",
-    "poolings",
-    "share",
-    "widths",
-]
-
 
 POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
 JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read

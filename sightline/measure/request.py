@@ -21,19 +21,6 @@ from sightline.images.sets import FEWEST, Images, join
 from sightline.measure.contract import Analysis, FurtherImages, analysis
 from sightline.measure.plan import Plan
 
-__all__ = [
-    "check_labels",
-    "check_settings",
-    "choose_analyses",
-    "default_analyses",
-    "describe_request",
-    "lacking_images",
-    "left_out_of",
-    "make_metrics",
-    "named_encoders",
-    "with_further",
-]
-
 
 def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -> None:
     """A classifier without classes would be a number without meaning: say so before the pass."""

@@ -15,9 +15,6 @@ from sightline.core.files import write_atomically
 from sightline.core.processes import rank, world
 from sightline.measure.contract import Analysis
 
-__all__ = ["Reached", "Sums", "sums_file"]
-
-
 SAVE_EVERY = 30.0  # seconds between two savings of the sums of a pass
 PAUSE = 50.0  # and as a multiple of the time that saving takes, where the sums are large
 

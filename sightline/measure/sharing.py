@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sightline.encoders.encoder import Encoder
     from sightline.images.sets import Images
 
-__all__ = ["cores", "helpers_for", "share_pass", "worth_sharing"]
-
 
 LONG = 10_000  # forward passes of an image that are worth the seconds that processes take to start
 TRIES = 2  # of processes together, before one does the pass alone

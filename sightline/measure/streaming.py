@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from sightline.measure.contract import Analysis
 
-__all__ = ["measured_of", "result_of"]
-
 
 def result_of(metric: Analysis) -> xr.Dataset:
     """What an analysis has to say, with the sums of all processes."""

@@ -23,8 +23,6 @@ import xarray as xr
 
 from sightline.core.results import of_decoder
 
-__all__ = ["pack_viewer", "relative_depths"]
-
 
 def pack_viewer(result: xr.Dataset) -> dict[str, Any] | None:
     """What the page needs to show the attention maps of a result; None for results without them."""

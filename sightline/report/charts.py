@@ -16,8 +16,6 @@ from sightline.report.page import write_report
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
-__all__ = ["chart", "page_of"]
-
 
 def chart(run: Run, analysis: str, figure: str | None = None) -> Any:
     """A figure of an analysis as a chart with the colours and fonts of the report; the first one unless it is named."""

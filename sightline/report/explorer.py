@@ -13,9 +13,6 @@ from sightline.report.figures import linked_charts
 from sightline.report.html import clean
 from sightline.report.packing import MISSING, packed, places_of, whole_numbers
 
-__all__ = ["pack_explorer"]
-
-
 VIEWS = ("measure", "tokens")
 PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 

@@ -20,8 +20,6 @@ import numpy as np
 import xarray as xr
 from PIL import Image
 
-__all__ = ["Gallery", "Row", "pack_gallery"]
-
 
 @dataclass(frozen=True)
 class Row:

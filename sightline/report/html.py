@@ -17,8 +17,6 @@ import numpy as np
 import xarray as xr
 from markupsafe import Markup
 
-__all__ = ["asset", "clean", "cleaned", "in_words", "render", "script_json", "sentences"]
-
 
 def render(template: str, **context: object) -> str:
     """A file of templates/, filled in; text in the context is escaped."""

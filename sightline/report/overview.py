@@ -15,9 +15,6 @@ from sightline.report.html import clean
 from sightline.report.shell import Shown
 from sightline.report.standing import Column, Standing, classical_mds
 
-__all__ = ["Multiple", "NumberTable", "map_figure", "multiples", "number_table"]
-
-
 SIDE = 420  # pixels of the map
 LETTER = 7.2  # pixels of a letter of its labels
 DIGITS = 4  # of numbers that are only drawn

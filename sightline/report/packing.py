@@ -22,9 +22,6 @@ from markupsafe import Markup
 
 from sightline.report.html import clean
 
-__all__ = ["MISSING", "columns", "compressed", "packed", "places_of", "shared_columns", "whole_numbers"]
-
-
 DIGITS = 6  # of a number in a table
 PLACES = 4  # digits behind the point in a matrix
 MISSING = -(2**15)  # stands for NaN

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = ["draw_figure", "write_report"]
-
 
 ABOUT = {  # by kind of run
     "": "All were measured in one pass over the same images.",

@@ -21,9 +21,6 @@ import numpy as np
 import xarray as xr
 from PIL import Image
 
-__all__ = ["Picture", "Pictures", "Sheet", "pack_pictures", "png", "sheet_png"]
-
-
 SHOWN = 64  # pixels on the screen that a picture has at least
 GAP = 2  # pixels between the pictures of a file
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
-__all__ = ["Facts", "Provenance", "asked", "provenance_page"]
-
 
 Facts = Mapping[str, object]  # name → a JSON value
 

@@ -20,9 +20,6 @@ from sightline.report.figures import DARK, LIGHT, theme
 from sightline.report.html import asset, clean, render, script_json
 from sightline.report.packing import compressed
 
-__all__ = ["SCRIPTS", "Page", "Shown", "assemble", "shown_encoders"]
-
-
 SCRIPTS = ("data.js", "encoders.js", "charts.js", "explorer.js", "viewer.js", "overview.js", "tables.js", "page.js")
 
 # Shades of a hue for encoders of a kind, on paper and on a dark screen; the first of each go far apart.

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from sightline.report.figures import KeyNumber, Likeness
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = [
-    "COLUMNS",
-    "SENTENCES",
-    "Column",
-    "Standing",
-    "classical_mds",
-    "conclusions",
-    "extremes",
-    "stand",
-    "tally",
-    "topic_place",
-]
-
 
 COLUMNS = 8  # of the table
 SENTENCES = 5  # of the conclusions

@@ -20,8 +20,6 @@ from sightline.report.verdicts import Beside, findings_page
 if TYPE_CHECKING:
     from sightline.studies.findings.contract import Finding, Verdict
 
-__all__ = ["Redrawn", "study_page"]
-
 
 class Redrawn(Protocol):
     """A figure of a paper, drawn from the study's results."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from sightline.core.run_folder import Run
 
-__all__ = ["csv", "export_run", "tables"]
-
 
 def export_run(run: Run, format: str, folder: Path | None = None) -> list[Path]:
     """Write every result of a run as `csv`, `parquet` or `netcdf` and return the files."""

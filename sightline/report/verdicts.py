@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # what decides is above, and hands over
     from sightline.studies.findings.contract import Finding, Part, Verdict
 
-__all__ = ["DECIDED", "VERDICTS", "Beside", "FindingsPage", "counts", "findings_page", "with_interval"]
-
 
 VERDICTS = ("holds", "fails", "unclear", "not measured")
 PAPERS = ("S", "P", "G")  # the letters of findings, in the order in which they are told

@@ -39,20 +39,6 @@ from sightline.transfer.segmentation.segment import NAME as SEGMENT
 from sightline.transfer.segmentation.segment import make_recipe as segmentation_recipe
 from sightline.transfer.trainings import Reuse
 
-__all__ = [
-    "COMMANDS",
-    "OPTION_KINDS",
-    "PASS",
-    "TAKE_PART",
-    "Command",
-    "Machine",
-    "OptionKind",
-    "Work",
-    "analyses_of",
-    "command_of",
-    "one_pass",
-]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -35,9 +35,6 @@ from sightline.training.backbones import build
 from sightline.training.monitor import read_metrics
 from sightline.transfer.trainings import finished, folder_of
 
-__all__ = ["StepCost", "cost_of"]
-
-
 BATCH = 32  # images of a trial
 MORE = 1.4  # what analyses add to the forward passes, with the end of a pass
 STEPS = 3  # of a training that are timed

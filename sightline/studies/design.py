@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sightline.studies.roles import Role
 from sightline.studies.steps import Step
 
-__all__ = ["Design", "Given"]
-
 
 @dataclass(frozen=True)
 class Given:

@@ -51,21 +51,6 @@ from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
 from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
-__all__ = [
-    "FORMULA",
-    "HOW_TO_READ",
-    "QUESTION",
-    "SOURCE",
-    "TITLE",
-    "TOPIC",
-    "detect",
-    "figures",
-    "headlines",
-    "key_numbers",
-    "tables",
-]
-
-
 TOPIC = "transfer"
 TITLE = "Detection"
 QUESTION = "How well do detectors built on these encoders find and outline objects?"

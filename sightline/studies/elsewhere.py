@@ -14,9 +14,6 @@ from sightline.studies.folders import StepFolder
 from sightline.studies.running import Ended, Executor, Job, ticket
 from sightline.studies.worker import work_off
 
-__all__ = ["CLUSTERS", "on_cluster"]
-
-
 CLUSTERS = ("slurm", "ray")
 
 

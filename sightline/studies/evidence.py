@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.core.contrast import ENCODERS, Estimate, Factor, drawn_seeds
+from sightline.core.contrast import Estimate, Factor, drawn_seeds
 from sightline.core.errors import InputError
 from sightline.core.run_folder import Run, fingerprint
+from sightline.core.selection import ENCODERS
 from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles, refuse_circles
 
 if TYPE_CHECKING:
     import xarray as xr
-
-__all__ = ["Evidence", "Missing", "evidence_of", "over_seeds"]
 
 
 # The step that gives a result, where it is not the one pass over all images.

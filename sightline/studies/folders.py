@@ -33,9 +33,6 @@ from sightline.encoders.loading import load_encoder
 from sightline.encoders.sources.run import every_epoch
 from sightline.studies.steps import Step, step_of
 
-__all__ = ["StepFolder", "do", "made_before", "place"]
-
-
 SHORT = 8  # letters of the key in the name of a folder
 
 

@@ -23,9 +23,6 @@ from sightline.measure.feature_cache import describe_encoder
 from sightline.studies.commands import COMMANDS, command_of
 from sightline.studies.steps import Step, in_order, step_of
 
-__all__ = ["Contents", "key_of", "keys_of"]
-
-
 NAMED = ("timm", "torchvision", "zoo")  # sources whose encoders have names, and no files
 
 

@@ -33,9 +33,6 @@ from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPER
 from sightline.studies.steps import Step, with_needed
 from sightline.training.backbones import build
 
-__all__ = ["GROUPS", "STUDIES", "Sets", "papers"]
-
-
 GROUPS = ("passes", "minibatch", "finetune", "dynamics", "reinit", "detect", "segment", "rcdm", "pretrain")
 STUDIES = {  # the findings of which papers
     "papers": ("Shekhar et al. 2022 and 2023, Park et al. 2023, Grigg et al. 2021", ""),

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sightline.studies.roles import Role
     from sightline.studies.study import Study
 
-__all__ = ["decided_by", "undecided"]
-
 
 def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
     """The findings that need this step: by what a pass measures, or else by its group or command."""

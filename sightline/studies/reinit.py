@@ -45,19 +45,6 @@ from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, tr
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "FORMULA",
-    "HOW_TO_READ",
-    "QUESTION",
-    "SOURCE",
-    "TITLE",
-    "TOPIC",
-    "figures",
-    "headlines",
-    "key_numbers",
-    "reinit",
-]
-
 
 TOPIC = "transfer"
 TITLE = "Re-initialised blocks"

@@ -18,22 +18,6 @@ from typing import Any
 from sightline.core.errors import InputError, first_line
 from sightline.core.references import Reference, parse_reference
 
-__all__ = [
-    "FAMILIES",
-    "HYBRID",
-    "JE",
-    "MASKED_JE",
-    "NETWORKS",
-    "REC",
-    "SUPERVISED",
-    "Role",
-    "known_role",
-    "known_roles",
-    "of_one_size",
-    "refuse_circles",
-]
-
-
 JE, REC, SUPERVISED, HYBRID = "joint-embedding", "reconstruction", "supervised", "hybrid"
 MASKED_JE = "masked joint-embedding"
 FAMILIES = (JE, REC, SUPERVISED, HYBRID, MASKED_JE)

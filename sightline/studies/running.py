@@ -27,9 +27,6 @@ from sightline.measure.sharing import cores
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.folders import StepFolder, do
 
-__all__ = ["Ended", "Executor", "Here", "Job", "Outcome", "Processes", "perform", "run_steps"]
-
-
 TRIES = 3  # of a step whose process was killed
 PATIENCE = 0.5  # seconds between two looks
 

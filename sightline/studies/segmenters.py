@@ -41,21 +41,6 @@ from sightline.transfer.segmentation.segment import NAME, Config, check, make_re
 from sightline.transfer.segmentation.sliding import Segmented
 from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
-__all__ = [
-    "FORMULA",
-    "HOW_TO_READ",
-    "QUESTION",
-    "SOURCE",
-    "TITLE",
-    "TOPIC",
-    "figures",
-    "headlines",
-    "key_numbers",
-    "segment",
-    "tables",
-]
-
-
 TOPIC = "transfer"
 TITLE = "Segmentation with a trained head"
 QUESTION = "How well does a head trained on these encoders predict the class of every pixel?"

@@ -14,8 +14,6 @@ from typing import Any
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import Reference, take_apart
 
-__all__ = ["Step", "in_order", "step_of", "with_needed"]
-
 
 @dataclass(frozen=True)
 class Step:

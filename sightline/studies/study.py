@@ -44,9 +44,6 @@ from sightline.studies.running import Ended, Executor, Here, Outcome, Processes,
 from sightline.studies.steps import Step
 from sightline.studies.study_file import read_study
 
-__all__ = ["FLAGS", "Study", "make_study", "open_study", "run_study", "study"]
-
-
 KIND = "study"
 FORMAT = 1  # of study.json
 FLAGS = {  # what users call the roles

@@ -45,9 +45,6 @@ from sightline.studies.findings import all_findings
 from sightline.studies.roles import Role, known_role
 from sightline.studies.steps import Step, in_order, step_of, with_needed
 
-__all__ = ["read_study"]
-
-
 KEYS = {"title": str, "images": str, "findings": list, "matrix": dict, "step": dict, "role": dict}
 FORMS = {
     str: "text",

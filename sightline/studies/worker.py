@@ -17,8 +17,6 @@ from sightline.studies.folders import StepFolder, members_of
 from sightline.studies.running import Ended, perform
 from sightline.studies.steps import Step
 
-__all__ = ["take_part", "work_off"]
-
 
 def work_off(ticket: Mapping[str, Any]) -> dict[str, str]:
     """Do the step of a ticket (running.ticket) in this process; how it ended, as plain data."""

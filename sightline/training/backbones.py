@@ -24,8 +24,6 @@ from sightline.encoders.modules.mode import evaluating
 from sightline.encoders.modules.vit import check_window, features, initialise, is_vit
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["Backbone", "build", "freeze_head", "misfit"]
-
 
 def freeze_head(backbone: nn.Module) -> None:
     """Do not train what comes after a backbone's tokens: no gradient arrives there, and DDP waits for all gradients."""

@@ -25,8 +25,6 @@ from sightline.core.errors import InputError, first_line
 from sightline.core.files import write_atomically
 from sightline.core.run_folder import LATEST, latest
 
-__all__ = ["load", "load_module", "save_checkpoint", "tensors_of", "tidy"]
-
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers, each once: a state dict repeats what two parts share."""

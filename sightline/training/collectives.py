@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError
 from sightline.core.processes import rank, world
 
-__all__ = ["BatchNorm", "gather", "mean", "sync_batch_norm", "total"]
-
 
 def gather(x: Tensor) -> Tensor:
     """(B, …) of every process, (world · B, …) in order of rank; gradients flow back to where they came from."""

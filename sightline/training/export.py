@@ -19,8 +19,6 @@ from sightline.encoders.modules.projection import save_head
 from sightline.encoders.saved import save_encoder
 from sightline.training.checkpoints import tensors_of
 
-__all__ = ["export_encoder", "export_head"]
-
 
 def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
     """What `run:FOLDER` loads: the encoder of an objective, and the decoder and the head of those that have them."""

@@ -35,9 +35,6 @@ from sightline.images.targets import Targets, move, tensors
 from sightline.images.workers import parallel
 from sightline.training.objective import Views
 
-__all__ = ["Feed", "Order", "check_batch"]
-
-
 RESIDENT = 2 * 10**9  # bytes of decoded images that each process keeps, however many processes there are: views of kept
 # images are not rounded to bytes, and the number of processes must not change a training
 DECODED_TOGETHER = 256

@@ -35,9 +35,6 @@ from sightline.training.launch import Launch
 from sightline.training.loop import make_fabric
 from sightline.training.recipe import Training, read_recipe
 
-__all__ = ["Folder", "check_unchanged", "compile_blocks", "kept_recipe", "start", "tell_skipped", "training_folder"]
-
-
 KIND = "training"
 STARTED = ("latest.json", "metrics.csv", "tokenizer")
 

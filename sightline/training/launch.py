@@ -8,9 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
-__all__ = ["Launch", "Launched", "Placed", "launching"]
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

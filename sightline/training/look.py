@@ -30,9 +30,6 @@ from sightline.measure.estimators.attention import distance_and_nmi
 from sightline.measure.estimators.cka import centre, gram, products, ratio
 from sightline.training.watchers import WatchedFeatures, WatchedImages
 
-__all__ = ["Grams", "Look", "attention_sites", "cka_between", "layer_sites", "look_at"]
-
-
 POOLINGS = {"cls": "cls", "gap": "mean"}  # our name → token view: the CLS token, and the mean of the patches
 MAP = ".attn_map"
 

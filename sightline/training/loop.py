@@ -35,9 +35,6 @@ from sightline.training.objective import Learner
 from sightline.training.optimization import Optimization, make_optimizer, schedule, set_schedule
 from sightline.training.watchers import Watcher
 
-__all__ = ["Loop", "make_fabric"]
-
-
 PRECISION = {"float32": "32-true", "bf16": "bf16-mixed"}
 
 

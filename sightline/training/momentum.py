@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from sightline.training.checkpoints import tensors_of
 from sightline.training.collectives import total
 
-__all__ = ["embedding_std", "follow", "momentum_copy", "sinkhorn"]
-
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -16,8 +16,6 @@ from sightline.core.errors import InputError, first_line
 from sightline.core.extras import explaining
 from sightline.core.files import explain, write_atomically
 
-__all__ = ["Monitor", "read_metrics"]
-
 
 class Monitor:
     """Rows of numbers by step, in a CSV file that opens in pandas in one line and in TensorBoard."""

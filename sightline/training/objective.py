@@ -28,8 +28,6 @@ from sightline.training.export import export_encoder
 if TYPE_CHECKING:
     from sightline.training.backbones import Backbone
 
-__all__ = ["OPTIONAL", "First", "Learner", "Objective", "ObjectiveFile", "ObjectivePlugin", "Views", "objective_named"]
-
 
 class Views:
     """What a step sees: the views of B images, their labels, and random numbers of their own."""

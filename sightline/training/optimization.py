@@ -14,9 +14,6 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.lars import LARS
 from sightline.core.schedules import Progress, cosine, linear
 
-__all__ = ["Optimization", "make_optimizer", "schedule", "set_schedule"]
-
-
 OPTIMIZERS = ("adamw", "lars", "sgd")
 SCHEDULES = ("cosine", "cosine_from_start", "linear", "multistep", "constant")
 # Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.

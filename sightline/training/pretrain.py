@@ -37,8 +37,6 @@ from sightline.training.optimization import Optimization
 from sightline.training.recipe import PretrainingRecipe, make_recipe, read_recipe, recipe_names
 from sightline.training.watchers import make_watchers
 
-__all__ = ["pretrain"]
-
 
 @launching(Launched)
 def pretrain(

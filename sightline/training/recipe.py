@@ -19,19 +19,6 @@ from sightline.training.backbones import Backbone
 from sightline.training.objective import ObjectivePlugin, objective_named
 from sightline.training.optimization import Optimization
 
-__all__ = [
-    "COMMANDS",
-    "FOLDER",
-    "Pretraining",
-    "PretrainingRecipe",
-    "Training",
-    "make_parts",
-    "make_recipe",
-    "read_recipe",
-    "recipe_names",
-]
-
-
 FOLDER = Path(__file__).parent.parent / "recipes"
 COMMANDS = {  # of recipes that are no pre-training: in words, and by which command
     "detect": ("detection", "detect"),

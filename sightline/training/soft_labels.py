@@ -12,8 +12,6 @@ from sightline.images.augment.mixup import draw_mix, mix_pixels, mixed_targets
 from sightline.training import collectives
 from sightline.training.objective import Views
 
-__all__ = ["Mixing", "soft_cross_entropy"]
-
 
 class Mixing(NamedTuple):
     """How images and labels are mixed: α of both beta distributions (0: without), and the smoothing ε."""

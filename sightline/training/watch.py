@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from sightline.training.watch_huggingface import HuggingFaceWatch
     from sightline.training.watch_lightning import LightningWatch
 
-__all__ = ["MEASURES", "Watch", "watch"]
-
 
 MEASURES = ("knn", "rank", "attention", "cka")
 KIND = "watch"

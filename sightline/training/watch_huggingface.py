@@ -9,8 +9,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 if TYPE_CHECKING:
     from sightline.training.watch import Watch
 
-__all__ = ["HuggingFaceWatch"]
-
 
 class HuggingFaceWatch(TrainerCallback):
     """Looks before the first step, whenever a look is due by `state.global_step`, and after the last step."""

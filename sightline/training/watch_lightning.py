@@ -9,8 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 if TYPE_CHECKING:
     from sightline.training.watch import Watch
 
-__all__ = ["LightningWatch"]
-
 
 class LightningWatch(Callback):
     """Looks before the first step, whenever a look is due by `trainer.global_step`, and after the last step."""

@@ -24,22 +24,6 @@ from sightline.images.sets import Images
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.measure.estimators.rank import rankme
 
-__all__ = [
-    "BATCH",
-    "Collapse",
-    "FeatureWatch",
-    "WatchedFeatures",
-    "WatchedImages",
-    "Watcher",
-    "held_out_split",
-    "knn_accuracies",
-    "make_watchers",
-    "pooled",
-    "ranks",
-    "read_watched",
-]
-
-
 TRAIN, HELD_OUT = 4096, 1024  # images at most, balanced over classes
 BATCH = 256
 COLLAPSED = 0.1  # of the spread that embeddings on the unit sphere can have

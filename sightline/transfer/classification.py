@@ -19,8 +19,6 @@ from sightline.training.momentum import follow
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
-__all__ = ["Objective", "decayed", "logits_of"]
-
 
 class Objective(objective.Objective):
     """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""

@@ -22,9 +22,6 @@ from sightline.encoders.families.huggingface import Classified
 from sightline.encoders.files.weights import classifier_names
 from sightline.encoders.loading import load_encoder
 
-__all__ = ["POOLS", "block_names", "layers_of", "with_classifier"]
-
-
 POOLS = {"": None, "cls": "token", "gap": "avg"}  # our words, and timm's
 HEAD_STD = 2e-5  # of a new head: next to nothing, so that the encoder is not torn by its first gradients
 # Parts that another pooling does not have, or has anew.

@@ -15,9 +15,6 @@ from sightline.images.sets import Images
 from sightline.training.collectives import total
 from sightline.transfer.classification import logits_of
 
-__all__ = ["accuracy", "decisions", "right"]
-
-
 BATCH = 256
 
 

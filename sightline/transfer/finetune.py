@@ -36,9 +36,6 @@ from sightline.transfer.evaluate import accuracy
 from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
 from sightline.transfer.relative_positions import with_tables_to_train
 
-__all__ = ["NAME", "Config", "TransferRecipe", "finetune", "make_recipe"]
-
-
 NAME = "finetune"  # of the objective in recipes
 ACCURACIES = ("val_accuracy", "test_accuracy")
 

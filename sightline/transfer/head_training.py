@@ -32,9 +32,6 @@ from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.recipe import TransferRecipe, overrides, resolve
 from sightline.transfer.relative_positions import with_tables_to_train
 
-__all__ = ["HeadTraining", "Parts", "plain_feed", "train_head"]
-
-
 MEASURED = 256  # training images that the channels are standardised by
 
 Learned = TypeVar("Learned", bound=OnEncoder)

@@ -14,8 +14,6 @@ from sightline.training import objective
 from sightline.transfer.classification import decayed
 from sightline.transfer.detection.features import FeatureMaps, Standard
 
-__all__ = ["OnEncoder"]
-
 
 class OnEncoder(objective.Objective):
     """The encoder of such an objective, and its standardised maps; see training/objective.py."""

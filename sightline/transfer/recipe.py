@@ -16,8 +16,6 @@ from sightline.training.launch import Launch
 from sightline.training.optimization import Optimization
 from sightline.training.recipe import COMMANDS, Training, make_parts, read_recipe
 
-__all__ = ["TransferRecipe", "assemble", "overrides", "resolve"]
-
 
 class NamesEncoder(Protocol):
     """Settings that say which encoder a training begins with."""

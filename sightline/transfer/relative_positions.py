@@ -21,9 +21,6 @@ from sightline.core.references import parse_reference
 from sightline.core.run_folder import latest
 from sightline.encoders.encoder import Encoder, build_encoder
 
-__all__ = ["own_tables", "with_tables_to_train"]
-
-
 SHARED, OWN = "use_shared_rel_pos_bias", "use_rel_pos_bias"  # timm's options
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from lightning.fabric import Fabric
 
-__all__ = ["Reuse", "finished", "folder_of", "question", "train_each"]
-
 
 FOLDER = "trainings"
 NOT_YET = "it is not trained yet"  # the reason of numbers that are still missing

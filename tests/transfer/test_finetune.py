@@ -23,7 +23,8 @@ from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
-from sightline.transfer.finetune import Config, TransferRecipe, finetune, make_recipe
+from sightline.transfer.finetune import Config, finetune, make_recipe
+from sightline.transfer.recipe import TransferRecipe
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes?size=16&train=96&val=32&test=32"

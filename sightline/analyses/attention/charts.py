@@ -13,9 +13,6 @@ import xarray as xr
 from sightline.core.results import outside_decoder
 from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number, present, with_depth
 
-__all__ = ["figures", "headlines", "key_numbers"]
-
-
 THIRDS = ("first third of the blocks", "middle third", "last third")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Plan
 
-__all__ = ["Viewer", "ViewerMaps", "patch_size", "problem"]
-
 
 QUERIES = 7  # a viewer shows at most 7 × 7 queries
 VIEWER_BYTES = 4_000_000  # of an encoder

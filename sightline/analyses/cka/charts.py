@@ -27,18 +27,6 @@ from sightline.report.figures import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "CKA",
-    "Measure",
-    "figures",
-    "headlines",
-    "key_numbers",
-    "likeness",
-    "pair_cells",
-    "pair_figures",
-    "study_figure",
-]
-
 
 class Measure(NamedTuple):
     """A number of each pair of layers: its variable in a result, its title; a distance is small for what is alike."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.int64]
 
-__all__ = ["block_distances", "depths_of", "layers_of_same_depth", "summaries"]
-
 
 AXES = ("tokens", "encoder_a", "encoder_b", "site_a")
 

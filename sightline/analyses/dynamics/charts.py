@@ -11,8 +11,6 @@ from sightline.core.errors import counted
 from sightline.core.results import ABSENT
 from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatmap, interval_of
 
-__all__ = ["figures", "headlines", "key_numbers"]
-
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Path efficiency over epochs and over blocks, CKA with the start and with the others, before and after."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from sightline.encoders.encoder import Encoder
 
-__all__ = ["ALL", "Trajectory", "path_efficiency", "paths_of", "trainings_of"]
-
 
 ALL, ATTENTION, OUTSIDE = "all", "attention", "outside blocks"
 ATTENTION_MODULES = {"attn", "attention", "self_attn", "self_attention"}  # as they are called in a block

@@ -13,9 +13,6 @@ from sightline.core.errors import counted
 from sightline.core.results import ENDS, interval, outside_decoder
 from sightline.report.figures import FIRST, KeyNumber
 
-__all__ = ["headlines", "key_numbers", "summary"]
-
-
 POOLED = {
     "cls": "the CLS token",
     "gap": "the mean over all positions",

@@ -17,8 +17,6 @@ from sightline.analyses.probes.results import last_site
 from sightline.core.results import ENDS
 from sightline.report.figures import Figure, accuracy_over_depth, curve_over_depth, heatmap, over_depth
 
-__all__ = ["_named", "figures"]
-
 
 def _named(probe: str) -> str:
     """A probe in words; what a multilayer one sees is said elsewhere, and then it is linear."""

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
 
     from sightline.measure.plan import Plan
 
-__all__ = [
-    "BEST",
-    "OVER",
-    "ProbeOutcome",
-    "ProbePlace",
-    "axes_of",
-    "best_of",
-    "dataset_of",
-    "mean_of_best",
-    "reference_of",
-    "spread",
-]
-
 
 BEST = 5  # settings whose mean and spread are reported
 OVER = ("encoder", "probe", "site", "feature")

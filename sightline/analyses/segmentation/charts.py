@@ -25,8 +25,6 @@ from sightline.report.figures import (
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["figures", "headlines", "key_numbers", "summary"]
-
 
 CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from sightline.measure.estimators.lda import Lda
 
-__all__ = ["components", "pictures_of"]
-
 
 COLOURS = 3
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sightline.measure.feature_cache import Features
     from sightline.measure.plan import Plan
 
-__all__ = ["Scores", "Scoring", "decide", "maps_of"]
-
 
 LOT = 32  # images that are scored at a time
 GROUPS = 20  # of the jackknife, at least, where there are as many images

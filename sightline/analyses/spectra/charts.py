@@ -10,8 +10,6 @@ import xarray as xr
 from sightline.core.results import outside_decoder
 from sightline.report.figures import FIRST, Figure, KeyNumber, key_number, over_depth
 
-__all__ = ["LEVELS", "figures", "headlines", "key_numbers"]
-
 LEVELS = ("a third", "two thirds")
 CLOUDS = {"token": "tokens of an image", "image": "images"}
 

@@ -12,8 +12,6 @@ from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.measure.estimators.rank import effective_rank
 
-__all__ = ["NAMES", "NUMBERS", "log_singular_values", "log_values", "log_values_left_out", "numbers_of"]
-
 NAMES = ("largest", "second", "effective_rank", "uncentred_second")  # what comes before the ranks
 NUMBERS = len(NAMES)
 

@@ -12,8 +12,6 @@ import xarray as xr
 from sightline.core.results import outside_decoder
 from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
 
-__all__ = ["figures", "headlines", "key_numbers"]
-
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """Silhouettes over depth, t-SNE, clouds before and after attention: of one image, and of all in one basis."""

@@ -18,18 +18,6 @@ from sightline.core.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "AXES",
-    "ITERATIONS",
-    "PERPLEXITY",
-    "distances_of",
-    "embed",
-    "silhouette",
-    "silhouettes",
-    "silhouettes_left_out",
-    "token_clouds",
-]
-
 
 AXES = 3
 PERPLEXITY, ITERATIONS = 20, 500

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from sightline.core.groups.rules import Rule
 
-__all__ = ["Axis", "Kept", "split"]
-
 
 PREFIX = "kept_"
 

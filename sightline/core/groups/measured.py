@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sightline.core.groups.rules import Cells, Numbers, Rule
 
-__all__ = ["Measured"]
-
 
 @dataclass(frozen=True)
 class Measured:

@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     Cells = Mapping[str, npt.NDArray[np.int64]]  # dimension → positions (n,)
     Numbers = npt.NDArray[np.float64]
 
-__all__ = [
-    "RULES",
-    "Alignment",
-    "Best",
-    "Binned",
-    "LeftOut",
-    "Mean",
-    "Pairs",
-    "Picked",
-    "Rule",
-    "Same",
-    "Spread",
-    "TopChoices",
-    "pair_number",
-]
-
 
 class Rule(Protocol):
     """How a variable follows from the parts that are kept."""

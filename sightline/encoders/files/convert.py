@@ -26,9 +26,6 @@ from sightline.encoders.sources.huggingface import quiet
 from sightline.encoders.sources.timm import option_value
 from sightline.images.preprocess import Preprocess
 
-__all__ = ["Converted", "convert"]
-
-
 TARGETS = ("timm", "huggingface")
 # What the libraries look for in a folder.
 WEIGHTS_FILE, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"

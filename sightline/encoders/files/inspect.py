@@ -28,9 +28,6 @@ from sightline.encoders.sources.checkpoint import (
     recognize,
 )
 
-__all__ = ["Inspection", "as_json", "describe", "inspect"]
-
-
 # timm's and Hugging Face's words for the measures of an architecture, and ours.
 DIMENSIONS = {"embed_dim": "width", "hidden_size": "width", "dims": "widths", "depth": "depth", "depths": "depths",
             "num_hidden_layers": "depth", "layers": "layers", "num_heads": "heads", "num_attention_heads": "heads",

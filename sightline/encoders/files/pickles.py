@@ -22,9 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch._utils import IMPORT_MAPPING, NAME_MAPPING
 
-__all__ = ["ForbiddenError", "Reading", "WholeModuleError", "load"]
-
-
 LARGEST_KEY = 64  # parts of the key of a dict, whose hash takes that long each time
 LONGEST_NUMBER = 4096  # bits
 OF_A_KEY = 1000  # what a key that consists of parts counts: some may be made to collide

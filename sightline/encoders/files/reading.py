@@ -13,10 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from sightline.core.errors import InputError, first_line, nearest, some
-from sightline.encoders.files.unpickling import ForbiddenError, PickledModule, WholeModuleError, unpickle
-
-__all__ = ["Checkpoint", "distinct", "printable", "read_checkpoint", "tensors", "without_prefix"]
-
+from sightline.encoders.files.pickles import ForbiddenError, WholeModuleError
+from sightline.encoders.files.unpickling import PickledModule, unpickle
 
 SETTINGS = ("args", "config", "cfg", "hparams", "hyper_parameters")  # where trainings keep theirs
 MOST_SETTINGS, MOST_VISITED = 10_000, 100_000

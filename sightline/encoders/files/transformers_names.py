@@ -24,9 +24,6 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError, some
 from sightline.encoders.encoder import Encoder
 
-__all__ = ["Renamed", "rename"]
-
-
 Table = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # timm's whole name, and what it becomes
 
 PART = r"\.(weight|bias)"

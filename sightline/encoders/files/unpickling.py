@@ -23,19 +23,14 @@ from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 from sightline.encoders.files.pickles import (
     Array,
     Dtype,
-    ForbiddenError,
     Named,
     Object,
     Opaque,
     Reading,
     Storage,
     StoredTensor,
-    WholeModuleError,
     load,
 )
-
-__all__ = ["ForbiddenError", "PickledModule", "WholeModuleError", "unpickle"]
-
 
 Bytes = Callable[[Storage], torch.UntypedStorage]
 

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError, counted, some
 from sightline.encoders.files.reading import read_checkpoint, tensors, without_prefix
 
-__all__ = ["check_finite", "classifier_names", "hash_weights", "left_out", "load_weights", "read_weights"]
-
-
 CLASSIFIER = re.compile(r"fc|head|heads\.head|(cls_|distillation_)?classifier(\.\d+)?")
 
 

@@ -24,11 +24,11 @@ from sightline.encoders.layouts.vit import (
     evaluation,
     heads_option,
     holds_vit,
-    is_sincos,
     resized_positions,
     vit_layout,
 )
 from sightline.encoders.modules.positions import by_size
+from sightline.encoders.modules.vit import is_sincos
 
 TITLE = "MAE"
 EXAMPLE = "mae:mae_pretrain_vit_base.pth"

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, with_head
 from sightline.encoders.layouts.resnet import holds_resnet, vit_or_resnet_layout
-from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, holds_vit, is_sincos, unwrapped
+from sightline.encoders.layouts.vit import ModelState, Official, bare, choose, holds_vit, unwrapped
 from sightline.encoders.modules.projection import Trained, mlp_layers
-from sightline.encoders.modules.vit import by_sincos
+from sightline.encoders.modules.vit import by_sincos, is_sincos
 
 TITLE = "MoCo-v3"
 EXAMPLE = "moco_v3:vit-b-300ep.pth.tar"

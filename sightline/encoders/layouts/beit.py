@@ -38,9 +38,6 @@ from sightline.encoders.layouts.vit import (
 from sightline.encoders.modules.positions import by_size, resize_table
 from sightline.images.preprocess import Preprocess
 
-__all__ = ["beit_layout", "holds_beit", "model_or_average"]
-
-
 TABLE, INDEX = "relative_position_bias_table", "relative_position_index"
 SHARED, OWN = f"rel_pos_bias.{TABLE}", f"blocks.0.attn.{TABLE}"
 BIASES = {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"}  # elsewhere q, k and v have one bias, qkv.bias

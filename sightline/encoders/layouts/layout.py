@@ -28,21 +28,6 @@ from sightline.encoders.modules.projection import Layer, Projected, Trained, emp
 from sightline.encoders.sources import timm
 from sightline.images.preprocess import Preprocess
 
-__all__ = [
-    "Layout",
-    "architecture",
-    "build",
-    "find_layout",
-    "load_exactly",
-    "mlp_ratio",
-    "open_file",
-    "projected",
-    "recognized",
-    "size_option",
-    "with_head",
-]
-
-
 # How timm and PyTorch draw weights: numbers, then the error function's inverse for a normal distribution.
 DRAWING = {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, nn.init.uniform_, nn.init.normal_}
 DRAWING |= {nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.trunc_normal_}

@@ -12,9 +12,6 @@ from sightline.encoders.files.reading import Checkpoint, printable
 from sightline.encoders.layouts.layout import Layout, architecture, size_option
 from sightline.encoders.layouts.vit import ModelState, Official, evaluation, kind, vit_layout
 
-__all__ = ["holds_resnet", "resnet_layout", "vit_or_resnet_layout"]
-
-
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 WEIGHTS = re.compile(r"(conv1|bn1|layer[1-4]\.\d+\.(conv[123]|bn[123]|downsample\.[01])|fc)\.[a-z_]+")
 

@@ -16,9 +16,6 @@ from sightline.core.errors import InputError, counted
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.layouts.vit import ModelState, Official, evaluation, heads_option, kind
 
-__all__ = ["convnext_layout", "holds_convnext", "holds_vit_of_timm", "timm_vit_layout"]
-
-
 VIT = re.compile(
     r"cls_token|reg_token|pos_embed|blocks\.\d+\.ls[12]\.gamma|"
     r"(patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])|norm|fc_norm|head)\.(weight|bias)"

@@ -21,25 +21,7 @@ from sightline.core.errors import InputError, some
 from sightline.encoders.files.reading import Checkpoint, printable, tensors, without_prefix
 from sightline.encoders.layouts.layout import Layout, architecture, mlp_ratio, size_option
 from sightline.encoders.modules.positions import Resize
-from sightline.encoders.modules.vit import is_sincos
 from sightline.images.preprocess import Preprocess
-
-__all__ = [
-    "ModelState",
-    "Official",
-    "bare",
-    "choose",
-    "evaluation",
-    "heads_option",
-    "holds_vit",
-    "is_sincos",
-    "kind",
-    "no_encoder",
-    "resized_positions",
-    "unwrapped",
-    "vit_layout",
-]
-
 
 # Weights by which a ViT is known, and their numbers of axes.
 MARKS = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.attn.qkv.weight": 2}

@@ -17,9 +17,6 @@ from sightline.encoders.files.weights import read_weights
 from sightline.encoders.modules.masking import restore
 from sightline.encoders.modules.vit import Vit, is_vit, patch_of, sincos, xavier
 
-__all__ = ["Autoencoder", "Decoder", "load_decoder"]
-
-
 PUBLISHED = {"decoder_width": 512, "decoder_depth": 8, "decoder_heads": 16}  # where a recipe says nothing else
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["enlarge", "hidden", "norm_pix", "patchify", "random_masking", "restore", "unpatchify"]
-
 
 def patchify(images: Tensor, patch: int) -> Tensor:  # (B, C, h, w) -> (B, N, p·p·C)
     """Pixels of every patch as a vector in the order (row, column, channel), the channel fastest.

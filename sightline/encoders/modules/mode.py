@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["evaluating"]
-
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:

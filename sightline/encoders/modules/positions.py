@@ -24,9 +24,6 @@ from torch.nn import functional as F
 
 from sightline.core.errors import InputError
 
-__all__ = ["Resize", "by_scale", "by_size", "geometric_positions", "resize_table"]
-
-
 Resize = Callable[[Tensor, tuple[int, int]], Tensor]  # positions (1, D, r, c) to another grid: (1, D, rows, columns)
 
 

@@ -31,20 +31,6 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.files import write_atomically
 from sightline.encoders.files.weights import read_weights
 
-__all__ = [
-    "Layer",
-    "Projected",
-    "Trained",
-    "empty_head",
-    "mlp_layers",
-    "parts_in_words",
-    "read_head",
-    "save_head",
-    "state_of",
-    "unit_layer",
-]
-
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {"": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU}
 FILES = ("head.json", "head.safetensors")
 

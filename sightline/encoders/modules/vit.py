@@ -21,27 +21,6 @@ from torch.nn import functional as F
 from sightline.core.errors import InputError
 from sightline.encoders.modules.positions import Resize, by_scale, by_size, resize_table
 
-__all__ = [
-    "RESIZES",
-    "Vit",
-    "by_sincos",
-    "check_window",
-    "embed",
-    "encode",
-    "features",
-    "fix_positions",
-    "grid_of",
-    "initialise",
-    "is_sincos",
-    "is_vit",
-    "patch_of",
-    "restrict",
-    "sincos",
-    "sincos_positions",
-    "xavier",
-]
-
-
 Vit = VisionTransformer | Beit
 
 

@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from sightline.core.errors import InputError
 
-__all__ = ["GridAttention", "divide"]
-
 
 def divide(module: nn.Module, windows: Sequence[int], relative: bool) -> None:
     """Give a ViT the attention of ViTDet: the side of the windows of each block, 0 where it sees the whole image."""

@@ -5,8 +5,5 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CACHED", "ImageNumbers"]
-
-
 ImageNumbers = NDArray[np.int64]  # numbers of images
 CACHED = 2**19  # numbers of a piece of work that stays in a core's cache, 2 MB

@@ -32,9 +32,6 @@ from sightline.images.augment.policies import (
 )
 from sightline.images.augment.policy import Policy
 
-__all__ = ["augment", "blur", "brightness", "contrast", "distort", "saturation", "solarize"]
-
-
 LUMA = (0.2989, 0.587, 0.114)
 SOLARIZE_FROM = 128 / 255 - 1e-6  # a pixel of 128 that came out of a product may lie below 128/255 by a rounding
 

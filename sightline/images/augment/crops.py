@@ -16,9 +16,6 @@ from sightline.images.augment.policies import _CROP, _FLIP, _between, _chosen, _
 from sightline.images.augment.policy import RADII, Policy, Range
 from sightline.images.targets import filled
 
-__all__ = ["TRIES", "Boxes", "boxes", "crop", "crop_one", "flips"]
-
-
 Boxes = NDArray[np.int64]  # (B, 4): top, left, height, width
 
 GREY = 128  # beyond the image

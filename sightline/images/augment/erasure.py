@@ -22,9 +22,6 @@ from sightline.images.augment.policy import Policy
 from sightline.images.augment.randaugment import randaugment
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["erase", "erased_boxes", "finish"]
-
-
 AREA = (0.02, 1 / 3)
 ASPECT = (math.log(0.3), -math.log(0.3))
 _RECTANGLE, _NOISE = 9, 10  # policies.py and randaugment.py draw for purposes below them

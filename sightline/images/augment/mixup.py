@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Mix", "draw_mix", "mix_pixels", "mixed_targets", "partners"]
-
 
 class Mix(NamedTuple):
     """How the images of a step are mixed with their partners."""

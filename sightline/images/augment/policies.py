@@ -30,31 +30,6 @@ from sightline.core.threads import side_by_side
 from sightline.images.augment.batched import CACHED
 from sightline.images.augment.policy import Policy, Range
 
-__all__ = [
-    "POLICIES",
-    "_BLUR",
-    "_CROP",
-    "_FLIP",
-    "_GRAY",
-    "_JITTER",
-    "_JITTERED",
-    "_SIGMA",
-    "_SOLARIZE",
-    "_between",
-    "_chosen",
-    "_in_pieces",
-    "_products",
-    "_shape",
-    "dino",
-    "moco_v3",
-    "policies",
-    "reconstruction",
-    "sigma_at",
-    "simclr",
-    "supervised",
-]
-
-
 _CROP, _FLIP, _JITTERED, _JITTER, _GRAY, _BLUR, _SIGMA, _SOLARIZE = range(8)  # what numbers are drawn for
 
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from sightline.core.errors import InputError, nearest
 
-__all__ = ["RADII", "Policy", "Range"]
-
-
 Range = tuple[float, float]
 RADII = {"bilinear": 1, "bicubic": 2}  # of the filters, in pixels
 

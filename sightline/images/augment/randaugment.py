@@ -24,9 +24,6 @@ from torch.nn import functional as F
 from sightline.core.keyed_random import Keys, fold, uniform
 from sightline.images.augment import colours
 
-__all__ = ["NAMES", "Operation", "draw", "randaugment"]
-
-
 GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 LAYERS, PROBABILITY = 2, 0.5
 HIGHEST_LEVEL = 10.0

@@ -18,8 +18,6 @@ import numpy as np
 from sightline.core.errors import InputError, first_line, some
 from sightline.images.sets import Images, Item, halves, split_name
 
-__all__ = ["Arrays", "encode_labels", "encode_parts", "from_arrays", "load"]
-
 
 @dataclass(frozen=True)
 class Arrays:

@@ -35,9 +35,6 @@ from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, halves
 from sightline.images.targets import Targets
 
-__all__ = ["Annotated", "load"]
-
-
 SPLITS = ("train", "val", "test")
 LARGEST = 2**30  # pixels of an image, and any number of a box
 FAR = 10  # sides of an image within which polygons lie: those of objects that are cut off may leave it

@@ -28,8 +28,6 @@ from sightline.images.decoding import ENDINGS, decode
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 
-__all__ = ["Files", "load"]
-
 
 @dataclass(frozen=True)
 class Files:

@@ -21,8 +21,6 @@ from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.sources.arrays import encode_parts
 from sightline.images.sources.parquet import LABEL_NAMES
 
-__all__ = ["Tables", "load"]
-
 
 class Tables:
     """Decodes images from the splits of a data set, one after the other."""

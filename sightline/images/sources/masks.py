@@ -32,9 +32,6 @@ from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.targets import VOID, Targets
 
-__all__ = ["Masked", "load"]
-
-
 ZERO = {"ignored": VOID, "background": -1, "class": 0}  # what 0 becomes; 1 then becomes 0, or 1 after a class
 VOC = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

@@ -26,9 +26,6 @@ from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.sources.arrays import encode_parts
 
-__all__ = ["LABEL_NAMES", "ParquetRows", "load"]
-
-
 KEEP = 256 * 2**20  # bytes of row groups that a process keeps
 FEW_ROWS = 10_000  # that a file may have whatever its size
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "category")

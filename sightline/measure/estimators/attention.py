@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sightline.encoders.attention import AttentionProduct
     from sightline.encoders.sites import Tokens
 
-__all__ = ["EPSILON", "attend", "distance_and_nmi", "nmi_of", "patch_distances", "unattended"]
-
 
 EPSILON = 1e-8  # added to the attention to every patch before the mutual information
 SMALLEST = 1e-20  # of a sum of exponentials that has lost nothing that counts

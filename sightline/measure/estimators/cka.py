@@ -32,21 +32,6 @@ from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "GROUPS",
-    "TOKENS",
-    "Own",
-    "bootstrap",
-    "centre",
-    "cka",
-    "gram",
-    "own_of",
-    "products",
-    "ratio",
-    "study",
-    "within_bounds",
-]
-
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["FullBatch", "Pairs"]
-
 
 Pairs = Sequence[tuple[int, int, int]]  # (a, first, end): layer a with each of the layers first … end − 1
 

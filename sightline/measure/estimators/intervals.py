@@ -12,8 +12,6 @@ from sightline.core.results import NORMAL_95
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["accuracy_of", "difference_of", "jackknife", "ratio_of", "wilson"]
-
 
 def accuracy_of(decided: npt.NDArray[Any], truth: npt.NDArray[Any]) -> tuple[float, float, float]:
     """Share of decisions that are right, and its interval."""

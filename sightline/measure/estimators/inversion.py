@@ -32,8 +32,6 @@ from sightline.measure.estimators.ridge import PENALTIES, centred_sums
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MEASURES", "Blocks", "Inverse", "Recovered", "fit_inverse", "odd_part"]
-
 
 AS_GOOD = 1e-6  # penalties whose errors differ by less of them are as good; the largest one is taken
 MEASURES = ("r2", "nearer", "odd")  # what `Recovered` tells

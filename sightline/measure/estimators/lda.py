@@ -28,9 +28,6 @@ from torch import Tensor
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.results import NOT_FINITE
 
-__all__ = ["Lda", "PatchSums", "add_patches", "fit_lda", "lda_scores"]
-
-
 CONSTANT = 1e-12  # variances below this share of the squared mean are rounding: of features in float32
 
 

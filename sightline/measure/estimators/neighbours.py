@@ -25,9 +25,6 @@ from sightline.core import bfloat16
 from sightline.core.arrays import Array
 from sightline.core.errors import InputError, counted
 
-__all__ = ["BLOCK_NUMBERS", "LARGEST", "Rows", "check_votes", "knn_predict", "nearest", "predict", "row_of"]
-
-
 STEP: float = 2**-35
 ROW_BITS = 26
 ROW_MASK = (1 << ROW_BITS) - 1

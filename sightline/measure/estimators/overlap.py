@@ -22,8 +22,6 @@ from torch import Tensor
 from sightline.core.arrays import as_tensor
 from sightline.measure.estimators.intervals import jackknife
 
-__all__ = ["count_overlap", "iou_of", "mean_iou", "mean_over_classes", "miou_difference", "miou_of"]
-
 
 def count_overlap(decided: NDArray[Any] | Tensor, truth: NDArray[Any], classes: int) -> NDArray[np.int64]:
     """Pixels that are decided right, that are decided, and that there are, of each class: (3, C).

@@ -20,9 +20,6 @@ from torch.nn import functional as F
 
 from sightline.images.label_maps import channels, corners, seen
 
-__all__ = ["Pixels", "draw_pixels", "fit_softmax", "stack_pixels"]
-
-
 BATCH, AT_ONCE = 32, 64  # images of a step, and pixels of each
 WEIGHT_DECAY = 1e-3
 

@@ -20,9 +20,6 @@ from torch import Tensor
 from sightline.core.errors import InputError, nearest
 from sightline.measure.estimators.ridge import Sliceable
 
-__all__ = ["MEMORY", "ROWS", "JoinedFeatures", "fitting"]
-
-
 ROWS = 4096  # that are read at a time
 MEMORY = 2**28  # numbers that are held in memory, 1 GiB
 CONSECUTIVE = 32  # consecutive rows of larger features that stay together

@@ -49,8 +49,6 @@ from sightline.measure.estimators.ridge import Sliceable
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Probe", "Schedule", "TrainedProbes", "train_probes"]
-
 
 ACTIVATIONS = 2**22  # numbers of one layer of heads that are computed together, 16 MiB
 FRONT, INSIDE = 1e-6, 1e-5  # ε of the BatchNorms

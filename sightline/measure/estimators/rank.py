@@ -7,8 +7,6 @@ from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 
-__all__ = ["effective_rank", "rankme"]
-
 
 def effective_rank(singular_values: Array) -> Array:
     """RankMe, exp of the entropy of σ / Σσ over the last axis: from 1, one direction, to R, all alike; NaN for zeros.

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["draw_groups", "errors_of", "percentile_ends", "tail_of"]
-
 
 def draw_groups(groups: int, replicates: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
     """How often each group is drawn, float64 (R, G); the same on every device."""

@@ -36,8 +36,6 @@ from sightline.core.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["BLOCK_NUMBERS", "PENALTIES", "Ridge", "Sliceable", "centred_sums", "fit_ridge"]
-
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-12, 7))  # 10⁻⁶ … 10³, of features of variance 1
 BLOCK_NUMBERS = 2**20  # of a block of features in float64, 8 MiB

@@ -48,27 +48,6 @@ from sightline.measure.estimators.resampling import draw_groups, percentile_ends
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "DISSIMILARITIES",
-    "Cloud",
-    "Compared",
-    "angular_distance",
-    "bootstrap_linear",
-    "centred_ranks",
-    "check_choices",
-    "cloud_of",
-    "compare",
-    "influence_of_ratio",
-    "mutual_knn",
-    "neighbours_of",
-    "overlap",
-    "procrustes",
-    "pwcca",
-    "rank_products",
-    "rsa",
-    "svcca",
-]
-
 
 BLOCK = 4096  # images that are read at a time
 DISSIMILARITIES = ("euclidean", "cosine", "correlation")

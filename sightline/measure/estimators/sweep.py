@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 
     from sightline.measure.estimators.ridge import Sliceable
 
-__all__ = [
-    "PRESETS",
-    "Chosen",
-    "Labelled",
-    "Setting",
-    "Sweep",
-    "Swept",
-    "best_first",
-    "hold_out",
-    "train_sweep",
-    "training_bytes",
-]
-
 
 OPTIMIZERS = ("sgd", "lars")
 PRECISIONS = ("float32", "bf16")

@@ -18,9 +18,6 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-__all__ = ["Figure", "Table", "curve_over_depth", "heatmap", "linked_charts"]
-
-
 PANEL = 150  # pixels, the side of one heat map among several
 
 

@@ -14,16 +14,6 @@ import xarray as xr
 from sightline.core.results import ABSENT, ENDS, interval
 from sightline.report.figures.charts import Figure, curve_over_depth
 
-__all__ = [
-    "accuracy_over_depth",
-    "accuracy_table",
-    "depth_table",
-    "interval_of",
-    "over_depth",
-    "present",
-    "with_depth",
-]
-
 
 def with_depth(points: pd.DataFrame, encoder: str = "encoder") -> tuple[pd.DataFrame, str]:
     """Points (with columns `encoder`, `site`, `block`) and their `depth`, and the title of that axis.

@@ -19,8 +19,6 @@ from sightline.core.results import ENDS, outside_decoder, sites_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FIRST", "KeyNumber", "Likeness", "key_number", "of_encoders"]
-
 
 FIRST = 1  # place of what is shown before all others
 At = Literal["last", "highest", "last third"]

@@ -18,8 +18,6 @@ from sightline.report.figures.charts import Figure
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["class_colours", "class_figure", "coloured", "picture_grid", "picture_url"]
-
 
 GOLDEN = 0.618034  # neighbours in the order of classes get hues that lie far apart
 BACKGROUND_GREY, LEFT_OUT = (225, 225, 225), (60, 60, 60)

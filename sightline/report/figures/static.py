@@ -10,8 +10,6 @@ import altair as alt
 from sightline.report.figures.theme import same_colours, theme
 from sightline.report.html import clean
 
-__all__ = ["pdf_of", "specification", "svg_of"]
-
 
 def specification(chart: Any, encoders: Sequence[str] = ()) -> dict[str, Any]:
     """The chart in Vega-Lite without a theme, all its text valid; each of `encoders` has the same colour in all."""

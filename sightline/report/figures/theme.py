@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DARK", "LIGHT", "same_colours", "theme"]
-
-
 # Helvetica comes first: its metrics are those of Arial and Liberation Sans, and of the text in the PDF files.
 FONT = '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-serif'
 

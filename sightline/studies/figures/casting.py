@@ -12,8 +12,6 @@ from dataclasses import replace
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.roles import JE, REC, Role
 
-__all__ = ["cast", "contrastive_and_masked", "pair_of_families", "sizes_of", "tuned", "two_seeds", "variants"]
-
 
 def cast(evidence: Evidence, family: str, *methods: str, network: str = "vit") -> list[str]:
     """Names of the encoders of a family: those of the paper's methods, in its order, or all that there are."""

@@ -13,9 +13,6 @@ import pandas as pd
 from sightline.report.figures import Figure, pdf_of, specification, svg_of
 from sightline.studies.evidence import Evidence
 
-__all__ = ["Lettered", "Panel", "PaperDrawing", "PaperFigure", "Printed"]
-
-
 LINE = 110  # characters of a line above a static figure
 
 

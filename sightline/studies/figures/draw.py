@@ -17,9 +17,6 @@ from sightline.studies.figures import grigg, park, shekhar, shekhar_workshop
 from sightline.studies.figures.contract import Lettered, Panel, PaperDrawing, PaperFigure
 from sightline.studies.figures.forms import SIDE
 
-__all__ = ["all_figures", "draw", "find_figure"]
-
-
 SAME_AS = {"002": "000"}  # two versions of one paper
 SIDES = {1: ("left",), 2: ("left", "right"), 3: ("left", "middle", "right")}
 WRITTEN = re.compile(

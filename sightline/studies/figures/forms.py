@@ -23,20 +23,6 @@ from sightline.studies.figures.contract import Panel, Printed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    "LayerMap",
-    "analysed",
-    "attention_maps",
-    "bars",
-    "depth_curves",
-    "labelled_points",
-    "layer_maps",
-    "lines",
-    "number_table",
-    "part_of",
-    "sheets",
-]
-
 
 SIDE = 156  # pixels of a map of layers
 CURVE = {"width": 300, "height": 210}

@@ -14,9 +14,6 @@ from sightline.studies.figures.contract import Lettered, Panel, PaperFigure
 from sightline.studies.figures.forms import LayerMap, analysed, depth_curves, layer_maps, lines
 from sightline.studies.roles import JE, SUPERVISED
 
-__all__ = ["FIGURES"]
-
-
 ROLES = "a joint-embedding and a supervised CNN"
 LAYERS = {"all": "all layers", "residual": "odd layers (residual)", "block": "even layers (post-residual)"}
 OWN_POLICY = {JE: "simclr", SUPERVISED: "supervised"}  # each under the augmentations of its training

@@ -17,19 +17,6 @@ from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings import accuracies
 from sightline.studies.roles import Role
 
-__all__ = [
-    "Number",
-    "average_precisions",
-    "last_probe",
-    "linear_probe",
-    "mean_iou",
-    "of_blocks",
-    "precisions_by_blocks",
-    "probe_on_other_images",
-    "rows_of",
-    "tuned_accuracy",
-]
-
 
 class Number(NamedTuple):
     """A number and its 95 % interval."""

@@ -36,9 +36,6 @@ from sightline.studies.figures.numbers import (
 from sightline.studies.findings.park import WEIGHT, sweeps
 from sightline.studies.roles import HYBRID, JE, REC, SUPERVISED, Role
 
-__all__ = ["FIGURES"]
-
-
 Who = Callable[[Evidence], list[str]]
 ROLES = "a joint-embedding and a reconstruction ViT"
 ROLES_TUNED = f"{ROLES}, both also fine-tuned"

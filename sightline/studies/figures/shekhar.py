@@ -34,9 +34,6 @@ from sightline.studies.figures.shekhar_workshop import (
 from sightline.studies.findings.accuracies import intermediate
 from sightline.studies.roles import JE, MASKED_JE, REC
 
-__all__ = ["FIGURES"]
-
-
 FIRST, OTHER = "joint-embedding and reconstruction", "another joint-embedding and reconstruction"
 DEPTHS = {"linear": 1, "depth 2": 2, "depth 3": 3}
 ORIENTATION = "Left the source, then pictures drawn from its representation: what they share, the encoder keeps."

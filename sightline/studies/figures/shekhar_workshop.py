@@ -19,22 +19,6 @@ from sightline.studies.figures.contract import Lettered, Panel, PaperFigure, Pri
 from sightline.studies.figures.forms import LayerMap, bars, layer_maps, lines, part_of, with_ends
 from sightline.studies.figures.numbers import linear_probe
 
-__all__ = [
-    "AGREE",
-    "FEATURE_TITLES",
-    "FIGURES",
-    "ROLES",
-    "ROLES_TUNED",
-    "before_and_after_parts",
-    "by_type",
-    "families",
-    "layer_types",
-    "neighbours_and_probe",
-    "pair_of",
-    "rank_agreement",
-]
-
-
 LAYER_TYPES = {"qkv": "multi-head self-attention (qkv)", "norm1": "layer norm", "fc1": "fully connected (fc1)"}
 FEATURE_TITLES = {"cls": "CLS token", "gap": "mean of all tokens (GAP)", "gap_without_cls": "GAP without CLS"}
 AGREE = {"all images": "all predictions", "both right": "correct predictions", "both wrong": "incorrect predictions"}

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import xarray as xr
 
-__all__ = [
-    "PROBES",
-    "images_of",
-    "intermediate",
-    "last",
-    "linear_probe",
-    "of_counts",
-    "probed_images",
-    "tuned_accuracies",
-]
-
 
 PROBES = ("linear", "ridge")  # the second where no other was trained
 POOLINGS = ("cls", "gap")  # the second of encoders without a CLS token

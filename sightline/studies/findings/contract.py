@@ -22,8 +22,6 @@ from sightline.core.notebook import card, fold, rows
 if TYPE_CHECKING:
     from sightline.studies.evidence import Evidence
 
-__all__ = ["FAILS", "HOLDS", "NOT_MEASURED", "UNCLEAR", "VERDICTS", "Case", "Finding", "Part", "Verdict"]
-
 
 HOLDS, FAILS, UNCLEAR, NOT_MEASURED = VERDICTS = ("holds", "fails", "unclear", "not measured")
 

@@ -27,23 +27,6 @@ from sightline.core.errors import InputError, counted, nearest, some
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.contract import FAILS, HOLDS, NOT_MEASURED, UNCLEAR, Case, Finding, Part, Verdict
 
-__all__ = [
-    "Chance",
-    "above",
-    "adjusted",
-    "all_findings",
-    "below",
-    "by_chance",
-    "cases_of",
-    "decide",
-    "decide_all",
-    "holm",
-    "judge",
-    "within",
-    "written",
-]
-
-
 LEVEL = 0.05
 DRAWS = 2000  # of `estimate`, for parts by bootstrap
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.float64]
 
-__all__ = ["FINDINGS"]
-
 
 EVEN, ODD = "block", "residual"  # layer types
 

@@ -25,9 +25,6 @@ from sightline.studies.findings.contract import Case, Finding, Part
 from sightline.studies.findings.deciding import above, below, cases_of, written
 from sightline.studies.roles import HYBRID, JE, REC, Role, of_one_size
 
-__all__ = ["FINDINGS", "WEIGHT", "WeightSweep", "sweeps"]
-
-
 Parts = Callable[..., Sequence[Part]]
 
 EARLY, LATE = "first half", "last half"

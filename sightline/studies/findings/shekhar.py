@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from sightline.core.run_folder import Run
 
-__all__ = ["FINDINGS"]
-
 
 FINDINGS: list[Finding] = []
 

@@ -46,9 +46,6 @@ from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 
-__all__ = ["FORMULA", "HOW_TO_READ", "QUESTION", "SOURCE", "TITLE", "figures", "headlines", "rcdm", "summary"]
-
-
 TOPIC = "structure"
 TITLE = "Pictures from representations"
 QUESTION = "What does a representation keep of an image, and what has it forgotten?"

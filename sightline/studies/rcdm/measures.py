@@ -44,8 +44,6 @@ from sightline.measure.pooled import Matrix
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["TRANSFORMATIONS", "Extent", "Measures"]
-
 
 TRANSFORMATIONS = ("mirror", "upside_down", "rotation", "grey", "colours", "blur", "shift", "scale")
 LARGEST = 8192  # training images whose pictures are compared with and inverted to

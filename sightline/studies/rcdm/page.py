@@ -13,9 +13,6 @@ from sightline.core.results import interval
 from sightline.generation.reader import ORIENTATION
 from sightline.report.figures import FIRST, Figure, KeyNumber, heatmap, of_encoders
 
-__all__ = ["figures", "headlines", "key_numbers", "summary"]
-
-
 IN_WORDS = {
     "mirror": "left and right", "upside_down": "up and down", "rotation": "rotation", "grey": "whether there is colour",
     "colours": "which colours", "blur": "sharpness", "shift": "place", "scale": "scale",

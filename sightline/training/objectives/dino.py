@@ -39,20 +39,6 @@ from sightline.training.collectives import mean
 from sightline.training.momentum import embedding_std, follow, momentum_copy, sinkhorn
 from sightline.training.objective import Views
 
-__all__ = [
-    "KIND",
-    "TITLE",
-    "Config",
-    "Head",
-    "Objective",
-    "check_size",
-    "cross_entropy",
-    "local_size",
-    "teacher_temperature",
-    "views",
-]
-
-
 TITLE = "DINO"
 KIND = "joint-embedding"
 

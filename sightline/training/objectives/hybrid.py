@@ -30,9 +30,6 @@ from sightline.training import objective
 from sightline.training.backbones import Backbone
 from sightline.training.objective import First, Views, objective_named
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "first", "views"]
-
-
 TITLE = "Hybrid"
 KIND = "hybrid"
 PARTS = {"mim": "reconstructive", "cl": "joint-embedding"}  # kinds of objectives

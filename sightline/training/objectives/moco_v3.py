@@ -38,9 +38,6 @@ from sightline.training.collectives import gather
 from sightline.training.momentum import embedding_std, follow, momentum_copy
 from sightline.training.objective import Views
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "info_nce", "initialise", "views"]
-
-
 TITLE = "MoCo-v3"
 KIND = "joint-embedding"
 

@@ -39,9 +39,6 @@ from sightline.training.momentum import embedding_std, follow, momentum_copy, si
 from sightline.training.objective import Views
 from sightline.training.objectives.dino import check_size, local_size
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "mean_entropy", "views"]
-
-
 TITLE = "MSN"
 KIND = "joint-embedding"
 MOMENTUM_SCHEDULES = {"cosine": cosine, "linear": linear}

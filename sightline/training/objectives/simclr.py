@@ -32,9 +32,6 @@ from sightline.training.collectives import gather
 from sightline.training.momentum import embedding_std
 from sightline.training.objective import Views
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "nt_xent", "views"]
-
-
 TITLE = "SimCLR"
 KIND = "joint-embedding"
 

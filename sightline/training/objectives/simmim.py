@@ -30,9 +30,6 @@ from sightline.training import objective
 from sightline.training.backbones import Backbone, freeze_head
 from sightline.training.objective import Views
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "norm_target", "views"]
-
-
 TITLE = "SimMIM"
 KIND = "reconstructive"
 

@@ -26,9 +26,6 @@ from sightline.training.backbones import Backbone
 from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
-__all__ = ["KIND", "LABELS", "TITLE", "Config", "Objective", "views"]
-
-
 TITLE = "Supervised"
 KIND = "supervised"
 LABELS = True  # the backbone is built with a classifier for the classes of the images

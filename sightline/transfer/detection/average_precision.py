@@ -30,9 +30,6 @@ from numpy.typing import NDArray
 from sightline.core.keyed_random import id_keys
 from sightline.transfer.detection.objects import Detections, Objects
 
-__all__ = ["KINDS", "MEASURES", "PARTS", "Range", "ap_of", "parts_of", "replicates"]
-
-
 KINDS = ("box", "mask")
 MEASURES = ("AP", "AP50", "AP75", "AR")
 PARTS = 20

@@ -29,9 +29,6 @@ from sightline.training.objective import Views
 from sightline.transfer.detection.features import FeatureMaps, Standard
 from sightline.transfer.detection.masks import run_lengths, unpacked
 
-__all__ = ["CachedFeed", "Fitted", "cache_bytes", "fitted", "whole_image"]
-
-
 TOGETHER = 32  # images that are read and sent through an encoder at once
 
 

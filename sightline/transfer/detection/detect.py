@@ -46,9 +46,6 @@ from sightline.transfer.detection.pyramid import SimplePyramid, StagePyramid
 from sightline.transfer.head_training import HeadTraining, Parts, plain_feed, train_head
 from sightline.transfer.recipe import TransferRecipe, assemble
 
-__all__ = ["ALL", "NAME", "Config", "check", "make_recipe", "train_detector", "truth_of"]
-
-
 NAME = "detect"  # of the objective in recipes
 ALL = Range("all", 0, 1e5)
 FILE = "detections.json"

@@ -35,9 +35,6 @@ from sightline.core.errors import InputError
 from sightline.transfer.detection.pyramid import STRIDES, check_strides
 from sightline.transfer.detection.regions import RegionPool
 
-__all__ = ["Anchors", "Detector", "FoundObjects", "Heads"]
-
-
 UNALIGNED = 0.5  # pixels of the frame by which torchvision's masks to learn from lie beside their boxes
 ANCHOR = 8  # side of an anchor in cells: 32 pixels at stride 4, 512 at stride 64
 SHAPES = (0.5, 1.0, 2.0)  # height over width

@@ -30,9 +30,6 @@ from sightline.encoders.modules.vit import embed, encode, grid_of, is_vit
 from sightline.encoders.watching import watch
 from sightline.transfer.detection.pyramid import FINEST, PATCH
 
-__all__ = ["FeatureMaps", "Standard", "block_sites", "check_trainable", "trainable", "whole_patches"]
-
-
 STAGES = 4  # of a CNN
 
 

@@ -20,9 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["RunLengths", "paste", "run_lengths", "unpacked"]
-
-
 RunLengths = dict[str, Any]  # of COCO: {"size": [H, W], "counts": bytes}
 TOGETHER = 16  # masks that are pasted at once: their pixels are numbers of four bytes before they are bits
 

@@ -27,8 +27,6 @@ from sightline.transfer.detection.masks import paste, run_lengths
 from sightline.transfer.detection.objects import Detections
 from sightline.transfer.on_encoder import OnEncoder
 
-__all__ = ["Objective"]
-
 
 class Objective(OnEncoder):
     """A detector on an encoder; see training/objective.py."""

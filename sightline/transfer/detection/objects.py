@@ -17,8 +17,6 @@ from sightline.core.errors import InputError, first_line
 from sightline.images.targets import Targets
 from sightline.transfer.detection.masks import RunLengths, run_lengths
 
-__all__ = ["Detections", "Objects", "objects_of", "parse_detections", "read_detections", "write_detections"]
-
 
 class Objects(NamedTuple):
     """What is to be found in an image."""

@@ -15,9 +15,6 @@ from torchvision.ops import box_iou
 from sightline.transfer.detection.masks import RunLengths, unpacked
 from sightline.transfer.detection.objects import Detections, Objects
 
-__all__ = ["CERTAIN", "Misses", "draw", "misses"]
-
-
 CERTAIN = 0.3  # score from which on a detection is drawn and counted
 OVERLAP = 0.5  # IoU from which on a box of the right class has found an object
 SIDE = 192  # pixels of a picture

@@ -27,9 +27,6 @@ from torchvision.ops import FeaturePyramidNetwork
 
 from sightline.core.errors import InputError
 
-__all__ = ["COARSEST", "FINEST", "PATCH", "STRIDES", "SimplePyramid", "StagePyramid", "check_strides"]
-
-
 STRIDES = (4, 8, 16, 32, 64)
 COARSEST = 64  # proposes regions, and is not looked at again
 PATCH = 16  # pixels of the detector's frame per patch, whatever the patch is

@@ -19,9 +19,6 @@ from torchvision.ops.poolers import LevelMapper
 
 from sightline.transfer.detection.pyramid import COARSEST
 
-__all__ = ["RegionPool"]
-
-
 SAMPLES = 2  # places along each side of a pooled cell at which a map is read
 
 

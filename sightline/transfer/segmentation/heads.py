@@ -26,9 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Auxiliary", "LinearHead", "Scales", "UperNet", "enlarge"]
-
-
 POOLED = (1, 2, 3, 6)  # cells of the sides of pyramid pooling
 SCALES = 4
 

@@ -20,8 +20,6 @@ from sightline.transfer.detection.features import FeatureMaps, Standard
 from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.segmentation.heads import Auxiliary, LinearHead, Scales, UperNet, enlarge
 
-__all__ = ["Objective"]
-
 
 class Objective(OnEncoder):
     """A head on an encoder; see training/objective.py."""

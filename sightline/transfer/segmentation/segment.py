@@ -38,9 +38,6 @@ from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead,
 from sightline.transfer.segmentation.objective import Objective
 from sightline.transfer.segmentation.sliding import Segmented, Sliding
 
-__all__ = ["NAME", "Config", "check", "make_recipe", "shown_ids", "train_segmenter"]
-
-
 NAME = "segment"  # of the objective in recipes
 HEADS = ("linear", "upernet")
 FILE = "segments.npz"

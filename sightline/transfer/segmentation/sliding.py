@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sightline.images.preprocess import Preprocess
     from sightline.transfer.segmentation.objective import Objective
 
-__all__ = ["Segmented", "Sliding", "starts"]
-
 
 OVERLAP = 3  # a window moves on by all but one of so many parts of its size
 TOGETHER = 8  # images that are read at once, and windows that are looked at

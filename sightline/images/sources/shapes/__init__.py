@@ -26,9 +26,6 @@ from sightline.images.sets import Images, Item
 from sightline.images.sources.shapes.drawing import SILHOUETTES, TEXTURES, Dice, clip, cosine, edge, rgb, sine, wave
 from sightline.images.targets import Targets
 
-__all__ = ["CLASSES", "TEXTURE_NAMES", "Shapes", "load"]
-
-
 CLASSES = tuple(SILHOUETTES)
 TEXTURE_NAMES = tuple(TEXTURES)  # TEXTURE_NAMES[i] is the texture of CLASSES[i]
 DRAWINGS = ("plain", "conflict", "scenes")

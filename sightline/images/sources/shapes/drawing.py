@@ -21,9 +21,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SILHOUETTES", "TEXTURES", "Dice", "clip", "cosine", "edge", "rgb", "sine", "wave"]
-
-
 Array: TypeAlias = NDArray[np.floating[Any]]
 
 

@@ -37,9 +37,6 @@ from sightline.training.backbones import Backbone, freeze_head
 from sightline.training.objective import First, Views
 from sightline.training.objectives.beit.tokenizer import Tokenizer
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "blockwise_masking", "first", "views"]
-
-
 TITLE = "BEiT"
 KIND = "reconstructive"
 ROUNDS = 32  # blocks that are tried; some ten are enough for all images of a batch

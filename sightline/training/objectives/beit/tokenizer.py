@@ -27,9 +27,6 @@ from sightline.core.schedules import Progress
 from sightline.training.collectives import gather, total
 from sightline.training.objective import Learner, Views
 
-__all__ = ["Tokenizer"]
-
-
 PATCHES = (4, 8, 16, 32)
 CODE_WIDTH = 16
 COMMITMENT = 0.05  # β; pixels have a variance between 0.2 and 1, encodings of length one

@@ -30,9 +30,6 @@ from sightline.training.objective import Views
 from sightline.training.objectives.mae import fcmae
 from sightline.training.objectives.mae.fcmae import encode_visible, is_convnext, stride_of
 
-__all__ = ["KIND", "TITLE", "Config", "Objective", "views"]
-
-
 TITLE = "MAE"
 KIND = "reconstructive"
 

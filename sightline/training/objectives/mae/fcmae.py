@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from sightline.encoders.modules.masking import restore
 
-__all__ = ["FcmaeDecoder", "encode_visible", "is_convnext", "place", "stack", "stride_of"]
-
 
 def is_convnext(module: nn.Module) -> TypeGuard[ConvNeXt]:
     """Whether it can be masked: each layer but the depthwise ones has the stride of its kernel."""
