@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.core.files import write_atomically
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
 from sightline.images.preprocess import Preprocess
 from sightline.studies.papers import CONVNEXT, RESNET

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.groups import Alignment, Axis, Kept
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ABSENT, ENDS
-from sightline.core.run_folder import fingerprint
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio

@@ -29,8 +29,8 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Axis, Kept, LeftOut, Picked
 from sightline.core.processes import shared, world
 from sightline.core.progress import bar_of_steps
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
-from sightline.core.run_folder import fingerprint
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, TOKENS, own_of, ratio
 from sightline.measure.estimators.similarity import (

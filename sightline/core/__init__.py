@@ -4,8 +4,11 @@ errors         the one exception that users see as a sentence
 files          writing whole files or nothing
 claims         who works at what, over processes and machines
 ownership      which files of a folder are Sightline's own
-run_folder     the folder of a run: request, results, provenance
+folders        the newest checkpoint of a training, the epochs that were kept
+run_folder     the folder of a run: request, results
+provenance     what decides a number, and what made it
 results        words that results share
+patterns       of names of sites
 selection      which numbers of a result are meant
 groups/        sums over groups of images, kept beside a result
 contrast       differences of measured numbers, with their interval

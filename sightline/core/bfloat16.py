@@ -32,7 +32,7 @@ from sightline.core.bfloat16_trial import leave_no_core, product
 from sightline.core.errors import InputError
 from sightline.core.files import user_cache, write_atomically
 from sightline.core.progress import console
-from sightline.core.run_folder import fingerprint
+from sightline.core.provenance import fingerprint
 
 VARIABLE, LIMIT = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 FORMERLY = "DNNL_MAX_CPU_ISA"  # oneDNN still reads it where the other is not set

@@ -11,17 +11,11 @@ RUN/.sightline.json       the list of these files, see ownership.py
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-import platform
-import re
 import reprlib
-import sys
 import webbrowser
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +29,6 @@ from sightline.core.selection import Where
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-PACKAGES = ("numpy", "sightline", "timm", "torch", "torchmetrics", "torchvision", "transformers", "xarray")
 
 
 class Run(Mapping[str, "xr.Dataset"]):
@@ -304,50 +295,3 @@ def _compressed(result: xr.Dataset) -> dict[str, dict[str, Any]]:
         for name, values in result.data_vars.items()
         if values.dtype.kind in "fu" and values.size > 1000
     }
-
-
-def fingerprint(question: Any) -> str:
-    """Sha256 of anything JSON can hold: equal questions have equal answers."""
-    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
-
-
-def provenance() -> dict[str, Any]:
-    """Versions, machine and time, for every run."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "versions": {"python": platform.python_version(), **versions},
-        "machine": f"{platform.system()} {platform.machine()}",
-        "command": " ".join(["sightline", *sys.argv[1:]]) if Path(sys.argv[0]).stem == "sightline" else "Python",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-LATEST = "latest.json"
-
-
-def latest(run: Path) -> Path | None:
-    """Folder of the newest whole checkpoint of a run, None before the first."""
-    if not (run / LATEST).exists():
-        return None
-    name = read_json(run / LATEST, dict, "restore it or start over").get("checkpoint")
-    if not re.fullmatch(r"\d{8,}", str(name)):  # and no way out of the folder
-        raise InputError(f"Cannot read {str(run / LATEST)!r}: it names no checkpoint; restore it or start over")
-    folder = run / "checkpoints" / str(name)
-    if not (folder / "state.json").is_file():
-        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")
-    return folder
-
-
-def kept_epochs(folder: Path) -> dict[int, Path]:
-    """Where the weights after each epoch are that a fine-tuning was told to keep."""
-    if not folder.is_dir():
-        raise InputError(f"There is no run folder {str(folder)!r}; give that of a fine-tuning, as given to its -o")
-    kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
-    if not kept:
-        raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")
-    return kept

@@ -7,7 +7,6 @@ Layers and heads that are not named are all meant; whatever else there are sever
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.patterns import site_pattern
 from sightline.core.results import ABSENT, of_decoder, relative_depths
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Where = Mapping[str, Any]
 
-FEW_WILDCARDS = 3  # of a pattern of sites that an expression matches in no time
 PARTS = {"quarter": 4, "third": 3, "half": 2}
 ENCODERS = ("encoder", "encoder_a", "encoder_b", "other")
 ALL_MEANT = re.compile(r"(other_)?site(_[ab])?|head")  # dimensions that need not be named
@@ -155,56 +154,6 @@ def _number(wanted: Any) -> float:
         return float(wanted)
     except (TypeError, ValueError) as error:
         raise InputError(f"{wanted!r} is not a number, but only numbers can be chosen there") from error
-
-
-@functools.lru_cache(maxsize=256)
-def site_pattern(pattern: str) -> re.Pattern[str] | _ManyWildcards:
-    """A pattern of names as an expression; `*` does not cross a dot, `**` does.
-
-    >>> [bool(site_pattern("block.*").fullmatch(site)) for site in ("block.0", "block.0.qkv")]
-    [True, False]
-    """
-    words = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
-    parts = [part for part in re.split(r"(\*\*+|\*|\?)", pattern) if part]
-    parts = ["**" if part.startswith("**") else part for part in parts]
-    if sum("*" in part for part in parts) > FEW_WILDCARDS:
-        return _ManyWildcards(parts)
-    return re.compile("".join(words.get(part, re.escape(part)) for part in parts), re.DOTALL)
-
-
-class _ManyWildcards:
-    """A pattern that an expression would take forever over, since it tries all ways to share a name out."""
-
-    def __init__(self, parts: list[str]) -> None:
-        self.parts = [one for part in parts for one in ([part] if part in ("*", "**") else part)]
-
-    def fullmatch(self, name: str) -> bool:
-        """Letter by letter, with all places of the pattern at once where the match may be.
-
-        >>> pattern = site_pattern("*a*b**c*d*")
-        >>> pattern.fullmatch("xaxbx.cxdx"), pattern.fullmatch("xax.bxcxdx")
-        (True, False)
-        """
-        places = self._skipping({0})
-        for letter in name:
-            moved = set()
-            for place in places:
-                part = self.parts[place] if place < len(self.parts) else ""
-                if part == "**" or (part == "*" and letter != "."):
-                    moved.add(place)
-                elif part == letter or (part == "?" and letter != "."):
-                    moved.add(place + 1)
-            places = self._skipping(moved)
-        return len(self.parts) in places
-
-    def _skipping(self, places: set[int]) -> set[int]:
-        """With those that are reached because a wildcard may stand for nothing."""
-        reached = set(places)
-        for place in sorted(places):
-            while place < len(self.parts) and self.parts[place] in ("*", "**"):
-                place += 1
-                reached.add(place)
-        return reached
 
 
 def depth_range(wanted: Any) -> tuple[float, float]:

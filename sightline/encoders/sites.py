@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.core.errors import InputError, nearest
-from sightline.core.selection import site_pattern
+from sightline.core.patterns import site_pattern
 
 ATTENTION_POINTS = ("q", "k", "v", "attn_map", "heads")  # what can be seen of an attention layer's product
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.folders import latest
 from sightline.core.keyed_random import id_keys
 from sightline.core.references import parse_reference, take_apart
-from sightline.core.run_folder import latest
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.generation.conditions import Feature, feature_of, represent

@@ -18,9 +18,9 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from sightline.core.errors import InputError
+from sightline.core.folders import latest
 from sightline.core.keyed_random import fold
 from sightline.core.processes import rank
-from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
 from sightline.core.settings import flatten
 from sightline.encoders.encoder import Encoder

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from sightline.core import bfloat16, ownership, progress
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
-from sightline.core.run_folder import Run, plan_run, provenance
+from sightline.core.provenance import provenance
+from sightline.core.run_folder import Run, plan_run
 from sightline.core.stopping import Stopped, signals
 from sightline.core.threads import side_by_side
 from sightline.encoders.attention import AttentionProduct, without_fast_path

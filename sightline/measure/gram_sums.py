@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Axis, Kept
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ENDS
-from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import Tokens, token_view
 from sightline.images.sets import FEWEST
 from sightline.measure.contract import Analysis

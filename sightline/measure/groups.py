@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.core.groups import Axis
 from sightline.core.keyed_random import id_keys, mix
-from sightline.core.run_folder import fingerprint
+from sightline.core.provenance import fingerprint
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sightline.core import progress
 from sightline.core.errors import InputError, first_line
-from sightline.core.run_folder import fingerprint
+from sightline.core.provenance import fingerprint
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import select, unmatched

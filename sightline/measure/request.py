@@ -11,7 +11,7 @@ from torch import nn
 
 from sightline.core import plugins
 from sightline.core.errors import InputError, counted, nearest
-from sightline.core.run_folder import provenance
+from sightline.core.provenance import provenance
 from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder, name_apart
 from sightline.encoders.files.weights import hash_weights

@@ -19,7 +19,7 @@ import torch
 
 from sightline.core.errors import InputError
 from sightline.core.files import user_cache, write_atomically
-from sightline.core.run_folder import fingerprint
+from sightline.core.provenance import fingerprint
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import FEWEST, Images
 from sightline.measure.contract import analysis

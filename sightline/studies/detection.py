@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from sightline.core.errors import counted
 from sightline.core.groups import Axis, Kept, LeftOut
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, fingerprint
+from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
 from sightline.images.loading import load_images
 from sightline.images.sets import Images

@@ -19,7 +19,8 @@ import numpy as np
 
 from sightline.core.contrast import Estimate, Factor, drawn_seeds
 from sightline.core.errors import InputError
-from sightline.core.run_folder import Run, fingerprint
+from sightline.core.provenance import fingerprint
+from sightline.core.run_folder import Run
 from sightline.core.selection import ENCODERS
 from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles, refuse_circles
 

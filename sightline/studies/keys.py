@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.core.errors import InputError
+from sightline.core.provenance import fingerprint
 from sightline.core.references import parse_reference
-from sightline.core.run_folder import fingerprint
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.sets import Images

@@ -24,8 +24,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from sightline.core.groups import Axis, Kept, LeftOut
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ENDS, interval
-from sightline.core.run_folder import Run, fingerprint
+from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
 from sightline.images.label_maps import BACKGROUND, channels
 from sightline.images.loading import load_images

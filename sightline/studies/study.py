@@ -27,7 +27,8 @@ from sightline.core import ownership
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.files import is_file, read_json
 from sightline.core.helpers import Helpers
-from sightline.core.run_folder import Run, open_run, provenance
+from sightline.core.provenance import provenance
+from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
 from sightline.measure.sharing import helpers_for

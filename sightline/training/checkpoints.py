@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sightline.core import ownership
 from sightline.core.errors import InputError, first_line
 from sightline.core.files import write_atomically
-from sightline.core.run_folder import LATEST, latest
+from sightline.core.folders import LATEST, latest
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

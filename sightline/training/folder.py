@@ -24,7 +24,7 @@ from sightline.core.errors import InputError, counted
 from sightline.core.files import lock, read_json
 from sightline.core.processes import barrier, by_first, rank
 from sightline.core.progress import console
-from sightline.core.run_folder import provenance
+from sightline.core.provenance import provenance
 from sightline.core.settings import to_toml
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sightline.core import bfloat16, ownership
 from sightline.core.errors import InputError, first_line
+from sightline.core.folders import latest
 from sightline.core.processes import by_first, rank, world
 from sightline.core.progress import bar, console
-from sightline.core.run_folder import latest
 from sightline.core.schedules import Progress
 from sightline.core.stopping import Stopped, signals
 from sightline.encoders.attention import without_fused_attention

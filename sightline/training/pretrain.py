@@ -15,8 +15,8 @@ from lightning.fabric import Fabric
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
+from sightline.core.folders import latest
 from sightline.core.processes import by_first, rank
-from sightline.core.run_folder import latest
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 from sightline.training.backbones import build

@@ -26,7 +26,7 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.extras import explaining
 from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
-from sightline.core.run_folder import provenance
+from sightline.core.provenance import provenance
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.loading import load_images

@@ -17,8 +17,8 @@ from torch import nn
 
 from sightline.core.errors import InputError
 from sightline.core.files import read_json
+from sightline.core.folders import latest
 from sightline.core.references import parse_reference
-from sightline.core.run_folder import latest
 from sightline.encoders.encoder import Encoder, build_encoder
 
 SHARED, OWN = "use_shared_rel_pos_bias", "use_rel_pos_bias"  # timm's options

@@ -18,7 +18,8 @@ from sightline.core.errors import InputError
 from sightline.core.files import file_name, read_json
 from sightline.core.groups import split
 from sightline.core.processes import by_first
-from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.provenance import fingerprint, provenance
+from sightline.core.run_folder import Run, plan_run
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images

@@ -17,7 +17,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline.cli import main
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 
 IMAGES = "shapes?size=32&train=16&val=0&test=16"
 COMPARE = ["compare", f"a={SMALL}", "--images", IMAGES, "--only", "cka,knn", "--batch", "4", "--workers", "0"]

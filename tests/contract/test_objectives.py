@@ -14,7 +14,7 @@ import torch
 
 import sightline as sl
 from sightline.core import plugins
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.schedules import Progress
 from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import build_encoder

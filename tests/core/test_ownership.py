@@ -21,7 +21,7 @@ import sightline as sl
 from sightline import cli
 from sightline.core import ownership as owned
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.studies.reinit import reinit

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import sightline as sl
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.training.loop import Loop
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.training.checkpoints import load, load_module, save_checkpoint, tensors_of
 from sightline.training.optimization import Optimization, make_optimizer, set_schedule
 

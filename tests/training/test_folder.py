@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import Encoder
 from sightline.images.augment.policy import Policy

@@ -22,7 +22,7 @@ from support.processes import Started
 import sightline as sl
 from sightline.core import ownership
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain

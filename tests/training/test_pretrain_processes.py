@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.processes import in_two
 
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.settings import parse_settings
 from sightline.training.pretrain import pretrain
 

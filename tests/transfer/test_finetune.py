@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import sightline as sl
 from sightline.cli.application import app
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from support.processes import in_two
 
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.transfer.finetune import finetune
 
 ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sightline as sl
 from sightline.analyses.dynamics.paths import paths_of, trainings_of
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.encoders.encoder import build_encoder
 from sightline.encoders.files.convert import convert
 from sightline.encoders.modules.vit import embed, encode, grid_of, restrict

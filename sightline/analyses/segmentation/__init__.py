@@ -34,8 +34,8 @@ from sightline.analyses.segmentation.pictures import pictures_of
 from sightline.analyses.segmentation.scoring import Scores, Scoring, maps_of
 from sightline.core.errors import InputError
 from sightline.core.groups import Axis, Kept, LeftOut
+from sightline.core.provenance import fingerprint
 from sightline.core.results import ABSENT, ENDS
-from sightline.core.run_folder import fingerprint
 from sightline.encoders.sites import token_view
 from sightline.images.label_maps import BACKGROUND, shares
 from sightline.measure import contract

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from sightline.core.errors import InputError, counted, some
+from sightline.core.folders import latest
 from sightline.core.references import Reference, parse_reference
-from sightline.core.run_folder import latest
 from sightline.encoders.files.reading import Checkpoint, distinct, printable, read_checkpoint, tensors
 from sightline.encoders.layouts.layout import Layout, find_layout
 from sightline.encoders.sources.checkpoint import (

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sightline.core.errors import InputError
+from sightline.core.folders import kept_epochs, latest
 from sightline.core.references import Reference
-from sightline.core.run_folder import kept_epochs, latest
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.saved import load_folder
 

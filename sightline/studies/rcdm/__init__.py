@@ -26,7 +26,8 @@ from sightline.core import ownership
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.progress import showing
-from sightline.core.run_folder import Run, fingerprint, plan_run, provenance
+from sightline.core.provenance import fingerprint, provenance
+from sightline.core.run_folder import Run, plan_run
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split

@@ -22,7 +22,7 @@ import sightline as sl
 from sightline.analyses.invariance import Config
 from sightline.core import plugins
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
 from sightline.encoders.modules.projection import Layer, Projected, empty_head, mlp_layers, save_head, state_of
 from sightline.encoders.sources import zoo

@@ -14,7 +14,7 @@ import torch
 import sightline as sl
 from sightline.analyses.attention import attention_distance, attention_nmi
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.encoders.files.convert import convert
 from sightline.encoders.modules.mae_decoder import Decoder
 from sightline.encoders.sources import zoo

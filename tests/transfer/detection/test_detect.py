@@ -16,7 +16,7 @@ from support.stopping import same_state, stopped
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.core.run_folder import latest
+from sightline.core.folders import latest
 from sightline.core.settings import to_toml
 from sightline.encoders.files.weights import hash_weights
 from sightline.training.launch import Launch

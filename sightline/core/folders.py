@@ -1,0 +1,34 @@
+"""Folders that Sightline writes: which checkpoint of a training is the newest, and which epochs were kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sightline.core.errors import InputError
+from sightline.core.files import read_json
+
+LATEST = "latest.json"
+
+
+def latest(run: Path) -> Path | None:
+    """Folder of the newest whole checkpoint of a run, None before the first."""
+    if not (run / LATEST).exists():
+        return None
+    name = read_json(run / LATEST, dict, "restore it or start over").get("checkpoint")
+    if not re.fullmatch(r"\d{8,}", str(name)):  # and no way out of the folder
+        raise InputError(f"Cannot read {str(run / LATEST)!r}: it names no checkpoint; restore it or start over")
+    folder = run / "checkpoints" / str(name)
+    if not (folder / "state.json").is_file():
+        raise InputError(f"{str(run / LATEST)!r} names the checkpoint {folder.name}, which is not there; start over")
+    return folder
+
+
+def kept_epochs(folder: Path) -> dict[int, Path]:
+    """Where the weights after each epoch are that a fine-tuning was told to keep."""
+    if not folder.is_dir():
+        raise InputError(f"There is no run folder {str(folder)!r}; give that of a fine-tuning, as given to its -o")
+    kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
+    if not kept:
+        raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")
+    return kept
