@@ -5,6 +5,5 @@ noise        how pictures become noise and come back: flow matching, DDPM
 denoiser     the UNet of diffusers with a Linear for each encoder; its files
 training     the training, on the loop of all trainings
 gap          likelihood gap: does a representation tell an image from its transformed copy?
-reader       a network that reads attributes off pictures
-samples      pictures of a representation, and what they share
+samples      pictures of a representation, and which way they face
 """

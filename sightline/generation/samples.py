@@ -1,14 +1,8 @@
-"""Pictures of a representation, and what the pictures of one representation have in common.
+"""Pictures of a representation: which way they face, and how far they are from the images of the training.
 
-What varies between pictures that were drawn for one representation is not in it. For a number that is read off every
-picture, the share of its variance that pictures of one source have in common is the intraclass correlation
+What varies between pictures that were drawn for one representation is not in it.
 
-    shared = (MSB − MSW) / (MSB + (k − 1) MSW)
-
-with the mean squares between and within sources of an analysis of variance, k pictures each (Fisher 1925): 0 where the
-representation says nothing about it, 1 where it decides it.
-
-n sources, k pictures of each, m numbers of an attribute.
+n sources, k pictures of each.
 """
 
 from __future__ import annotations
@@ -31,7 +25,6 @@ if TYPE_CHECKING:
 
 BATCH = 64
 SAMPLE = 0x5A3
-RESAMPLED = 1000  # times that the sources are drawn again for an interval
 
 
 @torch.no_grad()
@@ -109,32 +102,3 @@ def facing_share(sources: npt.NDArray[Any], pictures: npt.NDArray[Any]) -> npt.N
     common = (pictures * odd_part(sources)[:, None]).sum((2, 3, 4))
     found: npt.NDArray[np.float64] = (np.sign(common) / 2 + 0.5).mean(1)
     return found
-
-
-def shared_variance(values: npt.NDArray[Any], seed: int = 0) -> tuple[float, float, float]:
-    """Share of the variance of numbers (n, k, m) that the pictures of a source have in common, and its 95 % interval.
-
-    The interval is that of a bootstrap over sources. NaN where nothing varies.
-
-    >>> random = np.random.default_rng(0)
-    >>> sources, noise = random.normal(size=(400, 1, 1)), random.normal(size=(400, 5, 1))
-    >>> shared_variance(np.repeat(sources, 5, 1))[0], abs(shared_variance(sources + noise)[0] - 0.5) < 0.05
-    (1.0, True)
-    """
-    n, k, _ = values.shape
-    means = values.mean(1)
-    within = np.square(values - means[:, None]).sum((1, 2))
-    rows = np.random.default_rng(seed).integers(n, size=(RESAMPLED, n))
-    drawn = np.array([_correlation(means[some], within[some], k) for some in rows])
-    low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return _correlation(means, within, k), float(low), float(high)
-
-
-def _correlation(means: npt.NDArray[Any], within: npt.NDArray[Any], k: int) -> float:
-    n = len(means)
-    if n < 2 or k < 2:
-        return float("nan")
-    between = k * np.square(means - means.mean(0)).sum() / (n - 1)
-    inside = within.sum() / (n * (k - 1))
-    whole = between + (k - 1) * inside
-    return float((between - inside) / whole) if whole > 0 else float("nan")

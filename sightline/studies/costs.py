@@ -190,7 +190,7 @@ class _Trial:
             command_of(replace(trial, encoders=dict.fromkeys(members, ""))).run(
                 Work(trial, members, out, False, replace(self.machine, show_progress=False))
             )
-            (metrics,) = [path for path in out.rglob("metrics.csv") if "reader" not in path.parts][:1]
+            metrics = next(out.rglob("metrics.csv"))
             rows = [float(row["images_per_second"]) for row in read_metrics(metrics) if row.get("images_per_second")]
         return sorted(rows)[len(rows) // 2]
 

@@ -1,4 +1,4 @@
-"""Samples: deterministic by seed, and what they share, against closed forms."""
+"""Samples: deterministic by seed, which way they face, and the images nearest to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from sightline.generation import samples
 from sightline.generation.denoiser import Denoiser, Model, Shape
 from sightline.generation.noise import normal_noise
-from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share, shared_variance
+from sightline.generation.samples import as_bytes, draw, nearest_images, orientation_share
 
 KEYS = np.arange(3, dtype=np.uint64)
 
@@ -38,19 +38,6 @@ def test_the_seed_decides(model: Model, monkeypatch: pytest.MonkeyPatch) -> None
         together, alone = (draw(exact, 0, told[of], KEYS[of], 2, steps=3, seed=1) for of in (slice(3), slice(1, 2)))
         torch.testing.assert_close(together.float(), first, rtol=0, atol=1e-3)
         torch.testing.assert_close(alone, together[1:2], rtol=0, atol=1e-5)
-
-
-def test_shared_variance_is_the_intraclass_correlation() -> None:
-    random = np.random.default_rng(0)
-    values = random.normal(size=(300, 1, 2)) * [2.0, 1.0] + random.normal(size=(300, 6, 2))
-    share, low, high = shared_variance(values)
-    assert share == pytest.approx(5 / 7, abs=0.04)
-    assert low < share < high
-    assert high - low < 0.15
-    noise = [shared_variance(np.random.default_rng(seed).normal(size=(100, 6, 2))) for seed in range(20)]
-    assert np.mean([share for share, _, _ in noise]) == pytest.approx(0, abs=0.02)
-    assert sum(low < 0 < high for _, low, high in noise) >= 16
-    assert np.isnan(shared_variance(np.ones((5, 3, 1)))[0])
 
 
 def test_orientation_by_pixels() -> None:

@@ -72,7 +72,7 @@ def result(run: sl.Run) -> xr.Dataset:
 def test_differences_have_an_interval_over_images(run: sl.Run, result: xr.Dataset) -> None:
     for number, where in (
         ("share", {"transformation": "mirror"}), ("gap", {"transformation": "mirror"}),
-        ("orientation", {"judge": "pixels"}), ("orientation", {"judge": "reader"}),
+        ("orientation", {}),
     ):  # fmt: skip
         of = result[number].sel(where)
         found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "constant"}, **where)
@@ -93,7 +93,7 @@ def test_differences_have_an_interval_over_images(run: sl.Run, result: xr.Datase
 
 
 def test_the_image_itself_decides_and_a_constant_does_not(result: xr.Dataset) -> None:
-    image, constant = (result.sel(encoder=name, judge="pixels") for name in ("image", "constant"))
+    image, constant = (result.sel(encoder=name) for name in ("image", "constant"))
     assert float(image.orientation) > 0.95
     error = 0.5 / np.sqrt(2 * 24 * 4)
     assert abs(float(constant.orientation) - 0.5) <= 3 * error
@@ -107,13 +107,11 @@ def test_the_image_itself_decides_and_a_constant_does_not(result: xr.Dataset) ->
 
 def test_the_result_is_complete(result: xr.Dataset) -> None:
     assert result.encoder.values.tolist() == ["image", "constant", "vit"]
-    assert {"colour", "class", "orientation"} <= set(result.attribute.values.tolist())
-    assert float(result.reader_accuracy.sel(attribute="colour")) <= 1
     assert result.pictures.shape == (3, 8, 5, 8, 8, 3)
     assert result.attrs["features"] == "image: pixels.gap, constant: pixels.gap, vit: norm.cls"
     assert (result.correlation.sel(encoder="image") < 0.99).all()
     assert (result.nearest > 0).all()
-    for name in ("gap", "share", "kept", "shared", "orientation", "r2"):
+    for name in ("gap", "share", "kept", "orientation", "r2"):
         known = result[name].notnull()
         assert (result[f"{name}_low"] <= result[name] + 1e-9).where(known, True).all()
         assert (result[name] <= result[f"{name}_high"] + 1e-9).where(known, True).all()
@@ -127,7 +125,7 @@ def test_words_and_page(run: sl.Run, result: xr.Dataset) -> None:
     assert label == "image"
     assert number.endswith("%")
     assert "face as the source does" in detail
-    assert [figure.name for figure in study.figures(result)] == ["kept", "gap"]
+    assert [figure.name for figure in study.figures(result)] == ["gap"]
     page = sl.write_report(run).read_text("utf-8")
     assert page.count('<img src="data:image/png;base64,') == 3 * 8 * 5
     assert "mirror: gap" in page
@@ -136,11 +134,10 @@ def test_words_and_page(run: sl.Run, result: xr.Dataset) -> None:
 
 def test_what_an_interval_leaves_open_is_unclear(result: xr.Dataset) -> None:
     own = result.sel(encoder="vit").copy(deep=True)
-    bounds = {"shared_low": 0.3, "shared": 0.6, "shared_high": 0.8, "gap_low": -0.1, "gap_high": 0.1, "kept_high": 0.4}
+    bounds = {"gap_low": -0.1, "gap_high": 0.1, "kept_high": 0.4}
     own = own.assign({name: own[name] * 0 + value for name, value in bounds.items()})
     (sentence,) = study.summary(own.expand_dims("encoder"))
-    assert sentence.startswith("vit: its samples leave ")
-    assert sentence.endswith(" unclear; by the likelihood gap it leaves left and right and which colours unclear.")
+    assert sentence == "vit: by the likelihood gap it leaves left and right and which colours unclear."
 
 
 def test_a_study_finds_what_it_has_trained_beside_its_pictures(tmp_path: Path) -> None:

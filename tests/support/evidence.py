@@ -60,7 +60,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "probes.gain": ("encoder", "probe", "site", "feature"),
     "rcdm.gap": ("encoder", "transformation"),
     "rcdm.nearer": ("encoder",),
-    "rcdm.orientation": ("encoder", "judge"),
+    "rcdm.orientation": ("encoder",),
     "rcdm.share": ("encoder", "transformation"),
     "reinit.accuracy": ("encoder", "end", "n"),
     "reinit.accuracy_drop": ("encoder", "end", "n"),
@@ -81,7 +81,7 @@ LABELS: dict[str, Sequence[Any]] = {
     "images": ("all images", "both right", "both wrong"), "k": (5, 10), "kind": ("heads", "depths", "tokens", "mid"),
     "probe": ("ridge", "linear", "depth 2", "depth 3", "multilayer"), "transformation": ("mirror", "grey"),
     "policy": ("simclr", "supervised"), "level": ("a third", "two thirds"), "area": ("all", "small", "medium", "large"),
-    "frequency": tuple(n / 10 for n in range(1, 10)), "judge": ("pixels", "reader"), "end": ("first", "last"),
+    "frequency": tuple(n / 10 for n in range(1, 10)), "end": ("first", "last"),
     "n": (0, 1, 2), "count": (1024, 2048), "batch": (32, 64, 128), "layer_a": (0, 1, 2), "layer_b": (0, 1, 2),
     "place": ("all", "block.0"), "weights": ("all", "attention"),
 }  # fmt: skip

@@ -392,7 +392,7 @@ def _last_site(evidence: Evidence, encoder: str) -> str:
 BESIDE: dict[
     str, tuple[str, dict[str, Any]]
 ] = {  # what stands beside the likelihood gap, each larger where orientation is kept
-    "samples that face as their source": ("rcdm.orientation", {"judge": "pixels"}),
+    "samples that face as their source": ("rcdm.orientation", {}),
     "distance of mirror images": (
         "transformations.distance",
         {"transformation": "mirror", "feature": "cls", "layer_type": "block", "statistic": last},

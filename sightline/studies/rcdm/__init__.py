@@ -5,13 +5,12 @@ strongest first:
 
 1. inversion in closed form, from the representation to small pixels (analyses/inversion.py)
 2. likelihood gap of an image and its transformed copy, given the representation (generation/gap.py)
-3. what samples of one source share, by a reader network trained on real images (generation/samples.py, reader.py)
+3. samples: whether they face as their source does, and whether they are remembered images (generation/samples.py)
 
 Source: Bordes, Balestriero, Vincent 2022, "High Fidelity Visualization of What Your Self-Supervised Representation
 Knows About"; Shekhar et al. 2023, "Objectives Matter", Figs. 3, 17 and 18.
 
 RUN/training/                               the training, see training/folder.py; its checkpoint is a model of diffusers
-RUN/reader/                                 the reader network
 RUN/results/rcdm.nc, RUN/report.html, …     see core/run_folder.py
 """
 
@@ -33,7 +32,6 @@ from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
 from sightline.generation.extra import diffusers
-from sightline.generation.reader import train_reader
 from sightline.generation.training import NAME, DiffusionRecipe, make_recipe, train_denoiser
 from sightline.images.loading import load_images
 from sightline.images.sets import Images
@@ -51,18 +49,15 @@ TOPIC = "structure"
 TITLE = "Pictures from representations"
 QUESTION = "What does a representation keep of an image, and what has it forgotten?"
 FORMULA = """\
-gap(T) = [e(Tx | h(x)) − e(x | h(x))] + [e(x | h(Tx)) − e(Tx | h(Tx))],  e: error of denoising, given a representation
-shared = (MSB − MSW) / (MSB + (k − 1) MSW) of what a reader network reads off k samples of each source"""
+gap(T) = [e(Tx | h(x)) − e(x | h(x))] + [e(x | h(Tx)) − e(Tx | h(Tx))],  e: error of denoising given a representation"""
 HOW_TO_READ = """\
 A diffusion model draws pictures from the representation of an image (the source, on the left): what all of them share
 is in the representation, what varies is not. The likelihood gap asks the model directly: given the representation of an
 image, is the image more likely than its transformed copy? Where the representation does not see the transformation,
 this is so for 50 % of the images, and the gap is 0; z is the gap over its standard error. The gap finds differences
-long before samples show them, and is the one to trust where the measures disagree. Shared variance is 0 where samples
-of one source differ as much as samples of different sources, and 1 where they agree; the reader's own accuracy on real
-images is the ceiling of what can be seen. Floors are measured with the representations of other images. After a short
-training samples are blurred: then only what is shared counts, not what is missing. Inversion is linear and needs no
-training; see its own page."""
+long before samples show them, and is the one to trust where the measures disagree. Floors are measured with the
+representations of other images. After a short training samples are blurred: then only what they share counts, not what
+is missing. Inversion is linear and needs no training; see its own page."""
 SOURCE = (
     'Bordes, Balestriero, Vincent 2022, "High Fidelity Visualization of What Your Self-Supervised Representation Knows '
     'About"; Shekhar et al. 2023, "Objectives Matter", Figs. 3, 17, 18; Li et al. 2023, "Your Diffusion Model is '
@@ -116,13 +111,11 @@ def rcdm(
     by_first(lambda: ownership.claim(out, folder / ownership.LIST))  # the list of a run of its own
     # A training of other encoders, images or settings has been removed; this one is finished or goes on.
     checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, launch)
-    saving = {"save_minutes": wanted.training.save_minutes, "show_progress": launch.show_progress}
-    reader = train_reader(data, wanted.config.size, out / "reader", fabric, seed=wanted.training.seed, **saving)
     fabric.barrier()
 
     def measure() -> None:
         model = load_model(checkpoint, fabric.device)
-        measures = Measures(model, reader.to(fabric.device), members, conditions, data, wanted, extent, launch.workers)
+        measures = Measures(model, members, conditions, data, wanted, extent, launch.workers)
         with showing(shown):
             run.save(NAME, *split(measures.result().assign_attrs(fingerprint=key)))
 

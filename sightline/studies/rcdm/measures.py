@@ -21,20 +21,17 @@ from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Conditions, Feature, represent
 from sightline.generation.denoiser import Model
 from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
-from sightline.generation.reader import CLASS, ORIENTATION, AttributeReader, attributes_of, read_accuracies
 from sightline.generation.samples import (
     as_bytes,
     draw,
     facing_share,
     nearest_images,
     orientation_share,
-    shared_variance,
 )
 from sightline.generation.training import DiffusionRecipe
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
-from sightline.measure.estimators.intervals import wilson
 from sightline.measure.groups import ImageGroups
 from sightline.measure.inversion import NAMES as INVERSION
 from sightline.measure.inversion import ImagePairs, invert
@@ -124,7 +121,6 @@ class Measures:
     """All that the measures need."""
 
     model: Model
-    reader: AttributeReader
     members: Mapping[str, tuple[Encoder, Feature]]
     conditions: Mapping[str, Mapping[str, Conditions]]  # split → encoder
     data: Images
@@ -140,7 +136,6 @@ class Measures:
         test = _seen(self.data, "test", many, size, preprocesses, self.workers, seed)
         train = _seen(self.data, "train", LARGEST, size, (), self.workers, seed)
         sources = test.some(self.extent.sources)
-        accuracies = self._accuracies(test)
         parts: dict[str, dict[str, dict[str, Any]]] = {}
         steps = len(self.members) * (len(self.extent.transformations) + 2)
         with bar_of_steps("Measuring what representations keep", steps) as move:
@@ -151,16 +146,8 @@ class Measures:
                 parts[name]["samples"] = self._samples(number, name, sources, train)
                 move()
         compared = test.some(self.extent.compared).rows
-        result = self._dataset(parts, accuracies, sources, len(compared), len(train.rows))
+        result = self._dataset(parts, sources, len(compared), len(train.rows))
         return self._kept(parts, test.rows, compared, sources.rows).beside(result)
-
-    def _accuracies(self, test: Seen) -> dict[str, float]:
-        """How well the reader reads real images."""
-        part = replace(self.data, splits={"test": np.sort(self.data.indices("test")[test.rows])})
-        known = attributes_of(part, "test", self.model.size)
-        places = np.searchsorted(part.indices("test"), self.data.indices("test")[test.rows])
-        known = {name: values[places] for name, values in known.items()}
-        return read_accuracies(self.reader, 2 * test.pictures - 1, known, test.labels)
 
     def _inversion(self, name: str, train: Seen, test: Seen) -> dict[str, Any]:
         """The three numbers of analyses/inversion.py; a fifth of the training images chooses the penalty."""
@@ -214,7 +201,7 @@ class Measures:
         return found
 
     def _samples(self, number: int, name: str, sources: Seen, train: Seen) -> dict[str, Any]:
-        """Pictures of the sources and of their mirror images, and what they share."""
+        """Pictures of the sources and of their mirror images, and which way they face."""
         own, k = self.conditions["test"][name], self.extent.samples
         told = [torch.from_numpy(np.array(values[sources.rows])) for values in (own.plain, own.mirror)]
         steps, seed = self.wanted.config.sampling_steps, self.wanted.training.seed
@@ -222,31 +209,14 @@ class Measures:
             [draw(self.model, number, features, sources.keys, k, steps=steps, seed=seed) for features in told]
         )
         truth = torch.cat([sources.pictures, sources.pictures.flip(-1)]) * 2 - 1
-        read = self.reader.read(both.flatten(0, 1).to(self.model.device))
-        read = {attribute: values.reshape(len(both), k, -1) for attribute, values in read.items()}
         pictures, images, other = both.numpy(), truth.numpy(), others(np.concatenate([sources.keys, mix(sources.keys)]))
-        mirrored = np.arange(len(both)) >= len(sources.rows)
-        facing = (read[ORIENTATION].argmax(2) == mirrored[:, None]).mean(1)
-        found: dict[str, Any] = {
+        return {
             "pictures": as_bytes(both[: min(SHOWN, len(sources.rows))]),
-            "orientation": {
-                "pixels": (*orientation_share(images, pictures), orientation_share(images[other], pictures)[0]),
-                "reader": (float(facing.mean()), *wilson(float(facing.sum()), len(facing)), 0.5),
-            },
-            IMAGES: np.stack([facing_share(images, pictures), facing], 1),  # (sources and mirror images, judges)
+            "orientation": (*orientation_share(images, pictures), orientation_share(images[other], pictures)[0]),
+            IMAGES: facing_share(images, pictures),  # (sources and mirror images,)
             "nearest": nearest_images(both.flatten(0, 1), 2 * train.pictures - 1)[1].mean(),
             "nearest_real": nearest_images(2 * sources.pictures - 1, 2 * train.pictures - 1)[1].mean(),
         }
-        random = np.random.default_rng(seed)
-        found["shared"] = {}
-        for attribute, values in read.items():
-            mixed = random.permutation(values.reshape(-1, values.shape[2])).reshape(values.shape)
-            found["shared"][attribute] = (*shared_variance(values), shared_variance(mixed)[0])
-        if CLASS in read:
-            labels = np.concatenate([sources.labels, sources.labels])
-            right = (read[CLASS].argmax(2) == labels[:, None])[labels >= 0].mean(1)
-            found["class"] = (float(right.mean()), *wilson(float(right.sum()), len(right)))
-        return found
 
     def _kept(
         self, parts: Mapping[str, Any], test: npt.NDArray[np.int64], compared: npt.NDArray[np.int64],
@@ -269,7 +239,7 @@ class Measures:
         kept.add("share", Mean("share_sum", "compared"), share_sum=share)
         both = np.concatenate([sources, sources])  # the images, and their mirror images
         kept.add(
-            "orientation", Mean("facing", "drawn"), facing=((*dims[:2], "judge"), sums(both, by_image("samples"))),
+            "orientation", Mean("facing", "drawn"), facing=(dims[:2], sums(both, by_image("samples"))),
             drawn=(("group",), sums(both, np.ones(len(both)))),
         )  # fmt: skip
         inverted = np.moveaxis(sums(test, by_image("inversion")), -1, 0)
@@ -280,12 +250,8 @@ class Measures:
         kept.add("odd", Mean("odd_common", "odd_whole"), odd_common=common, odd_whole=odd)
         return kept
 
-    def _dataset(
-        self, parts: Mapping[str, Any], accuracies: Mapping[str, float], sources: Seen, compared: int, trained_on: int
-    ) -> xr.Dataset:
+    def _dataset(self, parts: Mapping[str, Any], sources: Seen, compared: int, trained_on: int) -> xr.Dataset:
         encoders, transformations = list(parts), list(self.extent.transformations)
-        attributes = list(next(iter(parts.values()))["samples"]["shared"])
-        ends = (*ENDS, "_null")
         data: dict[str, Any] = {
             name: ("encoder", [parts[encoder]["inversion"][name] for encoder in encoders]) for name in INVERSION
         }
@@ -294,29 +260,12 @@ class Measures:
             data[name] = (("encoder", "transformation"), values)
         alike = [[parts[encoder]["gap"][""][which] for which in transformations] for encoder in encoders]
         data["correlation"] = (("encoder", "transformation"), alike)
-        for k, end in enumerate(ends):
-            shared = [[parts[encoder]["samples"]["shared"][name][k] for name in attributes] for encoder in encoders]
-            data[f"shared{end}"] = (("encoder", "attribute"), shared)
-            facing = [
-                [parts[encoder]["samples"]["orientation"][how][k] for how in ("pixels", "reader")]
-                for encoder in encoders
-            ]
-            data[f"orientation{end}"] = (("encoder", "judge"), facing)
-        data["reader_accuracy"] = ("attribute", [accuracies.get(name, np.nan) for name in attributes])
+        for k, end in enumerate((*ENDS, "_null")):
+            facing = [parts[encoder]["samples"]["orientation"][k] for encoder in encoders]
+            data[f"orientation{end}"] = ("encoder", facing)
         for name in ("nearest", "nearest_real"):
             data[name] = ("encoder", [parts[encoder]["samples"][name] for encoder in encoders])
-        if CLASS in attributes:
-            for k, end in enumerate(ENDS):
-                data[f"class_of_samples{end}"] = (
-                    "encoder",
-                    [parts[encoder]["samples"]["class"][k] for encoder in encoders],
-                )
-        coords = {
-            "encoder": encoders,
-            "transformation": transformations,
-            "attribute": attributes,
-            "judge": ["pixels", "reader"],
-        }
+        coords = {"encoder": encoders, "transformation": transformations}
         about = {
             "n_compared": compared,
             "n_sources": len(sources.rows),
@@ -324,7 +273,7 @@ class Measures:
             "n_nearest": trained_on,
             "features": ", ".join(f"{name}: {feature}" for name, (_, feature) in self.members.items()),
             "null": "representations of other images",
-            "interval": "95 % over test images: shares Wilson, gaps normal, shared variance bootstrap over sources",
+            "interval": "95 % over test images: shares Wilson, gaps normal",
             "decides": "the likelihood gap, where the measures disagree",
         }
         return xr.Dataset(data, coords, about).assign(self._sheets(parts, sources))
