@@ -46,9 +46,41 @@ VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=1&embed_dim=2
 IMAGES = "shapes?size=32&train=16&val=0&test=16"
 TRAINING = {"epochs": 1, "batch": 8, "depth": 1, "width": 24, "heads": 2, "patch": 8, "size": 32, "save_minutes": 0}
 ODD = [
-    "", "\0", "\x1b[2J", "../", "/", "?", "&", "=", "@", ":", "*", "**", "é", "\u202e", "\udcff", "9" * 400, "a" * 5000,
-    "%", "[", "{", '"', "'", "\\", "\n", "-1", "inf", "nan", "1e999", "0", "None", "true", "[" * 3000, "<b>", "$(id)",
-]  # fmt: skip
+    "",
+    "\0",
+    "\x1b[2J",
+    "../",
+    "/",
+    "?",
+    "&",
+    "=",
+    "@",
+    ":",
+    "*",
+    "**",
+    "é",
+    "\u202e",
+    "\udcff",
+    "9" * 400,
+    "a" * 5000,
+    "%",
+    "[",
+    "{",
+    '"',
+    "'",
+    "\\",
+    "\n",
+    "-1",
+    "inf",
+    "nan",
+    "1e999",
+    "0",
+    "None",
+    "true",
+    "[" * 3000,
+    "<b>",
+    "$(id)",
+]
 VALUES: list[Any] = [
     None,
     True,
@@ -134,8 +166,15 @@ def image_reference(chance: random.Random, _: Path) -> None:
 
 def setting(chance: random.Random, _: Path) -> None:
     """A setting of an analysis, and the pass with it."""
-    words = ["knn.k=5", "knn.temperature=0.07", "attention.viewer_images=2", "fourier.images=8", 'cka.tokens=["all"]',
-             "spectra.centred=false", "cka.unbiased=true"]  # fmt: skip
+    words = [
+        "knn.k=5",
+        "knn.temperature=0.07",
+        "attention.viewer_images=2",
+        "fourier.images=8",
+        'cka.tokens=["all"]',
+        "spectra.centred=false",
+        "cka.unbiased=true",
+    ]
     word = chance.choice(words)
     key, _, value = word.partition("=")
     value = chance.choice([changed_text(chance, value), str(chance.choice(VALUES)), json.dumps(chance.choice(VALUES))])
@@ -244,12 +283,19 @@ def coco(chance: random.Random, folder: Path) -> None:
     about: dict[str, Any] = {
         "images": [{"id": i, "file_name": f"{i}.png", "width": 20, "height": 24} for i in range(4)],
         "annotations": [
-            {"id": i, "image_id": i % 4, "category_id": 1, "bbox": [1, 2, 5, 6], "area": 30, "iscrowd": 0,
-             "segmentation": [[1, 2, 6, 2, 6, 8]] if i % 2 else {"size": [24, 20], "counts": [24, 24, 432]}}
+            {
+                "id": i,
+                "image_id": i % 4,
+                "category_id": 1,
+                "bbox": [1, 2, 5, 6],
+                "area": 30,
+                "iscrowd": 0,
+                "segmentation": [[1, 2, 6, 2, 6, 8]] if i % 2 else {"size": [24, 20], "counts": [24, 24, 432]},
+            }
             for i in range(6)
         ],
         "categories": [{"id": 1, "name": "cat"}],
-    }  # fmt: skip
+    }
     text = json.dumps(changed_json(chance, changed_json(chance, about)))
     (folder / "a.json").write_text(
         changed_text(chance, text) if chance.random() < 0.3 else text, errors="surrogateescape"
@@ -367,9 +413,10 @@ def study_folder(chance: random.Random, folder: Path) -> None:
     """A study that is done, one of whose files is damaged, and its verdicts."""
     shutil.copytree(MADE / "study", folder / "study")
     files = sorted(
-        path for path in (folder / "study").rglob("*")
+        path
+        for path in (folder / "study").rglob("*")
         if path.suffix in (".json", ".csv", ".nc", ".lock") and "tensorboard" not in path.parts
-    )  # fmt: skip
+    )
     files += [folder / "study" / "study.json"] * len(files)
     changed_file(chance, chance.choice(files))
     study = sl.open_study(folder / "study")
@@ -380,13 +427,20 @@ def command(chance: random.Random, folder: Path) -> None:
     """The words of a command line."""
     run = str(MADE / "compare")
     known = [
-        ["list", "encoders"], ["list", "sites", VIT], ["list", "findings"], ["inspect", run],
-        ["export", run, "-o", "x"], ["contrast", run, "knn.accuracy", "--a", "encoder=a", "--b", "encoder=a"],
+        ["list", "encoders"],
+        ["list", "sites", VIT],
+        ["list", "findings"],
+        ["inspect", run],
+        ["export", run, "-o", "x"],
+        ["contrast", run, "knn.accuracy", "--a", "encoder=a", "--b", "encoder=a"],
         ["figure", "001 Fig 1b", run],
         ["compare", VIT, "--images", IMAGES, "--only", "knn", "--limit", "4", "--batch", "4", "--workers", "0"],
-        ["pretrain", "mae", "--images", IMAGES, "--set", "epochs=0"], ["study", "papers", "--steps", "x"],
-        ["convert", run, "-o", "x", "--to", "timm"], ["imagine", run, "--images", "a.png"], ["dynamics", run],
-    ]  # fmt: skip
+        ["pretrain", "mae", "--images", IMAGES, "--set", "epochs=0"],
+        ["study", "papers", "--steps", "x"],
+        ["convert", run, "-o", "x", "--to", "timm"],
+        ["imagine", run, "--images", "a.png"],
+        ["dynamics", run],
+    ]
     words = list(chance.choice(known))
     for _ in range(chance.randint(1, 2)):
         at = chance.randrange(len(words))

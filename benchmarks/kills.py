@@ -263,9 +263,13 @@ def series(command: str, number: int, folder: Path, expected: Path, life: Life, 
     if not problem:
         shutil.rmtree(folder)
     return {
-        "command": command, "number": number, "kills": kills, "problem": problem, "moments": moments[: kills + 1],
+        "command": command,
+        "number": number,
+        "kills": kills,
+        "problem": problem,
+        "moments": moments[: kills + 1],
         "seconds": round(_children_seconds() - began, 2),
-    }  # fmt: skip
+    }
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:

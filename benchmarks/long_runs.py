@@ -62,9 +62,13 @@ def long_training(steps: int, seen: list[int], every: int) -> None:
     settings = SETTINGS | {"epochs": steps / 8}
     with tempfile.TemporaryDirectory() as folder:
         sl.pretrain(
-            "mae", "shapes?size=16&train=64&val=0&test=8", Path(folder) / "run", settings=settings, workers=0,
+            "mae",
+            "shapes?size=16&train=64&val=0&test=8",
+            Path(folder) / "run",
+            settings=settings,
+            workers=0,
             show_progress=False,
-        )  # fmt: skip
+        )
 
 
 def main() -> None:

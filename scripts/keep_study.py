@@ -58,11 +58,17 @@ def decided(verdicts: Sequence[Verdict]) -> str:
     return table(
         ("", "claim", "verdict", "weakest effect (95 %)", "p", "adjusted"),
         (
-            (one.finding, claims[one.finding].claim.rstrip("."), f"**{one.verdict}**", effect(one), probability(one.p),
-             probability(one.p_adjusted))
+            (
+                one.finding,
+                claims[one.finding].claim.rstrip("."),
+                f"**{one.verdict}**",
+                effect(one),
+                probability(one.p),
+                probability(one.p_adjusted),
+            )
             for one in verdicts
         ),
-    )  # fmt: skip
+    )
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
@@ -82,18 +88,30 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
     ]
     return "\n".join(
         (
-            f"# {title}", "",
+            f"# {title}",
+            "",
             f"What `sightline study {study.name}` measured. {counted(verdicts)} How each is decided, and what it "
-            "cannot show: [findings](../../findings.md), [the encoders](../../zoo.md).", "",
-            "Numbers: [verdicts.csv](verdicts.csv), with every part [verdicts.json](verdicts.json).", "",
-            "## Encoders", "", table(("name", "role"), ((role.name, what_it_is(role)) for role in study.roles)), "",
-            "## Steps", "", table(("step", "command", "time"), steps), "",
-            "## Verdicts", "",
-            *(f"- **{one.finding} {one.verdict}.** {one.sentence}" for one in verdicts), "",
-            "## Figures", "",
+            "cannot show: [findings](../../findings.md), [the encoders](../../zoo.md).",
+            "",
+            "Numbers: [verdicts.csv](verdicts.csv), with every part [verdicts.json](verdicts.json).",
+            "",
+            "## Encoders",
+            "",
+            table(("name", "role"), ((role.name, what_it_is(role)) for role in study.roles)),
+            "",
+            "## Steps",
+            "",
+            table(("step", "command", "time"), steps),
+            "",
+            "## Verdicts",
+            "",
+            *(f"- **{one.finding} {one.verdict}.** {one.sentence}" for one in verdicts),
+            "",
+            "## Figures",
+            "",
             *(f"### {one.id}: {one.title}\n\n![{one.id}](figures/{path})\n" for path, one in titles.items()),
         )
-    )  # fmt: skip
+    )
 
 
 def what_it_is(role: Role) -> str:

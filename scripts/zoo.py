@@ -147,9 +147,15 @@ def cifar10(images: str) -> list[Training]:
 
 
 GROUPS = {
-    "objectives": objectives, "tuned": tuned, "cnns": cnns, "seeds": seeds, "sizes": sizes, "windows": windows,
-    "weights": weights, "longer": longer,
-}  # fmt: skip
+    "objectives": objectives,
+    "tuned": tuned,
+    "cnns": cnns,
+    "seeds": seeds,
+    "sizes": sizes,
+    "windows": windows,
+    "weights": weights,
+    "longer": longer,
+}
 STORED = ("objectives", "tuned")
 
 

@@ -247,11 +247,12 @@ class Analysis(DecisionAnalysis):
             for end, values in zip((*ENDS, "_images"), order, strict=True)
         } | {
             f"{name}{end}": (
-                ("encoder_a", "encoder_b"), _square(np.array([t[at, number] for t in top]), pairs, reason, end)
+                ("encoder_a", "encoder_b"),
+                _square(np.array([t[at, number] for t in top]), pairs, reason, end),
             )
             for number, name in enumerate(("f1", "kappa"))
             for at, end in enumerate(ENDS)
-        }  # fmt: skip
+        }
         result = xr.Dataset(
             {
                 **data,
@@ -259,11 +260,7 @@ class Analysis(DecisionAnalysis):
                 **{f"test_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
                 "reason": (("images", "encoder_a", "encoder_b"), _reasons(reason, data["tau_images"][1])),
             },
-            coords={
-                "images": list(SUBSETS),
-                "k": self.k,
-                **{f"encoder{end}": list(found) for end in ("_a", "_b", "")},
-            },
+            coords={"images": list(SUBSETS), "k": self.k, **{f"encoder{end}": list(found) for end in ("_a", "_b", "")}},
             attrs={
                 "classes": len(self.plan.images.classes),
                 "n_train": len(self.labels("train")),
@@ -303,9 +300,11 @@ class Analysis(DecisionAnalysis):
             kept.add(name, TopChoices("chosen", "both", kappa=name == "kappa"), **parts)
         images = self.by_group("test", np.ones(len(truth)))
         kept.add(
-            "test_accuracy", Mean("right", "labelled"), right=(("group", "encoder"), right),
+            "test_accuracy",
+            Mean("right", "labelled"),
+            right=(("group", "encoder"), right),
             labelled=(("group",), images),
-        )  # fmt: skip
+        )
         return kept
 
     def _compare(
@@ -368,9 +367,14 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
     def chart(cells: pd.DataFrame, title: str) -> Any:
         return heatmap(
-            cells.rename(columns={"encoder_a": "row", "encoder_b": "column"}), row_title="encoder A",
-            column_title="encoder B", value_title=title, rows=encoders, columns=encoders, facet="measure",
-        )  # fmt: skip
+            cells.rename(columns={"encoder_a": "row", "encoder_b": "column"}),
+            row_title="encoder A",
+            column_title="encoder B",
+            value_title=title,
+            rows=encoders,
+            columns=encoders,
+            facet="measure",
+        )
 
     why = result.reason.to_dataframe().reset_index()
     order = table("tau").merge(why, on=["images", "encoder_a", "encoder_b"])

@@ -276,17 +276,22 @@ def _layers_by_layers(result: xr.Dataset) -> Figure:
         why = reason.to_series()
         parts.append(
             mine.assign(
-                row=mine.site_a.map(sites.index), column=mine.site_b.map(sites.index),
+                row=mine.site_a.map(sites.index),
+                column=mine.site_b.map(sites.index),
                 pair=encoder + ", " + mine.policy,
                 reason=[why[p, a] or why[p, b] for p, a, b in zip(mine.policy, mine.site_a, mine.site_b, strict=True)],
             )
-        )  # fmt: skip
+        )
     table = pd.concat(parts, ignore_index=True)
     table = table[["pair", "encoder", "policy", "row", "column", "site_a", "site_b", *columns.values(), "reason"]]
     chart = heatmap(
-        table, row_title="layer, first copy", column_title="layer, second copy", value_title="CKA", facet="pair",
+        table,
+        row_title="layer, first copy",
+        column_title="layer, second copy",
+        value_title="CKA",
+        facet="pair",
         details={"site_a": "layer on the first copy", "site_b": "layer on the second copy"},
-    )  # fmt: skip
+    )
     text = (
         f"CKA of every layer of an encoder on one augmented copy with every layer on the other (tokens: "
         f"{result.tokens.values[0]}), in order of computation, a head last; the diagonal is the curve above."

@@ -171,11 +171,14 @@ class Analysis(GramSums):
                 "reason": (("tokens", "encoder", "layer"), reason),
             },
             coords={
-                "tokens": list(self.config.tokens), "count": self.counts, "batch": self.sizes,
-                "encoder": list(self.chosen), **{n: np.arange(self.of[1]) for n in ("layer", "layer_a", "layer_b")},
+                "tokens": list(self.config.tokens),
+                "count": self.counts,
+                "batch": self.sizes,
+                "encoder": list(self.chosen),
+                **{n: np.arange(self.of[1]) for n in ("layer", "layer_a", "layer_b")},
             },
             attrs={**self.estimator, "seed": self.plan.seed},
-        )  # fmt: skip
+        )
         return self._kept(hsic).beside(result)
 
     def _kept(self, hsic: npt.NDArray[np.float64]) -> Kept:
@@ -185,9 +188,12 @@ class Analysis(GramSums):
         kept = Kept({"batches": Axis(fingerprint(["minibatch", *which])[:16], words)})
         dims, own = ("tokens", "count", "batch", "batches", "encoder"), np.diagonal(hsic, axis1=-2, axis2=-1)
         kept.add(
-            "cka", Alignment("cross", "own_a", "own_b"), cross=((*dims, "layer_a", "layer_b"), hsic),
-            own_a=((*dims, "layer_a"), own), own_b=((*dims, "layer_b"), own),
-        )  # fmt: skip
+            "cka",
+            Alignment("cross", "own_a", "own_b"),
+            cross=((*dims, "layer_a", "layer_b"), hsic),
+            own_a=((*dims, "layer_a"), own),
+            own_b=((*dims, "layer_b"), own),
+        )
         kept.nothing("it is a maximum of differences", "difference")
         return kept
 
@@ -228,17 +234,26 @@ def figures(result: xr.Dataset) -> list[Figure]:
         if table.empty:
             return []
         chart = curve_over_depth(
-            table, value_title="mean CKA with the others", depth_title=f"log2 of {words}", series_title="layer",
-            series=list(table.series.unique()), facet="encoder", details={axis: words},
-        )  # fmt: skip
+            table,
+            value_title="mean CKA with the others",
+            depth_title=f"log2 of {words}",
+            series_title="layer",
+            series=list(table.series.unique()),
+            facet="encoder",
+            details={axis: words},
+        )
         text = f"Each line is a layer: its mean CKA with the other layers that were drawn; {held}."
         found.append(Figure(axis, f"CKA against {words}", text, chart, table))
     cells = view.difference.to_dataframe().reset_index()[["encoder", "batch", "count", "difference"]]
     cells = cells.rename(columns={"difference": "value", "batch": "row", "count": "column"})
     chart = heatmap(
-        cells, row_title="batch size", column_title="images", value_title="largest difference", facet="encoder",
+        cells,
+        row_title="batch size",
+        column_title="images",
+        value_title="largest difference",
+        facet="encoder",
         domain=(0, 0.1),
-    )  # fmt: skip
+    )
     text = "Largest difference, over all pairs of these layers, from CKA with the largest batches and all images."
     return [*found, Figure("difference", "What batch size and number of images change", text, chart, cells)]
 

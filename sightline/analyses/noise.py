@@ -139,8 +139,10 @@ class Analysis(DecisionAnalysis):
                     right[:, e, 1 + b] = self.by_group("test", with_noise == truth)
         over = ("encoder", "frequency")
         data: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {
-            "test_accuracy": (("encoder",), plain), "accuracy": (over, noisy), "drop": (over, drop)
-        }  # fmt: skip
+            "test_accuracy": (("encoder",), plain),
+            "accuracy": (over, noisy),
+            "drop": (over, drop),
+        }
         result = xr.Dataset(
             {
                 **{

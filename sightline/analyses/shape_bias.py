@@ -157,11 +157,7 @@ class Analysis(DecisionAnalysis):
                 **self.describe(found),
             },
             coords={"encoder": list(found), "class": [self.plan.images.classes[number] for number in numbers]},
-            attrs={
-                "n_train": len(self.labels("train")),
-                "n_conflict": int(usable.sum()),
-                "interval": "95 % Wilson",
-            },
+            attrs={"n_train": len(self.labels("train")), "n_conflict": int(usable.sum()), "interval": "95 % Wilson"},
         )
         return self._kept(counts).beside(result)
 

@@ -176,8 +176,10 @@ class Analysis(Pooled):
             raise InputError(f"Only {images} images could be read, but similarity needs {FEWEST}; give more")
         found, reasons = zip(*(self._view(view, images) for view in self.config.tokens), strict=True)
         dims, names = ("measure", "tokens", *PAIR), self.config.measures
-        parts = {end: np.stack([[view[name][at] for view in found] for name in names])
-                 for at, end in enumerate((*ENDS, "_null"))}  # fmt: skip
+        parts = {
+            end: np.stack([[view[name][at] for view in found] for name in names])
+            for at, end in enumerate((*ENDS, "_null"))
+        }
         result = xr.Dataset(
             {
                 **{
@@ -409,8 +411,10 @@ def cost(config: Config, plan: Plan) -> Cost:
     """Components of all layers, ranks of all pairs of sampled images, and blocks of features; features on disk."""
     n = sum(len(plan.images.indices(split)) for split in plan.splits)
     known = [widths(plan, *layer) for layer in Layers(plan.sites)]
-    wide = [max([of[name] for name in (*FLAT, "gap") if name in (*config.tokens, "gap") and name in of] or [0])
-            for of in known]  # fmt: skip
+    wide = [
+        max([of[name] for name in (*FLAT, "gap") if name in (*config.tokens, "gap") and name in of] or [0])
+        for of in known
+    ]
     held = sum(min(n, width) * (width + 2 * min(n, width)) for width in wide)
     ranks = len(known) * min(n, config.sample) ** 2 // 2 * ("rsa" in config.measures)
     return Cost(8 * (held + ranks + 4 * min(n, 4096) * max(wide)), disk(plan, plan.splits, _wanted(config, plan)))

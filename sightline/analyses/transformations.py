@@ -90,8 +90,14 @@ class Config:
     """
 
     transformations: tuple[str, ...] = (
-        "mirror", "upside_down", "rotation:90", "grey", "blur:0.02", "shift:0.1", "scale:1.25",
-    )  # fmt: skip
+        "mirror",
+        "upside_down",
+        "rotation:90",
+        "grey",
+        "blur:0.02",
+        "shift:0.1",
+        "scale:1.25",
+    )
     crop: str = "supervised?crop=[0.8, 1]&ratio=[1, 1]&flip=0"
     features: tuple[str, ...] = ("gap", "cls")
     bootstrap: int = 1000
@@ -307,9 +313,14 @@ def _map(result: xr.Dataset) -> Figure:
     cells["column"] = cells.groupby("map", sort=False).site.transform(lambda sites: pd.factorize(sites)[0])
     cells = cells[["map", "encoder", "feature", "row", "column", "site", *names, "reason"]]
     chart = heatmap(
-        cells, row_title="", column_title="layer", value_title="distance, 1 = different images", facet="map",
-        rows=[CROPS, *map(str, result.transformation.values[::-1])], details={"site": "layer"},
-    )  # fmt: skip
+        cells,
+        row_title="",
+        column_title="layer",
+        value_title="distance, 1 = different images",
+        facet="map",
+        rows=[CROPS, *map(str, result.transformation.values[::-1])],
+        details={"site": "layer"},
+    )
     text = (
         "How far each transformation moves an image, relative to the distance of two different images: dark is "
         "invariant. The last row is the floor, two light crops of the same image. Layers in order of computation."
@@ -325,10 +336,16 @@ def _curves(result: xr.Dataset) -> list[Figure]:
         "image; the line at 1: two different images. Bands are 95 % intervals."
     )
     return over_depth(
-        result, "distance", name=f"depth-{feature}", title=f"Distance over depth, {feature}", caption=text,
-        value_title="relative distance", types=("block", "head"), facet="transformation",
+        result,
+        "distance",
+        name=f"depth-{feature}",
+        title=f"Distance over depth, {feature}",
+        caption=text,
+        value_title="relative distance",
+        types=("block", "head"),
+        facet="transformation",
         reference=(1.0, "two different images"),
-    )  # fmt: skip
+    )
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

@@ -86,10 +86,7 @@ def main() -> None:
             )
         if not _out_of_memory(error):
             raise
-        _fail(
-            "Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders",
-            2,
-        )
+        _fail("Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders", 2)
 
 
 def _show(

@@ -11,18 +11,7 @@ import typer
 from sightline.cli.application import app
 from sightline.cli.arguments import chosen_analyses, further_images, load_encoders
 from sightline.cli.ending import finish, stoppable
-from sightline.cli.options import (
-    EMBEDDED,
-    Batch,
-    Device,
-    Limit,
-    Out,
-    Precision,
-    Seed,
-    Verbose,
-    Workers,
-    new_folder,
-)
+from sightline.cli.options import EMBEDDED, Batch, Device, Limit, Out, Precision, Seed, Verbose, Workers, new_folder
 from sightline.core.references import Reference
 
 if TYPE_CHECKING:
@@ -50,8 +39,7 @@ def compare(
         str | None, typer.Option(help="Analyses in addition to the default ones, such as `noise,shape_bias`.")
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be repeated."),
+        list[str] | None, typer.Option("--set", help="`analysis.key=value`, such as `knn.k=10`; may be repeated.")
     ] = None,
     conflict: Annotated[
         str | None,
@@ -87,11 +75,23 @@ def compare(
     from sightline.measure.sharing import helpers_for, share_pass, worth_sharing
 
     words: dict[str, Any] = {
-        "encoders": encoders, "images": images, "out": str(out or new_folder()), "only": only, "also": also,
-        "set_": set_ or [], "further": [*(further or []), *([] if conflict is None else [f"conflict={conflict}"])],
-        "sites": sites, "limit": limit, "batch": batch, "device": device, "precision": precision, "seed": seed,
-        "workers": workers, "strict": strict, "overwrite": overwrite,
-    }  # fmt: skip
+        "encoders": encoders,
+        "images": images,
+        "out": str(out or new_folder()),
+        "only": only,
+        "also": also,
+        "set_": set_ or [],
+        "further": [*(further or []), *([] if conflict is None else [f"conflict={conflict}"])],
+        "sites": sites,
+        "limit": limit,
+        "batch": batch,
+        "device": device,
+        "precision": precision,
+        "seed": seed,
+        "workers": workers,
+        "strict": strict,
+        "overwrite": overwrite,
+    }
     asked = _asked(**words)
     configs, _ = choose_analyses(asked["analyses"], asked["also"])
     long = worth_sharing(asked["encoders"].values(), asked["images"], configs, Path(words["out"]), overwrite)
@@ -169,9 +169,17 @@ def dynamics(
     """
     epochs = [_every_epoch(run) for run in runs]
     compare(
-        [*epochs, *(with_ or [])], images, out, "dynamics", set_=set_, limit=limit, batch=batch, device=device,
-        overwrite=overwrite, verbose=verbose,
-    )  # fmt: skip
+        [*epochs, *(with_ or [])],
+        images,
+        out,
+        "dynamics",
+        set_=set_,
+        limit=limit,
+        batch=batch,
+        device=device,
+        overwrite=overwrite,
+        verbose=verbose,
+    )
 
 
 @app.command(rich_help_panel="Measure")
@@ -198,9 +206,19 @@ def minibatch(
     encoder at once: if there is not enough memory for 1024, lower `--batch`, which leaves out the largest minibatches.
     """
     compare(
-        encoders, images, out, "minibatch", set_=set_, sites=sites, limit=limit, batch=batch, device=device, seed=seed,
-        overwrite=overwrite, verbose=verbose,
-    )  # fmt: skip
+        encoders,
+        images,
+        out,
+        "minibatch",
+        set_=set_,
+        sites=sites,
+        limit=limit,
+        batch=batch,
+        device=device,
+        seed=seed,
+        overwrite=overwrite,
+        verbose=verbose,
+    )
 
 
 @app.command(rich_help_panel="Measure")

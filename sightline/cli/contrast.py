@@ -72,9 +72,15 @@ def contrast(
             f"Say which numbers are meant, --this encoder=NAME; {name} can be chosen by {_choices(opened, name)}"
         )
     found = opened.contrast(
-        name, parse_choice(this), _number_or_choice(that), statistic=getattr(np, statistic),
-        seeds=_seeds(seeds or []), confidence=confidence, method=method, **_for_both(where, opened, name),
-    )  # fmt: skip
+        name,
+        parse_choice(this),
+        _number_or_choice(that),
+        statistic=getattr(np, statistic),
+        seeds=_seeds(seeds or []),
+        confidence=confidence,
+        method=method,
+        **_for_both(where, opened, name),
+    )
     say(found.table().to_json(orient="records", lines=True, force_ascii=False).strip() if json else str(found))
 
 

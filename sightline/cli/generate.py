@@ -58,9 +58,23 @@ def rcdm(
 
     chosen = TRANSFORMATIONS if transformations is None else tuple(filter(None, transformations.split(",")))
     run_study(
-        study, encoders, images, out, set_, verbose, recipe=recipe, samples=samples, sources=sources, compared=compared,
-        transformations=chosen, overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
-    )  # fmt: skip
+        study,
+        encoders,
+        images,
+        out,
+        set_,
+        verbose,
+        recipe=recipe,
+        samples=samples,
+        sources=sources,
+        compared=compared,
+        transformations=chosen,
+        overwrite=overwrite,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        workers=workers,
+    )
 
 
 @app.command(rich_help_panel="Pictures from representations")
@@ -72,8 +86,7 @@ def imagine(
         list[str] | None, typer.Option(help="One of the encoders of the run, by name; may be repeated.")
     ] = None,
     between: Annotated[
-        bool,
-        typer.Option("--between", help="Interpolate between the representations of consecutive images."),
+        bool, typer.Option("--between", help="Interpolate between the representations of consecutive images.")
     ] = False,
     nearest: Annotated[
         bool, typer.Option("--nearest", help="Add the training image that is nearest to the first sample of each row.")

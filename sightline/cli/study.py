@@ -138,8 +138,16 @@ def study(
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
 
-    given = {"je": je, "rec": rec, "sl": sl, "hybrid": hybrid, "masked_je": masked_je, "cnn_je": cnn_je,
-             "cnn_rec": cnn_rec, "cnn_sl": cnn_sl}  # fmt: skip
+    given = {
+        "je": je,
+        "rec": rec,
+        "sl": sl,
+        "hybrid": hybrid,
+        "masked_je": masked_je,
+        "cnn_je": cnn_je,
+        "cnn_rec": cnn_rec,
+        "cnn_sl": cnn_sl,
+    }
     encoders, roles = _roles({"": encoder, **given}, role or [])
     settings = parse_settings(set_ or [])
     for key, value in settings.items():
@@ -148,10 +156,21 @@ def study(
     contents, machine = Contents(), Machine(device, workers)
     with showing(True):  # large sets of images are read for the first time
         made = make_study(
-            what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-            conflict=conflict, steps=_words("--steps", steps), findings=_words("--findings", findings),
-            settings=settings, out=out, steps_folder=steps_folder, contents=contents,
-        )  # fmt: skip
+            what,
+            encoders,
+            roles=roles,
+            images=images,
+            detection=detection,
+            segmentation=segmentation,
+            second=second,
+            conflict=conflict,
+            steps=_words("--steps", steps),
+            findings=_words("--findings", findings),
+            settings=settings,
+            out=out,
+            steps_folder=steps_folder,
+            contents=contents,
+        )
         _show_plan(made, contents, machine)
     del contents  # encoders that are only planned with
     if dry:
@@ -250,14 +269,18 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
         )
         table.add_row(placed.step.name, about, _state(placed), *told, " ".join(decided_by(placed.step, study.findings)))
     console().print(table)
-    console().print(f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine" if seconds
-                    else "All steps are done")  # fmt: skip
+    console().print(
+        f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine"
+        if seconds
+        else "All steps are done"
+    )
     for names in study.evidence.mixed_up:
         console().print(
             f"{', '.join(names)} have one role and two of them the same seed, so none of them are taken for seeds of "
             f"one encoder; say what else differs: --role {names[-1]}:size=5.5 (millions), or its seed",
-            style="yellow", markup=False,
-        )  # fmt: skip
+            style="yellow",
+            markup=False,
+        )
     if missing := undecided(study):
         console().print(f"\n{counted(len(missing), 'finding')} cannot be decided by these steps:", style="dim")
         for line in _needing(missing):
@@ -360,9 +383,18 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
     kinds = {role.name: in_words(role) for role in study.roles}
     title = f"Study: {study.name}"
     return study_page(
-        study.path, verdicts, findings, title=title, figures=figures, missing=missing, papers=TITLES, kinds=kinds,
-        together=evidence.seeds, steps=steps, notes=notes,
-    )  # fmt: skip
+        study.path,
+        verdicts,
+        findings,
+        title=title,
+        figures=figures,
+        missing=missing,
+        papers=TITLES,
+        kinds=kinds,
+        together=evidence.seeds,
+        steps=steps,
+        notes=notes,
+    )
 
 
 def in_words(role: Role) -> str:

@@ -155,9 +155,21 @@ def reinit(
     except ValueError as error:
         raise InputError(f"--counts {counts!r}: numbers of blocks are expected, such as --counts 1,2,4") from error
     run_study(
-        study, encoders, images, out, set_, verbose, counts=numbers, ends=ends.split(","), recipe=recipe,
-        overwrite=overwrite, device=device, devices=devices, nodes=nodes, workers=workers,
-    )  # fmt: skip
+        study,
+        encoders,
+        images,
+        out,
+        set_,
+        verbose,
+        counts=numbers,
+        ends=ends.split(","),
+        recipe=recipe,
+        overwrite=overwrite,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        workers=workers,
+    )
 
 
 @app.command(rich_help_panel="Train")
@@ -199,9 +211,19 @@ def detect(
     from sightline.studies.detection import detect as study
 
     run_study(
-        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
-        nodes=nodes, workers=workers,
-    )  # fmt: skip
+        study,
+        encoders,
+        images,
+        out,
+        set_,
+        verbose,
+        recipe=recipe,
+        overwrite=overwrite,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        workers=workers,
+    )
 
 
 @app.command(rich_help_panel="Train")
@@ -243,9 +265,19 @@ def segment(
     from sightline.studies.segmenters import segment as study
 
     run_study(
-        study, encoders, images, out, set_, verbose, recipe=recipe, overwrite=overwrite, device=device, devices=devices,
-        nodes=nodes, workers=workers,
-    )  # fmt: skip
+        study,
+        encoders,
+        images,
+        out,
+        set_,
+        verbose,
+        recipe=recipe,
+        overwrite=overwrite,
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        workers=workers,
+    )
 
 
 def training_folder_name() -> Path:
@@ -288,14 +320,7 @@ def _train(
 
     out = out or training_folder_name()
     with stoppable():
-        encoder = train(
-            what,
-            images,
-            out,
-            recipe=recipe,
-            settings=parse_settings(words or []),
-            **asdict(launch),
-        )
+        encoder = train(what, images, out, recipe=recipe, settings=parse_settings(words or []), **asdict(launch))
     if first_process():
         for note in encoder.notes:
             say(note)

@@ -211,11 +211,7 @@ def _try(environment: Environment) -> Trial | None:
     variables = {name: value for name, value in os.environ.items() if name not in CHOOSING} | dict(environment)
     try:
         ended = subprocess.run(
-            [sys.executable, "-P", str(TRIAL)],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+            [sys.executable, "-P", str(TRIAL)], env=variables, capture_output=True, text=True, timeout=PATIENCE
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -122,10 +122,18 @@ class Estimate:
         low, high, p = ends(error, freedom, confidence)
         how = self._how(counts, method, error, freedom, low)
         return Contrast(
-            self.value, low, high, p, confidence, error, freedom, self.what, how,
+            self.value,
+            low,
+            high,
+            p,
+            confidence,
+            error,
+            freedom,
+            self.what,
+            how,
             n_groups=sum(n for factor, n in counts.items() if not factor.seeds),
             n_seeds=sum(n for factor, n in counts.items() if factor.seeds),
-        )  # fmt: skip
+        )
 
     def _error(self) -> tuple[float, float]:
         """Standard error and its degrees of freedom."""
@@ -351,6 +359,11 @@ def _over_seeds(
             left_out[factor], used[factor] = np.array(rest), np.ones(len(of), bool)
         drawn = drawn_seeds(factor, drawn, seed)  # the last axis of seeds first
     return Estimate(
-        float(value.mean()), left_out, used, drawn if draws else None, what,
-        found[0].why if not left_out else "", found[0].of_images,
-    )  # fmt: skip
+        float(value.mean()),
+        left_out,
+        used,
+        drawn if draws else None,
+        what,
+        found[0].why if not left_out else "",
+        found[0].of_images,
+    )

@@ -187,7 +187,7 @@ class DecisionAnalysis(Pooled):
             "setting": ("encoder", ["" if c.linear is None else str(c.linear.setting) for c in found]),
             "left_out_accuracy": ("encoder", [c.left_out_accuracy for c in found]),
             **{f"train_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
-        }  # fmt: skip
+        }
 
 
 def about(choice: ClassifierChoice) -> str:

@@ -124,9 +124,7 @@ def add_images(sums: Tensor, layer: int, values: Tensor, members: Tensor) -> Non
     sums[:, layer, :, :k] += (members @ each.flatten(1)).view(len(members), 3, k)
 
 
-def mean_of_images(
-    sums: Tensor,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def mean_of_images(sums: Tensor) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean over images (S, K) and its 95 % interval, mean ± 1.96 · deviation / √images; NaN where there are none.
 
     >>> sums = torch.zeros(2, 1, 3, 2, dtype=torch.float64)

@@ -79,9 +79,7 @@ def make_plans(
     everywhere = [site for encoder in encoders.values() for site in encoder.sites]
     if sites and (problem := unmatched(sites, everywhere)):
         raise InputError(problem)
-    chosen = {
-        name: {key: _sites(encoder, name, sites) for key, encoder in encoders.items()} for name in configs
-    }  # fmt: skip
+    chosen = {name: {key: _sites(encoder, name, sites) for key, encoder in encoders.items()} for name in configs}
     shapes = {
         key: probe(encoder, {s for of in chosen.values() for s in of[key]}, device) for key, encoder in encoders.items()
     }

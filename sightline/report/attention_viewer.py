@@ -46,11 +46,16 @@ def _encoder(result: xr.Dataset, i: int, name: str) -> dict[str, Any]:
     pixels = result[f"viewer_pixels_{i}"].transpose("viewer_image", f"viewer_y_{i}", f"viewer_x_{i}", "viewer_rgb")
     layers = [str(site) for site in result[f"viewer_layer_{i}"].values]
     return {
-        "name": name, "layers": layers, "depths": relative_depths(layers), "heads": maps.sizes[axes[1]] - 1,
-        "queries": result[f"viewer_query_{i}"].values.tolist(), "grid": [int(n) for n in maps.attrs["grid"]],
+        "name": name,
+        "layers": layers,
+        "depths": relative_depths(layers),
+        "heads": maps.sizes[axes[1]] - 1,
+        "queries": result[f"viewer_query_{i}"].values.tolist(),
+        "grid": [int(n) for n in maps.attrs["grid"]],
         "maps": _bytes(np.rint(maps.values * (100 / 255))),
-        "size": list(pixels.shape[1:3]), "pixels": _bytes(pixels.values),
-    }  # fmt: skip
+        "size": list(pixels.shape[1:3]),
+        "pixels": _bytes(pixels.values),
+    }
 
 
 def relative_depths(layers: Sequence[str]) -> list[float]:

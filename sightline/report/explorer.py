@@ -53,7 +53,10 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     found = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
     alike = -values["value"][0] if measures[0]["distance"] else values["value"][0]
     return {
-        "variable": main, "measures": measures, "title": title, "encoders": encoders,
+        "variable": main,
+        "measures": measures,
+        "title": title,
+        "encoders": encoders,
         "tokens": [clean(t) for t in views.tokens.values] if "tokens" in views.coords else ["all"],
         "types": [*sorted(set(found) - {"all"}, key=lambda k: (k != "block", found.index(k))), "all"],
         "sites": [[sites[i] for i in mine] for mine in own],
@@ -62,9 +65,10 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
         "reasons": [clean(w) for w in words],
         "reason": [[codes[t, e, mine].tolist() for e, mine in enumerate(own)] for t in range(shape[0])],
         "order": _clustered(alike, own, kinds),
-        "places": places, "values": {part: _packed(array, own) for part, array in whole.items()},
+        "places": places,
+        "values": {part: _packed(array, own) for part, array in whole.items()},
         "spec": linked_charts(),
-    }  # fmt: skip
+    }
 
 
 def _measures(views: xr.Dataset, main: str, values: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]]:

@@ -70,9 +70,13 @@ def _cell(column: Column, name: str) -> NumberCell:
     number = column.number
     curve = [float(f"{value:.{DIGITS}g}") for value in number.curves.get(name, ())]
     return NumberCell(
-        number.write(name), number.write_ends(name), number.values.get(name), _part(number, name),
-        name in number.winners(), curve,
-    )  # fmt: skip
+        number.write(name),
+        number.write_ends(name),
+        number.values.get(name),
+        _part(number, name),
+        name in number.winners(),
+        curve,
+    )
 
 
 def _part(number: KeyNumber, name: str) -> float:

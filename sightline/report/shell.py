@@ -88,10 +88,7 @@ def shown_encoders(names: Sequence[str], kinds: Mapping[str, str] | None = None)
 
 
 def assemble(
-    title: str,
-    pages: Sequence[Page],
-    data: Mapping[str, Mapping[str, Any]],
-    encoders: Sequence[Shown],
+    title: str, pages: Sequence[Page], data: Mapping[str, Mapping[str, Any]], encoders: Sequence[Shown]
 ) -> str:
     """One HTML file from pages and, by their keys, the data that they are drawn from."""
     scripts = [_vega(), *map(asset, SCRIPTS)]

@@ -136,8 +136,15 @@ def _option(step: Step, key: str) -> Any:
 
 TAKE_PART = "sightline.studies.worker:take_part"  # what processes do that share a pass
 PASS: Mapping[str, Any] = {
-    "only": None, "set": {}, "limit": 1024, "batch": 32, "seed": 0, "sites": None, "further": {}, "lenient": False,
-}  # fmt: skip
+    "only": None,
+    "set": {},
+    "limit": 1024,
+    "batch": 32,
+    "seed": 0,
+    "sites": None,
+    "further": {},
+    "lenient": False,
+}
 
 
 def analyses_of(step: Step) -> dict[str, Any]:
@@ -278,8 +285,10 @@ class _Pretraining(_Training):
 
     def layers(self, step: Step) -> list[Mapping[str, Any]]:
         recipe = _option(step, "recipe") or _option(step, "objective")
-        return [read_recipe(recipe) if recipe in recipe_names() or step.options.get("recipe") else {},
-                _option(step, "set")]  # fmt: skip
+        return [
+            read_recipe(recipe) if recipe in recipe_names() or step.options.get("recipe") else {},
+            _option(step, "set"),
+        ]
 
     def usual(self, step: Step) -> Mapping[str, Any]:
         return pretraining_recipe(_option(step, "objective")).values()
@@ -332,16 +341,20 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command(1, PASS, _decisive_pass, _images_of_pass, _splits_of_pass, _compare, trains=False),
     "detect": _command(_Training(DETECT, detection_recipe), _trainings(detect), trains=False, apart=True),
     "finetune": _command(_Training(FINETUNE, finetuning_recipe), _finetune, encoders=(1, 1)),
-    "pretrain": _command(
-        _Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)
-    ),
+    "pretrain": _command(_Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)),
     "rcdm": _command(
-        _Training(RCDM, rcdm_recipe), _trainings(rcdm), trains=False, format=2,
+        _Training(RCDM, rcdm_recipe),
+        _trainings(rcdm),
+        trains=False,
+        format=2,
         options={"samples": 8, "sources": 32, "compared": 256, "transformations": None},
     ),
     "reinit": _command(
-        _Training(FINETUNE, finetuning_recipe), _trainings(reinit), trains=False, apart=True,
+        _Training(FINETUNE, finetuning_recipe),
+        _trainings(reinit),
+        trains=False,
+        apart=True,
         options={"counts": None, "ends": None},
     ),
     "segment": _command(_Training(SEGMENT, segmentation_recipe), _trainings(segment), trains=False, apart=True),
-}  # fmt: skip
+}

@@ -101,9 +101,10 @@ class _Trial:
         members, configs = self.members(step), analyses_of(step)
         images = with_further(command_of(step).images(step), step.options.get("further", {}), configs)
         configs = {
-            name: config for name, config in configs.items()
+            name: config
+            for name, config in configs.items()
             if all(split in images.splits for split in analysis(name).IMAGES)
-        }  # fmt: skip
+        }
         settings = {"batch": BATCH, "seed": 0, "precision": "float32"}
         with tempfile.TemporaryDirectory(prefix="sightline-") as cache:
             plans = make_plans(members, images, configs, None, settings, Path(cache), torch.device("cpu"))

@@ -40,13 +40,7 @@ from sightline.report.figures import FIRST, Figure, KeyNumber, Table, curve_over
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
-from sightline.transfer.detection.average_precision import (
-    KINDS,
-    MEASURES,
-    Range,
-    parts_of,
-    replicates,
-)
+from sightline.transfer.detection.average_precision import KINDS, MEASURES, Range, parts_of, replicates
 from sightline.transfer.detection.detect import ALL, NAME, Config, check, make_recipe, train_detector, truth_of
 from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses

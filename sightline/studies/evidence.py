@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 
 # The step that gives a result, where it is not the one pass over all images.
-STEPS = {"detection": "detect", "dynamics": "dynamics", "minibatch": "minibatch", "rcdm": "rcdm", "reinit": "reinit",
-         "segmenters": "segment"}  # fmt: skip
+STEPS = {
+    "detection": "detect",
+    "dynamics": "dynamics",
+    "minibatch": "minibatch",
+    "rcdm": "rcdm",
+    "reinit": "reinit",
+    "segmenters": "segment",
+}
 FLAGS = {JE: "--je", REC: "--rec", SUPERVISED: "--sl", MASKED_JE: "--masked-je", "hybrid": "--hybrid"}
 COORDINATES = (*ENCODERS, "start", "model")  # whose values are names of encoders
 
@@ -166,9 +172,13 @@ class Evidence:
     # Numbers
 
     def estimate(
-        self, number: str, where: Mapping[str, Any] | None = None, *, among: Callable[[Run], bool] | None = None,
+        self,
+        number: str,
+        where: Mapping[str, Any] | None = None,
+        *,
+        among: Callable[[Run], bool] | None = None,
         **both: Any,
-    ) -> Estimate:  # fmt: skip
+    ) -> Estimate:
         """`Run.estimate` of the first run that holds this number of these encoders: "cka.diagonal", encoder=…, ….
 
         `among` chooses among runs, where several have such a result: detectors on frozen and on trained encoders, say.
@@ -196,8 +206,7 @@ class Evidence:
         """A number of `dynamics` at the last epoch of what was fine-tuned from an encoder, over all such trainings."""
         trainings = self.trainings(number.partition(".")[0], name)
         return over_seeds(
-            name,
-            {one: run.estimate(number, encoder=epochs[-1], **where) for one, (run, epochs) in trainings.items()},
+            name, {one: run.estimate(number, encoder=epochs[-1], **where) for one, (run, epochs) in trainings.items()}
         )
 
     def trainings(self, result: str, name: str) -> dict[str, tuple[Run, list[str]]]:

@@ -44,8 +44,13 @@ STUDIES = {  # the findings of which papers
     ),
 }
 SMALL = 128  # pixels up to which encoders have the small recipes
-RECIPES = {"finetune": "finetune_vit_b16", "reinit": "finetune_vit_b16", "detect": "detect_vitdet",
-           "segment": "segment_linear_ade20k", "rcdm": "rcdm_adm128"}  # fmt: skip
+RECIPES = {
+    "finetune": "finetune_vit_b16",
+    "reinit": "finetune_vit_b16",
+    "detect": "detect_vitdet",
+    "segment": "segment_linear_ade20k",
+    "rcdm": "rcdm_adm128",
+}
 APART = ("dynamics", "minibatch")  # analyses that have steps of their own
 ASKED: Mapping[str, Mapping[str, Any]] = {  # no finding or figure asks for more
     "cka": {"tokens": ["all"]},
@@ -251,9 +256,11 @@ class _Plan:
         return {
             name: one.reference
             for name, one in self.given.items()
-            if one.role.family in families and one.role.network == network and one.role.tuned is tuned
+            if one.role.family in families
+            and one.role.network == network
+            and one.role.tuned is tuned
             and trained in (None, bool(one.step))
-        }  # fmt: skip
+        }
 
     @cached_property
     def size(self) -> int:
@@ -300,9 +307,10 @@ class _Plan:
         cnns = {key: reference for key, reference in encoders.items() if networks[key] == "cnn"}
         # Pairs of these are held against each other by noise, which takes more forward passes than all the rest.
         pairs = {
-            key: encoders[key] for key in encoders
+            key: encoders[key]
+            for key in encoders
             if networks[key] == "vit" and self.given[key].role.family in (JE, REC) and not self._single(key)
-        }  # fmt: skip
+        }
         asked: dict[str, tuple[Mapping[str, str], dict[str, Any]]] = {
             name: (
                 encoders,
@@ -355,10 +363,11 @@ class _Plan:
             step = Step(name, "pretrain", {}, self.images, options, group="pretrain")
             cnn = name in CNNS
             role = Role(
-                name, FAMILY_OF[one.objective],
+                name,
+                FAMILY_OF[one.objective],
                 **{"method": one.objective, "network": "cnn" if cnn else "vit", **one.about},
                 size=None if cnn else self._size_of(step),
-            )  # fmt: skip
+            )
             self._add(role, step)
             found.append(step)
         if not found:
@@ -450,12 +459,16 @@ class _Plan:
         ways: dict[str, dict[str, Any]] = {"frozen": {}, "tuned": {"frozen": False}, "blocks": {"blocks": BLOCKS}}
         return [
             Step(
-                f"detect-{way}", "detect", encoders, self.sets.detection,
-                {**self._recipe("detect"), **({"set": values} if values else {})}, group="detect",
+                f"detect-{way}",
+                "detect",
+                encoders,
+                self.sets.detection,
+                {**self._recipe("detect"), **({"set": values} if values else {})},
+                group="detect",
             )
             for way, values in ways.items()
             if encoders
-        ]  # fmt: skip
+        ]
 
     def _segment(self) -> list[Step]:
         encoders = {**self._of(JE, REC, trained=False), **self._of(HYBRID)}
@@ -470,10 +483,12 @@ class _Plan:
     def _rcdm(self) -> list[Step]:
         encoders = self._of_long_steps()
         encoders |= {
-            name: reference for name, reference in self._of(REC, tuned=True).items()
-            if self.given[name].role.method == "mae" and self.given[name].role.tuned_from in encoders
+            name: reference
+            for name, reference in self._of(REC, tuned=True).items()
+            if self.given[name].role.method == "mae"
+            and self.given[name].role.tuned_from in encoders
             and ("finetune" in self.groups or not self.given[name].step)
-        }  # fmt: skip
+        }
         if not encoders:
             return []
         pictures = Step("rcdm", "rcdm", encoders, self.images, self._recipe("rcdm"), group="rcdm")

@@ -214,10 +214,17 @@ def _figure(result: xr.Dataset, name: str, title: str, text: str, reference: tup
     table = table.rename(columns={**columns, "encoder": "series"})
     table = table.assign(depth=table.n, blocks="the " + table.end + " n blocks")
     chart = curve_over_depth(
-        table, value_title=name.replace("_", " "), depth_title="blocks re-initialised",
-        series_title="encoder", series=list(map(str, result.encoder.values)), facet="blocks", reference=reference,
-        domain=None, percent=True, details={"n": "blocks"},
-    )  # fmt: skip
+        table,
+        value_title=name.replace("_", " "),
+        depth_title="blocks re-initialised",
+        series_title="encoder",
+        series=list(map(str, result.encoder.values)),
+        facet="blocks",
+        reference=reference,
+        domain=None,
+        percent=True,
+        details={"n": "blocks"},
+    )
     return Figure(name, title, text, chart, table.drop(columns=["depth", "blocks"]))
 
 

@@ -197,9 +197,13 @@ def _of_file(name: str, reference: Reference) -> Role | None:
     network = "cnn" if CONVOLUTIONAL.search(words) or method == "fcmae" else "vit"
     tuned = bool(FINE_TUNED.search(words)) and FAMILY_OF[method] != SUPERVISED
     return Role(
-        name, FAMILY_OF[method], method, network, tuned_from="its pre-training" if tuned else None,
+        name,
+        FAMILY_OF[method],
+        method,
+        network,
+        tuned_from="its pre-training" if tuned else None,
         multicrop=True if method == "dino" else None,
-    )  # fmt: skip
+    )
 
 
 def _method(words: str) -> str:

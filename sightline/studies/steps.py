@@ -53,8 +53,9 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         for need in step.needs:
             if need not in by_name:
-                raise InputError(f"The step {step.name!r} needs a step {need!r}, which there is not"
-                                 f"{nearest(need, by_name)}")  # fmt: skip
+                raise InputError(
+                    f"The step {step.name!r} needs a step {need!r}, which there is not{nearest(need, by_name)}"
+                )
     try:
         order = list(graphlib.TopologicalSorter({step.name: step.needs for step in steps}).static_order())
     except graphlib.CycleError as error:

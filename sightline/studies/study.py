@@ -58,9 +58,21 @@ FLAGS = {  # what users call the roles
     "cnn_sl": (SUPERVISED, "cnn"),
 }
 COLUMNS = (
-    "finding", "paper", "where", "verdict", "effect", "low", "high", "threshold", "p", "p_adjusted", "claim",
-    "paper_says", "sentence", "needs",
-)  # fmt: skip
+    "finding",
+    "paper",
+    "where",
+    "verdict",
+    "effect",
+    "low",
+    "high",
+    "threshold",
+    "p",
+    "p_adjusted",
+    "claim",
+    "paper_says",
+    "sentence",
+    "needs",
+)
 
 
 @dataclass(frozen=True)
@@ -153,9 +165,20 @@ def study(
     at the end, when all others are done and `verdicts.csv` is written.
     """
     made = make_study(
-        what, encoders, roles=roles, images=images, detection=detection, segmentation=segmentation, second=second,
-        conflict=conflict, steps=steps, findings=findings, settings=settings, out=out, steps_folder=steps_folder,
-    )  # fmt: skip
+        what,
+        encoders,
+        roles=roles,
+        images=images,
+        detection=detection,
+        segmentation=segmentation,
+        second=second,
+        conflict=conflict,
+        steps=steps,
+        findings=findings,
+        settings=settings,
+        out=out,
+        steps_folder=steps_folder,
+    )
     outcome = run_study(
         made, jobs=jobs, on=on, cluster=cluster, machine=Machine(device, workers, show_progress), tell=_silent
     )

@@ -46,11 +46,7 @@ from sightline.studies.roles import Role, known_role
 from sightline.studies.steps import Step, in_order, step_of, with_needed
 
 KEYS = {"title": str, "images": str, "findings": list, "matrix": dict, "step": dict, "role": dict}
-FORMS = {
-    str: "text",
-    list: 'a list of names, such as ["S15"]',
-    dict: "a table, such as [step.mae] begins",
-}
+FORMS = {str: "text", list: 'a list of names, such as ["S15"]', dict: "a table, such as [step.mae] begins"}
 MOST_STEPS = 10_000
 SHORTS: Mapping[str, Mapping[str, Any]] = {  # commands that are short for a pass
     "dynamics": {"only": ["dynamics"]},
@@ -235,8 +231,10 @@ def _encoders(
     if needed.id not in copies:
         exact = [str(table["name"]) for of in copies.values() for table, _ in of]
         if needed.id not in exact:
-            raise InputError(f"The step {step!r} needs a step {needed.id!r}, which there is not"
-                             f"{nearest(needed.id, [*copies, *exact])}")  # fmt: skip
+            raise InputError(
+                f"The step {step!r} needs a step {needed.id!r}, which there is not"
+                f"{nearest(needed.id, [*copies, *exact])}"
+            )
         return [(given or needed.id, f"step:{needed.id}{query}")]
     found = [
         (str(table["name"]), own)

@@ -36,8 +36,12 @@ def freeze_head(backbone: nn.Module) -> None:
 # The names `vit` and `beit` are timm's ViT and Beit with measures of one's own.
 NAMES = {"vit": "vit_tiny_patch16_224", "beit": "beit_base_patch16_224"}
 VIT_OPTIONS = {
-    "width": "embed_dim", "depth": "depth", "heads": "num_heads", "patch": "patch_size", "layer_scale": "init_values",
-}  # fmt: skip
+    "width": "embed_dim",
+    "depth": "depth",
+    "heads": "num_heads",
+    "patch": "patch_size",
+    "layer_scale": "init_values",
+}
 VIT_ONLY = ("depth", "heads", "layer_scale")  # where `width` may also be that of a CNN, `patch` that of a ConvNeXt
 CHANNELS = {"resnet": "channels", "convnext": "dims"}  # what timm calls the channels of the four stages
 CNNS = tuple(CHANNELS)

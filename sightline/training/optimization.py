@@ -18,9 +18,19 @@ OPTIMIZERS = ("adamw", "lars", "sgd")
 SCHEDULES = ("cosine", "cosine_from_start", "linear", "multistep", "constant")
 # Parameters of two or more axes that are not decayed either, by the words of timm, torchvision and Hugging Face.
 TOKENS = {
-    "cls_token", "class_token", "dist_token", "distillation_token", "reg_token", "register_tokens", "mask_token",
-    "pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "prototypes",
-}  # fmt: skip
+    "cls_token",
+    "class_token",
+    "dist_token",
+    "distillation_token",
+    "reg_token",
+    "register_tokens",
+    "mask_token",
+    "pos_embed",
+    "pos_embedding",
+    "position_embedding",
+    "position_embeddings",
+    "prototypes",
+}
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,7 @@ class Optimization:
     accumulate: int = 1  # forwards and backwards per step; each contrasts its own part of the batch only
 
     def __post_init__(self) -> None:
-        for key, value, choices in (
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("schedule", self.schedule, SCHEDULES),
-        ):
+        for key, value, choices in (("optimizer", self.optimizer, OPTIMIZERS), ("schedule", self.schedule, SCHEDULES)):
             if value not in choices:
                 raise InputError(f"There is no {key} {value!r}{nearest(value, choices)}")
         for key in ("batch", "base_batch", "accumulate"):

@@ -22,14 +22,7 @@ from sightline.images.sets import Images
 from sightline.training.backbones import build
 from sightline.training.export import export_head
 from sightline.training.feed import Feed
-from sightline.training.folder import (
-    check_unchanged,
-    compile_blocks,
-    kept_recipe,
-    start,
-    tell_skipped,
-    training_folder,
-)
+from sightline.training.folder import check_unchanged, compile_blocks, kept_recipe, start, tell_skipped, training_folder
 from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective

@@ -210,11 +210,9 @@ class Watch:
         splits = {"train": "train", "held out": held_out_split(self.images)}
         how = self.settings
         return {
-            role: read_watched(
-                self.images, splits[role], preprocess, limit=how.limit, batch=how.batch, seed=how.seed
-            )
+            role: read_watched(self.images, splits[role], preprocess, limit=how.limit, batch=how.batch, seed=how.seed)
             for role in roles
-        }  # fmt: skip
+        }
 
     def _start(self, images: Mapping[str, WatchedImages], went_on: bool) -> Grams:
         """The encoder as it is now or, of a training that goes on, as it was at its first look."""

@@ -43,9 +43,11 @@ def test_the_pass_equals_cka_of_two_copies() -> None:
                     encoder(encoder.preprocess.normalize(view))
                 copies.append(activations["block.1"])
             x, y = copies
-            views = {"all": (x, y), "mean": (x.mean((2, 3)), y.mean((2, 3)))} if name == "cnn" else {
-                "all": (x, y), "cls": (x[:, 0], y[:, 0]), "patches": (x[:, 1:], y[:, 1:]),
-            }  # fmt: skip
+            views = (
+                {"all": (x, y), "mean": (x.mean((2, 3)), y.mean((2, 3)))}
+                if name == "cnn"
+                else {"all": (x, y), "cls": (x[:, 0], y[:, 0]), "patches": (x[:, 1:], y[:, 1:])}
+            )
             for tokens, pair in views.items():
                 value = result.invariance.sel(policy=policy, tokens=tokens, encoder=name, site="block.1")
                 assert float(value) == pytest.approx(cka(*pair, batch=8), abs=1e-5)

@@ -33,9 +33,11 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     result = run(plan, data)
     labels = plan.images.labels
     pools = {
-        ("vit", "cls"): lambda x: x[:, 0], ("vit", "gap"): lambda x: x.mean(1),
-        ("vit", "gap_without_cls"): lambda x: x[:, 2:].mean(1), ("cnn", "gap"): lambda x: x.mean((2, 3)),
-    }  # fmt: skip
+        ("vit", "cls"): lambda x: x[:, 0],
+        ("vit", "gap"): lambda x: x.mean(1),
+        ("vit", "gap_without_cls"): lambda x: x[:, 2:].mean(1),
+        ("cnn", "gap"): lambda x: x.mean((2, 3)),
+    }
     for (encoder, feature), pool in pools.items():
         for site in plan.sites[encoder]:
             vectors = pool(data[Key(encoder, site, "plain")]).numpy()
@@ -63,8 +65,11 @@ def test_protocol_is_named_and_survives_a_file(tmp_path: Path) -> None:
         xr.testing.assert_equal(again.load(), result)
         about = again.attrs
     assert json.loads(about["protocol"]) == {
-        "k": 5, "temperature": 0.07, "weighting": "exp(cosine / temperature)", "normalisation": "L2",
-    }  # fmt: skip
+        "k": 5,
+        "temperature": 0.07,
+        "weighting": "exp(cosine / temperature)",
+        "normalisation": "L2",
+    }
     assert (about["n_train"], about["n_test"], about["classes"], about["chance"]) == (TRAIN, TEST, 3, 1 / 3)
     assert about["majority"] == 8 / 24
     assert result.block.values.tolist() == [0, 1, -1]

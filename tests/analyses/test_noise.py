@@ -44,10 +44,12 @@ def test_drop_is_paired() -> None:
     noisy = np.where(random.random(400) < 0.9, plain, 3)
     drop, low, high = accuracy_drop(plain, noisy, truth)
     assert drop == pytest.approx((plain == truth).mean() - (noisy == truth).mean())
-    again = np.array([
-        ((plain == truth)[rows].mean() - (noisy == truth)[rows].mean())
-        for rows in random.integers(0, 400, (2000, 400))
-    ])  # fmt: skip
+    again = np.array(
+        [
+            ((plain == truth)[rows].mean() - (noisy == truth)[rows].mean())
+            for rows in random.integers(0, 400, (2000, 400))
+        ]
+    )
     np.testing.assert_allclose([low, high], np.percentile(again, [2.5, 97.5]), atol=0.005)
 
 
@@ -95,8 +97,9 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("vit", "head.0", "plain")][:] = 0.0
     result = computed(Analysis(TWO, plan), plan, data)
     assert result.reason.sel(encoder="cnn").values.tolist() == [
-        "", "1 of 24 test features is not finite (NaN or infinity)",
-    ]  # fmt: skip
+        "",
+        "1 of 24 test features is not finite (NaN or infinity)",
+    ]
     assert np.isnan(result["drop"].sel(encoder="cnn")).values.tolist() == [False, True]
     assert (result.reason.sel(encoder="vit") == "the features are the same for all training images").all()
     assert np.isnan(result.test_accuracy.sel(encoder="vit"))

@@ -130,8 +130,9 @@ def test_neighbours_of_which_there_are_no_others_tell_nothing(plan: Plan) -> Non
             assert found.similarity.sel(measure="mutual_knn").isnull().all()
             assert found.similarity_null.sel(measure="mutual_knn").isnull().all()
             assert found.measure_reason.values.tolist() == [
-                "", f"all of {TEST} images are among the {k} nearest neighbours of each other"
-            ]  # fmt: skip
+                "",
+                f"all of {TEST} images are among the {k} nearest neighbours of each other",
+            ]
             assert similarity.figures(found)
         else:
             x, y = (features(plan, *layer, "mean") for layer in (("vit", "norm"), ("cnn", "block.0")))
@@ -203,9 +204,12 @@ def test_the_page_shows_one_measure_at_a_time(result: xr.Dataset) -> None:
     for name in MEASURES:
         own = [(figure.name, figure.linked, figure.folded) for figure in found if figure.choice == name]
         assert own == [
-            (f"{name}-pairs", True, False), (f"{name}-depth", False, False), (f"{name}-closest", False, False),
-            (f"{name}-distance", False, True), (f"{name}-distance-across", False, True),
-        ]  # fmt: skip
+            (f"{name}-pairs", True, False),
+            (f"{name}-depth", False, False),
+            (f"{name}-closest", False, False),
+            (f"{name}-distance", False, True),
+            (f"{name}-distance-across", False, True),
+        ]
 
 
 def test_figures_of_a_distance_rise(result: xr.Dataset) -> None:

@@ -21,10 +21,7 @@ from sightline.measure.plan import Key, Plan
 
 CONFIG = Config(transformations=("mirror", "grey"), bootstrap=200)
 VIEWS = {"test": views(CONFIG, "test")}
-POOLS = {
-    "vit": {"gap": lambda x: x.mean(1), "cls": lambda x: x[:, 0]},
-    "cnn": {"gap": lambda x: x.mean((2, 3))},
-}
+POOLS = {"vit": {"gap": lambda x: x.mean(1), "cls": lambda x: x[:, 0]}, "cnn": {"gap": lambda x: x.mean((2, 3))}}
 
 
 def plain_distance(x: np.ndarray, y: np.ndarray, batches: list[np.ndarray]) -> float:

@@ -63,8 +63,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compare_leaves_a_run_and_a_report(run: Path) -> None:
     assert sorted(p.name for p in run.iterdir()) == [
-        ".sightline.json", "cache", "figures", "groups", "report.html", "results", "run.json",
-    ]  # fmt: skip
+        ".sightline.json",
+        "cache",
+        "figures",
+        "groups",
+        "report.html",
+        "results",
+        "run.json",
+    ]
     found = sl.open_run(run)
     assert list(found) == request.default_analyses()
     assert [encoder["name"] for encoder in found.request["encoders"]] == ["one", "two"]
@@ -74,9 +80,7 @@ def test_compare_leaves_a_run_and_a_report(run: Path) -> None:
 
 def test_the_same_command_again_computes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "results" / "cka.nc").stat().st_mtime_ns
-    code, out, _ = sightline(
-        "compare", f"one={SMALL}", f"two={SMALL}&seed=1", "-o", run, *FAST, capsys=capsys
-    )  # fmt: skip
+    code, out, _ = sightline("compare", f"one={SMALL}", f"two={SMALL}&seed=1", "-o", run, *FAST, capsys=capsys)
     assert code == 0
     assert (run / "results" / "cka.nc").stat().st_mtime_ns == before
     assert "k-NN" in out

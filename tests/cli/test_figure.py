@@ -49,12 +49,15 @@ def test_the_table_has_the_numbers_of_the_run(folder: Path, tmp_path: Path) -> N
         assert table[a, "block.1.qkv"] == pytest.approx(float(cka.sel(site_a=a, site_b="block.1.qkv")), abs=1e-12)
 
 
-@pytest.mark.parametrize(("name", "out", "told"), [
-    ("001 Fig 5", None, "needs a fine-tuned mae (from `sightline study --steps finetune`)"),
-    ("001 Fig 12", None, "needs the analysis knn of moco_v3 and mae: add `--also knn`"),
-    ("001 Fig 99", None, "no measurement"),
-    ("001 Fig 1", "a.docx", "ends in .svg, .pdf, .csv"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "out", "told"),
+    [
+        ("001 Fig 5", None, "needs a fine-tuned mae (from `sightline study --steps finetune`)"),
+        ("001 Fig 12", None, "needs the analysis knn of moco_v3 and mae: add `--also knn`"),
+        ("001 Fig 99", None, "no measurement"),
+        ("001 Fig 1", "a.docx", "ends in .svg, .pdf, .csv"),
+    ],
+)
 def test_what_cannot_be_drawn_is_one_sentence(folder: Path, name: str, out: str | None, told: str) -> None:
     words = ["figure", name, str(folder), *([] if out is None else ["-o", out])]
     with pytest.raises(InputError) as error:

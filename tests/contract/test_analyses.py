@@ -227,8 +227,7 @@ CHANGES = {"rotation": _rotate, "scale": lambda _, x: 37.5 * x, "translation": l
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [(n, c) for n in ANALYSES for c in CHANGES if c in analysis(n).INVARIANT_TO],
+    ("name", "change"), [(n, c) for n in ANALYSES for c in CHANGES if c in analysis(n).INVARIANT_TO]
 )
 def test_declared_invariances_hold(
     name: str, change: str, encoders: Any, images: Images, results: dict[str, xr.Dataset], tmp_path: Path

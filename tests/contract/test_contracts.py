@@ -61,8 +61,11 @@ def test_defaults_fill_what_is_left_out_and_nothing_else() -> None:
     vars(plugin).update(dict.fromkeys(members(measure.AnalysisFile), "mine"), PROJECTION=("head.*",))
     assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == []
     assert (plugin.PROJECTION, plugin.IMAGES, plugin.precision(None), plugin.summary(None)) == (
-        ("head.*",), {}, "float32", [],
-    )  # fmt: skip
+        ("head.*",),
+        {},
+        "float32",
+        [],
+    )
     assert (plugin.Config(), plugin.views(plugin.Config(), "test")) == (measure.NoSettings(), ("plain",))
     del plugin.cost, plugin.TITLE
     assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == ["TITLE", "cost"]

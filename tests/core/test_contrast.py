@@ -36,9 +36,11 @@ def mean_run(values: Array, groups: int, axis: dict[str, Axis] = AXIS) -> Run:
     result = xr.Dataset({"x": ("encoder", values.mean(0))}, coords={"encoder": encoders})
     kept = Kept(axis)
     kept.add(
-        "x", Mean("sum", "count"), sum=(("group", "encoder"), np.array([part.sum(0) for part in parts])),
+        "x",
+        Mean("sum", "count"),
+        sum=(("group", "encoder"), np.array([part.sum(0) for part in parts])),
         count=(("group",), np.array([len(part) for part in parts])),
-    )  # fmt: skip
+    )
     return run_of(result, kept)
 
 
@@ -54,8 +56,11 @@ def test_with_an_image_in_each_group_it_is_the_paired_t_test() -> None:
     values = random.normal(size=(23, 1)) + random.normal(size=(23, 2)) + [0.4, 0.0]
     found, known = between(mean_run(values, 23)), stats.ttest_rel(values[:, 0], values[:, 1])
     low, high = known.confidence_interval(0.95)
-    np.testing.assert_allclose([found.value, found.p, found.low, found.high],
-                               [(values[:, 0] - values[:, 1]).mean(), known.pvalue, low, high], rtol=1e-10)  # fmt: skip
+    np.testing.assert_allclose(
+        [found.value, found.p, found.low, found.high],
+        [(values[:, 0] - values[:, 1]).mean(), known.pvalue, low, high],
+        rtol=1e-10,
+    )
     assert (found.freedom, found.n_groups, found.n_seeds) == (22.0, 23, 0)
 
 
@@ -201,8 +206,10 @@ def test_first_choices_give_f1_and_kappa_of_the_images_that_are_left() -> None:
         coords={"encoder_a": ["a", "b"], "encoder_b": ["a", "b"], "encoder": ["a", "b"]},
     )
     kept = Kept(AXIS)
-    parts = {"chosen": (("group", "encoder", "choice"), counts),
-             "both": (("group", "encoder_a", "encoder_b", "choice"), both)}  # fmt: skip
+    parts = {
+        "chosen": (("group", "encoder", "choice"), counts),
+        "both": (("group", "encoder_a", "encoder_b", "choice"), both),
+    }
     kept.add("f1", TopChoices("chosen", "both", kappa=False), **parts)
     kept.add("kappa", TopChoices("chosen", "both", kappa=True), **parts)
     run = run_of(result, kept)
@@ -237,8 +244,9 @@ def test_what_is_kept_lies_beside_the_result_and_comes_back(tmp_path: Any) -> No
     made = mean_run(values, 5).measured("made")
     Run(tmp_path).save("made", made.table.assign_attrs(fingerprint="f"), made.kept)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.nc")) == [
-        "groups/made.nc", "results/made.nc"
-    ]  # fmt: skip
+        "groups/made.nc",
+        "results/made.nc",
+    ]
     again = Run(tmp_path)
     assert list(again["made"].data_vars) == ["x"]
     assert between(again) == between(mean_run(values, 5))

@@ -105,10 +105,7 @@ def test_ctrl_c_is_heard_while_we_wait_for_them(tmp_path: Path, helpers: Helpers
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     began = time.monotonic()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}),
-    ):
+    with pytest.raises(KeyboardInterrupt), helpers.taking_part("support.helping:stay", {"folder": str(tmp_path)}):
         processes.barrier()
     interrupting.join()
     assert time.monotonic() - began < 300  # not the ten minutes that it would have stayed
@@ -117,10 +114,7 @@ def test_ctrl_c_is_heard_while_we_wait_for_them(tmp_path: Path, helpers: Helpers
 
 
 def test_one_that_cannot_begin_is_lost(helpers: Helpers) -> None:
-    with (
-        pytest.raises(LostError, match="no_such_module"),
-        helpers.taking_part("no_such_module:tell", {}),
-    ):
+    with pytest.raises(LostError, match="no_such_module"), helpers.taking_part("no_such_module:tell", {}):
         pytest.fail("it cannot have begun")
     assert processes.world() == 1
 

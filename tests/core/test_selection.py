@@ -110,10 +110,7 @@ def test_numbers_are_meant_by_value_and_range() -> None:
         ({"encoder": "dep", "feature": "cls"}, "No encoder is dep; did you mean 'deep'"),
         ({"encoder": "deep", "featur": "cls"}, "did you mean 'feature'"),
         ({"encoder": "deep", "feature": "cls", "depth": "last fifth"}, "is not a range of depths"),
-        (
-            {"encoder": "deep", "feature": "cls", "site": slice("block.1", None)},
-            "block.1.. is an open range",
-        ),
+        ({"encoder": "deep", "feature": "cls", "site": slice("block.1", None)}, "block.1.. is an open range"),
         ({"encoder": "deep", "feature": "cls", "stage": slice("one", 2)}, "'one' is not a number"),
         ({"encoder": "short", "feature": "cls", "site": "block.3"}, "x has no number for"),
         ({"encoder": "deep", "feature": "cls", "site": "norm", "layer_type": "qkv"}, "no layer matches all of it"),

@@ -144,8 +144,10 @@ def test_the_bound_does_not_clip_the_picture_that_is_guessed() -> None:
     seen = NOISE + 0.3 * NOISE.flip(0)
     found = process.losses(
         lambda noisy, times: torch.cat([seen, torch.full_like(NOISE, -1.0)], 1),
-        PICTURES, NOISE, torch.full((2,), (step + 0.5) / 1000),
-    )  # fmt: skip
+        PICTURES,
+        NOISE,
+        torch.full((2,), (step + 0.5) / 1000),
+    )
     error = (seen - NOISE).square().mean((1, 2, 3))
     torch.testing.assert_close(found - error, error * weight / math.log(2), rtol=1e-3, atol=1e-6)
 

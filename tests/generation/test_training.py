@@ -27,9 +27,18 @@ from sightline.training.loop import Loop, make_fabric
 VIT = "timm:vit_tiny_patch16_224@random?size=8&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes?size=8&train=48&val=16&test=16"
 TINY: dict[str, Any] = {
-    "size": 8, "channels": [8], "layers": 1, "head_width": 8, "batch": 8, "epochs": 1, "lr": 1e-3, "log_every": 1,
-    "weight_decay": 0.01, "clip": 1.0, "images": IMAGES,
-}  # fmt: skip
+    "size": 8,
+    "channels": [8],
+    "layers": 1,
+    "head_width": 8,
+    "batch": 8,
+    "epochs": 1,
+    "lr": 1e-3,
+    "log_every": 1,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "images": IMAGES,
+}
 
 
 class Image(torch.nn.Module):

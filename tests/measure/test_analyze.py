@@ -169,8 +169,15 @@ def test_encoders_with_a_common_module_take_turns(encoders: dict[str, sl.Encoder
 
 def test_encoders_of_one_configuration_take_turns(images: sl.Images) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-                                    image_size=32, patch_size=16, attn_implementation="eager")  # fmt: skip
+    config = transformers.ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=32,
+        patch_size=16,
+        attn_implementation="eager",
+    )
     models = {"a": transformers.ViTModel(config), "b": transformers.ViTModel(config)}
     before = torch.get_num_threads()
     torch.set_num_threads(2)

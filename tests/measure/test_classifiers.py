@@ -64,8 +64,10 @@ def test_who_decides(tmp_path: Path) -> None:
         "cnn with norm": Where(PROBE, "norm", "gap"),
     }
     assert set(decided(make_plan(tmp_path, layers=FOUR), classifier="probe", pooling="gap").where.values()) == {
-        Where(PROBE, "norm", "gap"), Where(PROBE, "block.1", "gap"), Where(PROBE, "block.10", "gap"),
-    }  # fmt: skip
+        Where(PROBE, "norm", "gap"),
+        Where(PROBE, "block.1", "gap"),
+        Where(PROBE, "block.10", "gap"),
+    }
 
 
 @pytest.mark.parametrize(

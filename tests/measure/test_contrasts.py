@@ -39,11 +39,19 @@ def run(encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path_factory: py
 ASKED: list[tuple[str, dict[str, Any], Any, dict[str, Any]]] = [
     ("cka.diagonal", {"other": "b"}, {"other": "c"}, {"encoder": "a", "layer_type": "block", "tokens": "all"}),
     ("cka.diagonal", {"layer_type": "fc1"}, {"layer_type": "qkv"}, {"encoder": "a", "other": "b", "tokens": "all"}),
-    ("cka.diagonal", {"depth": "first half"}, {"depth": "last half"},
-     {"encoder": "a", "other": "b", "layer_type": "block", "tokens": "all"}),
+    (
+        "cka.diagonal",
+        {"depth": "first half"},
+        {"depth": "last half"},
+        {"encoder": "a", "other": "b", "layer_type": "block", "tokens": "all"},
+    ),
     ("cka.row_max", {"other": "b"}, {"other": "c"}, {"encoder": "a", "layer_type": "block", "tokens": "all"}),
-    ("cka.row_depth", {"depth": "first half"}, 0.25,
-     {"encoder": "a", "other": "b", "layer_type": "block", "tokens": "all"}),
+    (
+        "cka.row_depth",
+        {"depth": "first half"},
+        0.25,
+        {"encoder": "a", "other": "b", "layer_type": "block", "tokens": "all"},
+    ),
     ("cka.distance_cka", {"other": "b"}, {"other": "c"}, {"encoder": "a", "distance": 1, "tokens": "all"}),
     ("cka.class_cka", {"encoder": "a"}, {"encoder": "b"}, {"site": "block.*", "tokens": "mean"}),
     ("knn.accuracy", {"encoder": "a"}, {"encoder": "b"}, {"depth": "last half", "feature": "cls"}),
@@ -56,7 +64,7 @@ ASKED: list[tuple[str, dict[str, Any], Any, dict[str, Any]]] = [
     ("spectra.token_delta", {"encoder": "a"}, {"encoder": "b"}, {"level": "a third", "layer_type": "block"}),
     ("spectra.image_delta", {"encoder": "a"}, {"encoder": "b"}, {"level": "a third", "layer_type": "block"}),
     ("fourier.high_frequency", {"encoder": "a"}, {"encoder": "b"}, {"layer_type": "block"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +152,18 @@ def test_a_finished_run_opens_with_what_it_kept(run: sl.Run) -> None:
 
 def test_the_command_says_the_same(run: sl.Run) -> None:
     runner, path = CliRunner(), str(run.path)
-    words = ["contrast", path, "knn.accuracy", "--this", "encoder=a", "--that", "encoder=b",
-             "--where", "feature=cls,depth=last half", "--json"]  # fmt: skip
+    words = [
+        "contrast",
+        path,
+        "knn.accuracy",
+        "--this",
+        "encoder=a",
+        "--that",
+        "encoder=b",
+        "--where",
+        "feature=cls,depth=last half",
+        "--json",
+    ]
     done = runner.invoke(app, words)
     known = run.contrast("knn.accuracy", {"encoder": "a"}, {"encoder": "b"}, feature="cls", depth="last half")
     assert json.loads(done.stdout)["value"] == pytest.approx(known.value)

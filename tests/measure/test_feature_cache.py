@@ -31,9 +31,17 @@ def entry(cache: Path, rows: int = N, width: int = D, **about: Any) -> Features:
 
 def encoder(**changes: Any) -> Any:
     usual = {
-        "weights": "w", "module": torch.nn.Linear(2, 3), "reference": "timm:x", "family": "vit", "depth": 2, "heads": 2,
-        "patch": 4, "tokens": Tokens(1, 0, (2, 2)), "preprocess": Preprocess(), "name": "x",
-    }  # fmt: skip
+        "weights": "w",
+        "module": torch.nn.Linear(2, 3),
+        "reference": "timm:x",
+        "family": "vit",
+        "depth": 2,
+        "heads": 2,
+        "patch": 4,
+        "tokens": Tokens(1, 0, (2, 2)),
+        "preprocess": Preprocess(),
+        "name": "x",
+    }
     return SimpleNamespace(**{**usual, **changes})
 
 
@@ -92,10 +100,13 @@ def test_key_changes_with_whatever_changes_the_numbers(tmp_path: Path, changed: 
 
 def test_key_depends_on_site_feature_shape_and_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     different = [
-        entry(tmp_path, site="block.0"), entry(tmp_path, site="block.1"),
-        entry(tmp_path, site="block.0", feature="gap"), entry(tmp_path),
-        entry(tmp_path, width=D + 1), entry(tmp_path, rows=N + 1),
-    ]  # fmt: skip
+        entry(tmp_path, site="block.0"),
+        entry(tmp_path, site="block.1"),
+        entry(tmp_path, site="block.0", feature="gap"),
+        entry(tmp_path),
+        entry(tmp_path, width=D + 1),
+        entry(tmp_path, rows=N + 1),
+    ]
     keys = {one.key for one in different}
     assert len(keys) == len(different)
     monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)

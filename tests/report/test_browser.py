@@ -84,9 +84,13 @@ def test_hovering_a_cell_tells_the_results_numbers(reader: Reader, run: SampleRu
     value, low, high, null = (float(run["cka"][n].sel(where)) for n in ("cka", "cka_low", "cka_high", "cka_null"))
     tip = reader.hover("block.5", "block.7")
     assert tip == {
-        "A": "dino", "layer of A": "block.5", "B": "mae", "layer of B": "block.7",
-        "CKA": f"{value:.4f} (95 % {low:.4f} – {high:.4f})", "shuffled null": f"{null:.4f}",
-    }  # fmt: skip
+        "A": "dino",
+        "layer of A": "block.5",
+        "B": "mae",
+        "layer of B": "block.7",
+        "CKA": f"{value:.4f} (95 % {low:.4f} – {high:.4f})",
+        "shuffled null": f"{null:.4f}",
+    }
     assert f"{value:.4f}" in reader.tab.locator(".readout").inner_text()
 
 

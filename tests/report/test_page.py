@@ -356,9 +356,14 @@ def test_pages_are_grouped_by_what_they_ask(two: tuple[SampleRun, str, Scripts, 
     _, text, _, _ = two
     nav = text[text.index('<nav aria-label="Pages">') : text.index("</nav>")]
     assert re.findall(r"<h2>(.*?)</h2>|data-page=\"(\w+)\"", nav) == [
-        ("", "overview"), ("Who is alike?", ""), ("", "cka"), ("What can be separated?", ""), ("", "knn"),
-        ("", "provenance"), ("", "everything"),
-    ]  # fmt: skip
+        ("", "overview"),
+        ("Who is alike?", ""),
+        ("", "cka"),
+        ("What can be separated?", ""),
+        ("", "knn"),
+        ("", "provenance"),
+        ("", "everything"),
+    ]
 
 
 def test_the_overview_has_the_table_of_the_terminal(two: tuple[SampleRun, str, Scripts, dict[str, Any]]) -> None:

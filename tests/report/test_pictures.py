@@ -64,8 +64,10 @@ def test_of_many_sheets_the_first_is_shown() -> None:
     markup = render("pictures.html", page=Page())
     assert '<option value="0" selected>&lt;a&gt;</option><option value="1">b</option>' in markup
     assert re.findall(r'<div class="sheet"( hidden)?>\s*<h3 class="long">(.*?)</h3>', markup) == [
-        ("", "&lt;a&gt;"), (" hidden", "b"), (" hidden", "c"),
-    ]  # fmt: skip
+        ("", "&lt;a&gt;"),
+        (" hidden", "b"),
+        (" hidden", "c"),
+    ]
 
 
 def test_results_without_pictures_have_none() -> None:

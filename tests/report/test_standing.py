@@ -38,10 +38,12 @@ def result() -> xr.Dataset:
     return xr.Dataset(
         {f"score{end}": (("encoder", "site", "feature"), values + shift) for end, shift in ENDS.items()},
         {
-            "encoder": ["a", "b"], "site": sites, "feature": ["cls", "gap"],
+            "encoder": ["a", "b"],
+            "site": sites,
+            "feature": ["cls", "gap"],
             "layer_type": ("site", ["block"] * 6 + ["norm", "block"]),
         },
-    )  # fmt: skip
+    )
 
 
 ENDS = {"": 0.0, "_low": -0.05, "_high": 0.05}
@@ -155,16 +157,19 @@ def test_the_legend_says_what_the_table_has() -> None:
     same = replace(tied, values=dict.fromkeys("abc", 0.5))
     for number, encoders, legend in (
         (plain, NAMES, "* best of its column; dimmed: 95 % intervals"),
-        (tied, tuple("abc"), "* best of its column"), (same, tuple("abc"), ""),
-    ):  # fmt: skip
+        (tied, tuple("abc"), "* best of its column"),
+        (same, tuple("abc"), ""),
+    ):
         found = Standing(encoders, (Column("knn", number),), (), None)
         assert ending._legend(found, 80) == legend
     text = io.StringIO()
     both = Standing(tuple("abc"), (Column("knn", tied), Column("knn", same)), (), None)
     Console(file=text, width=80, force_terminal=False).print(number_table(both, 80))
     assert [line.split() for line in text.getvalue().splitlines()[1:]] == [
-        ["a", "70.0%*", "50.0%"], ["b", "50.0%", "50.0%"], ["c", "70.0%*", "50.0%"],
-    ]  # fmt: skip
+        ["a", "70.0%*", "50.0%"],
+        ["b", "50.0%", "50.0%"],
+        ["c", "70.0%*", "50.0%"],
+    ]
     assert ending._legend(standing(), 80) == "* best of its column; 95 % intervals: in the report"
 
 

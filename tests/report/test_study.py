@@ -43,15 +43,24 @@ def write(folder: Path) -> str:
         part("seed 1", -0.05, 0.1, encoders=("mae",)),
     ]
     verdicts = [
-        verdict("S1", "holds", parts=parts), verdict("S10", "fails", sentence=EVIL), verdict("S2", "unclear"),
+        verdict("S1", "holds", parts=parts),
+        verdict("S10", "fails", sentence=EVIL),
+        verdict("S2", "unclear"),
         verdict("P1", "not measured", p=math.nan),
-    ]  # fmt: skip
+    ]
     findings = {id: finding(id) for id in ("S1", "S10", "S2")} | {"P1": finding("P1", paper="003", figure="")}
     path = study_page(
-        folder, verdicts, findings, title=f"Study {EVIL}", figures={"001 Fig 1a": redrawn()}, kinds=KINDS,
-        papers={"001": "Shekhar et al.", "003": EVIL}, steps={"passes": {"seconds": 12.5, "folder": EVIL}},
-        notes=["One would hold by chance."], missing={"003 Fig 4": "a fine-tuned MAE"},
-    )  # fmt: skip
+        folder,
+        verdicts,
+        findings,
+        title=f"Study {EVIL}",
+        figures={"001 Fig 1a": redrawn()},
+        kinds=KINDS,
+        papers={"001": "Shekhar et al.", "003": EVIL},
+        steps={"passes": {"seconds": 12.5, "folder": EVIL}},
+        notes=["One would hold by chance."],
+        missing={"003 Fig 4": "a fine-tuned MAE"},
+    )
     return path.read_text("utf-8")
 
 
@@ -66,9 +75,11 @@ def test_each_paper_has_a_sentence_and_each_finding_its_verdict(text: str) -> No
     assert "One would hold by chance." in text
     shown = re.findall(r'id="finding-(\w+)" .*? data-verdict="([\w ]+)" data-roles="(.*?)"', text)
     assert shown == [
-        ("S1", "holds", "joint-embedding|reconstruction"), ("S2", "unclear", ""), ("S10", "fails", ""),
+        ("S1", "holds", "joint-embedding|reconstruction"),
+        ("S2", "unclear", ""),
+        ("S10", "fails", ""),
         ("P1", "not measured", ""),
-    ]  # fmt: skip
+    ]
     assert "a fine-tuned MAE" in text  # what the missing one needs
     assert '<a href="#/figures/drawn-paper-001-fig-1a" title="001 Fig 1a: ' in text
     assert text.count('id="drawn-paper-001-fig-1a"') == 1
@@ -94,8 +105,9 @@ def test_all_figures_have_a_page_and_what_is_missing_is_told(text: str) -> None:
     page = text[text.index('<section class="page" data-page="figures" data-from="findings"') :]
     page = page[: page.index("</section>")]
     assert re.findall(r'<h2 class="paper">(.*?)</h2>|data-figure="(.*?)"', page) == [
-        ("Shekhar et al.", ""), ("", "paper-001-fig-1a"),
-    ]  # fmt: skip
+        ("Shekhar et al.", ""),
+        ("", "paper-001-fig-1a"),
+    ]
     assert "<dt>003 Fig 4</dt><dd>a fine-tuned MAE</dd>" in page
     assert f"<h1>Study {html.escape(EVIL)}</h1>".replace("&quot;", "&#34;") in text
 
@@ -111,9 +123,10 @@ def test_figures_of_papers_say_how_to_get_their_numbers(tmp_path: Path) -> None:
 
 def test_effects_lie_on_one_axis_with_what_they_are_held_against() -> None:
     parts = [
-        part("first", 0.5, 0.1), part("second", 0.0, 0.2),
+        part("first", 0.5, 0.1),
+        part("second", 0.0, 0.2),
         part("third", 0.1, 0.1, threshold=0.3, within=True, percent=True),
-    ]  # fmt: skip
+    ]
     (row,) = findings_page([verdict("S1", "unclear", parts=parts)], {}).rows
     low, high = -0.3 - 0.06 * 0.9, 0.6 + 0.06 * 0.9  # from the lower bound to the highest end, and some room
     for shown, given in zip(row.parts, parts, strict=True):

@@ -19,9 +19,12 @@ IMAGES = "shapes?size=32&train=32&val=0&test=16"
 SCENES = "shapes:scenes?size=32&train=32&val=0&test=16"
 QUIET = Machine("cpu", 0, show_progress=False)
 FEW: dict[str, dict[str, Any]] = {
-    "detect": {"size": 32, "batch": 4, "epochs": 3}, "rcdm": {"size": 16, "channels": [32, 32], "batch": 8},
-    "finetune": {"batch": 8}, "reinit": {"batch": 8}, "segment": {"size": 32, "batch": 4},
-}  # fmt: skip
+    "detect": {"size": 32, "batch": 4, "epochs": 3},
+    "rcdm": {"size": 16, "channels": [32, 32], "batch": 8},
+    "finetune": {"batch": 8},
+    "reinit": {"batch": 8},
+    "segment": {"size": 32, "batch": 4},
+}
 ENCODERS = {"a": SMALL, "c": f"{SMALL}&seed=2"}
 ROLES = {"a": Role("a", "joint-embedding", "dino"), "c": Role("c", "reconstruction", "mae")}
 
@@ -34,9 +37,16 @@ def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(*groups: str) -> Study:
     return make_study(
-        "papers", ENCODERS, roles=ROLES, images=IMAGES, detection=SCENES, segmentation=SCENES, steps=groups,
-        settings={group: FEW[group] for group in groups if group in FEW}, out="x",
-    )  # fmt: skip
+        "papers",
+        ENCODERS,
+        roles=ROLES,
+        images=IMAGES,
+        detection=SCENES,
+        segmentation=SCENES,
+        steps=groups,
+        settings={group: FEW[group] for group in groups if group in FEW},
+        out="x",
+    )
 
 
 def cost(study: Study, name: str) -> StepCost | None:
@@ -46,9 +56,15 @@ def cost(study: Study, name: str) -> StepCost | None:
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [("passes", "passes"), ("finetune", "finetune-a"), ("detect", "detect-frozen"), ("segment", "segment"),
-     ("reinit", "reinit"), ("rcdm", "rcdm")],
-)  # fmt: skip
+    [
+        ("passes", "passes"),
+        ("finetune", "finetune-a"),
+        ("detect", "detect-frozen"),
+        ("segment", "segment"),
+        ("reinit", "reinit"),
+        ("rcdm", "rcdm"),
+    ],
+)
 def test_every_command_can_be_estimated(group: str, name: str) -> None:
     found = cost(planned(group), name)
     assert found is not None

@@ -32,10 +32,21 @@ detection: Any = importlib.import_module("sightline.studies.detection")
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=12&val=0&test=12"
 TINY: dict[str, Any] = {
-    "size": 32, "batch": 4, "epochs": 2, "lr": 5e-3, "log_every": 10, "channels": 8, "strides": [4, 8, 16],
-    "box_convolutions": 0, "box_width": 16, "mask_convolutions": 0, "mask_size": 4, "proposals": 12, "regions": 8,
+    "size": 32,
+    "batch": 4,
+    "epochs": 2,
+    "lr": 5e-3,
+    "log_every": 10,
+    "channels": 8,
+    "strides": [4, 8, 16],
+    "box_convolutions": 0,
+    "box_width": 16,
+    "mask_convolutions": 0,
+    "mask_size": 4,
+    "proposals": 12,
+    "regions": 8,
     "detections": 8,
-}  # fmt: skip
+}
 
 
 def study(out: Path, **more: Any) -> sl.Run:
@@ -183,8 +194,15 @@ def test_the_page_has_tables_the_curve_and_the_gallery(run: sl.Run) -> None:
     result = run["detection"]
     printed, differences = tables(result)
     assert printed.columns[:8] == [
-        "encoder", "box AP", "box AP50", "box AP75", "box APs", "box APm", "box APl", "box AR",
-    ]  # fmt: skip
+        "encoder",
+        "box AP",
+        "box AP50",
+        "box AP75",
+        "box APs",
+        "box APm",
+        "box APl",
+        "box AR",
+    ]
     assert [len(row) for row in printed.rows] == [len(printed.columns)] * 2
     assert printed.rows[0][1].startswith(f"{100 * result.AP.sel(encoder='a', kind='box', area='all').item():.1f} [")
     assert [row[0] for row in differences.rows] == ["b"]

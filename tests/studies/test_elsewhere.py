@@ -91,9 +91,13 @@ def test_results_are_those_of_one_process_whatever_is_killed(tmp_path, alone, wh
     told: list[str] = []
     killer = kill_once(made)
     outcome = run_study(
-        made, jobs=2, on=None if where == "processes" else where, cluster=cluster, machine=MACHINE,
+        made,
+        jobs=2,
+        on=None if where == "processes" else where,
+        cluster=cluster,
+        machine=MACHINE,
         tell=lambda event, placed, ended: told.append(ended.state if ended else event),
-    )  # fmt: skip
+    )
     killer.join()
     if where == "ray":
         ray.shutdown()

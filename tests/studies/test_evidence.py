@@ -16,10 +16,12 @@ from sightline.studies.findings.contract import FAILS, NOT_MEASURED
 from sightline.studies.roles import JE, REC, Role
 
 SEEDS = (
-    Role("mae-0", REC, "mae", seed=0), Role("mae-1", REC, "mae", seed=1), Role("dino", JE, "dino"),
+    Role("mae-0", REC, "mae", seed=0),
+    Role("mae-1", REC, "mae", seed=1),
+    Role("dino", JE, "dino"),
     Role("mae-0-tuned", REC, "mae", tuned_from="mae-0", seed=0),
     Role("mae-1-tuned", REC, "mae", tuned_from="mae-1", seed=1),
-)  # fmt: skip
+)
 
 
 def test_numbers_come_from_the_run_that_holds_them() -> None:
@@ -32,9 +34,12 @@ def test_numbers_come_from_the_run_that_holds_them() -> None:
     assert evidence.estimate("knn.accuracy", encoder="b", site="norm", feature="cls").value == 0.5
     for how, ap in (("frozen", 0.3), ("trained along", 0.4)):
         found = evidence.estimate(
-            "detection.AP", encoder="a", kind="box", area="all",
+            "detection.AP",
+            encoder="a",
+            kind="box",
+            area="all",
             among=lambda run, how=how: run["detection"].attrs["encoders"] == how,
-        )  # fmt: skip
+        )
         assert found.value == ap
     assert evidence.holds("detection", "a")
     assert not evidence.holds("detection", "b")

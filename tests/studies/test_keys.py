@@ -72,7 +72,7 @@ def test_a_pass_does_not_depend_on_order_and_defaults(contents):
         ("its settings", replace(PASS, options={**PASS.options, "set": {"knn": {"k": 5}}}), "cka"),
         ("fewer images", replace(PASS, options={**PASS.options, "limit": 4}), "cka"),
     ],
-)  # fmt: skip
+)
 def test_whatever_decides_a_number_changes_them(contents, place, step, changed):
     before = keys(contents)
     after = keys(contents, *(step if one.name == step.name else one for one in (TRAIN, TUNE, PASS)))

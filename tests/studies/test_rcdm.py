@@ -22,9 +22,18 @@ from sightline.studies import rcdm as study
 
 VIT = "timm:vit_tiny_patch16_224@random?size=8&patch_size=4&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 SETTINGS: dict[str, Any] = {
-    "size": 8, "channels": [32], "layers": 1, "head_width": 32, "batch": 32, "epochs": 30, "lr": 3e-3,
-    "warmup_epochs": 2, "ema": 0.95, "sampling_steps": 4, "images": "folder:made",
-}  # fmt: skip
+    "size": 8,
+    "channels": [32],
+    "layers": 1,
+    "head_width": 32,
+    "batch": 32,
+    "epochs": 30,
+    "lr": 3e-3,
+    "warmup_epochs": 2,
+    "ema": 0.95,
+    "sampling_steps": 4,
+    "images": "folder:made",
+}
 
 
 class Told(torch.nn.Module):
@@ -71,9 +80,10 @@ def result(run: sl.Run) -> xr.Dataset:
 
 def test_differences_have_an_interval_over_images(run: sl.Run, result: xr.Dataset) -> None:
     for number, where in (
-        ("share", {"transformation": "mirror"}), ("gap", {"transformation": "mirror"}),
+        ("share", {"transformation": "mirror"}),
+        ("gap", {"transformation": "mirror"}),
         ("orientation", {}),
-    ):  # fmt: skip
+    ):
         of = result[number].sel(where)
         found = run.contrast(f"rcdm.{number}", {"encoder": "image"}, {"encoder": "constant"}, **where)
         assert found.value == pytest.approx(float(of.sel(encoder="image") - of.sel(encoder="constant")))

@@ -87,8 +87,10 @@ def test_each_training_has_its_setting_and_nothing_else_differs(run: Run) -> Non
     folders = sorted((run.path / "trainings" / "a").iterdir())
     recipes = {folder.name: read_recipe(folder / "recipe.toml") for folder in folders}
     assert {name: recipe.pop("reinit") for name, recipe in recipes.items()} == {
-        "none": "", "first-1": "first:1", "last-1": "last:1",
-    }  # fmt: skip
+        "none": "",
+        "first-1": "first:1",
+        "last-1": "last:1",
+    }
     assert recipes["none"] == recipes["first-1"] == recipes["last-1"]
     assert recipes["none"]["lr"] == SETTINGS["lr"]
 

@@ -174,16 +174,27 @@ def test_a_folder_of_something_else_is_refused(tmp_path, made):
 
 
 ENCODERS = {"a": SMALL, "b": f"{SMALL}&seed=1", "c": f"{SMALL}&seed=2"}
-ROLES = {"a": Role("a", "joint-embedding", "moco_v3"), "b": Role("b", "joint-embedding", "dino"),
-         "c": Role("c", "reconstruction", "mae")}  # fmt: skip
+ROLES = {
+    "a": Role("a", "joint-embedding", "moco_v3"),
+    "b": Role("b", "joint-embedding", "dino"),
+    "c": Role("c", "reconstruction", "mae"),
+}
 
 
 def test_findings_of_anyones_encoders(tmp_path):
     """From references and roles to verdicts, on 32 images; all that is not asked for is left out."""
     made = sl.study(
-        "papers", ENCODERS, roles=ROLES, images=IMAGES, findings=["P3", "P4"], settings={"passes": {"limit": 32}},
-        out=tmp_path / "mine", device="cpu", workers=0, show_progress=False,
-    )  # fmt: skip
+        "papers",
+        ENCODERS,
+        roles=ROLES,
+        images=IMAGES,
+        findings=["P3", "P4"],
+        settings={"passes": {"limit": 32}},
+        out=tmp_path / "mine",
+        device="cpu",
+        workers=0,
+        show_progress=False,
+    )
     assert [(placed.step.name, placed.step.options["only"]) for placed in made.steps] == [("passes", ["attention"])]
     verdicts = made.verdicts()
     assert [verdict.finding for verdict in verdicts] == ["P3", "P4"]
@@ -278,12 +289,20 @@ def test_two_that_are_given_fine_tuned_from_one_share_its_path():
 @pytest.mark.parametrize(
     ("steps", "name", "sentence"),
     [
-        (["finetune"], "a-tuned", "An encoder 'a-tuned' is given, but the step 'finetune-a' trains one of this name; "
-         "give yours another name, or say what it is: --role a-tuned:tuned_from=a"),
-        (["pretrain"], "mae-large", "An encoder 'mae-large' is given, but the step 'mae-large' trains one of this "
-         "name; give yours another name"),
+        (
+            ["finetune"],
+            "a-tuned",
+            "An encoder 'a-tuned' is given, but the step 'finetune-a' trains one of this name; "
+            "give yours another name, or say what it is: --role a-tuned:tuned_from=a",
+        ),
+        (
+            ["pretrain"],
+            "mae-large",
+            "An encoder 'mae-large' is given, but the step 'mae-large' trains one of this "
+            "name; give yours another name",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_given_is_not_replaced_by_what_a_step_trains(steps, name, sentence):
     encoders = {"a": SMALL, name: f"{SMALL}&seed=3"}
     roles = {"a": ROLES["a"], name: replace(ROLES["a"], name=name)}
@@ -310,13 +329,20 @@ def test_no_fine_tuning_is_asked_for_where_a_fine_tuned_encoder_is_given():
     assert "S15" not in undecided(given)
     assert "dynamics" in undecided(given)["S17"]
     alone = {name: encoders[name] for name in ("a", "c")}
-    without = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES, steps=["passes"],
-                         out="x")  # fmt: skip
+    without = make_study(
+        "papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES, steps=["passes"], out="x"
+    )
     assert undecided(without)["S15"] == "a fine-tuned c: add `--steps finetune`"
     assert undecided(without)["P1"] == "a fine-tuned a: add `--steps finetune`"
     assert undecided(without)["S5"] == "a joint-embedding CNN: add `--cnn-je NAME=REFERENCE` or `--steps pretrain`"
-    tuned = make_study("papers", alone, roles={name: roles[name] for name in alone}, images=IMAGES,
-                       steps=["passes", "finetune"], out="x")  # fmt: skip
+    tuned = make_study(
+        "papers",
+        alone,
+        roles={name: roles[name] for name in alone},
+        images=IMAGES,
+        steps=["passes", "finetune"],
+        out="x",
+    )
     assert "P1" not in undecided(tuned)
     pictures = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["rcdm"], out="x")
     assert not {"S11", "S21"} & set(undecided(pictures))
@@ -340,8 +366,16 @@ def test_cue_conflict_images_are_for_the_pass_that_measures_shape_bias():
     conflict = "shapes:conflict?size=32&test=16"
     encoders = {name: ENCODERS[name] for name in ("a", "c")}
     roles = {name: ROLES[name] for name in encoders}
-    made = make_study("papers", encoders, roles=roles, images=IMAGES, conflict=conflict, steps=["passes"],
-                      findings=["P9", "P10"], out="x")  # fmt: skip
+    made = make_study(
+        "papers",
+        encoders,
+        roles=roles,
+        images=IMAGES,
+        conflict=conflict,
+        steps=["passes"],
+        findings=["P9", "P10"],
+        out="x",
+    )
     steps = {placed.step.name: placed.step.options.get("further") for placed in made.steps}
     assert steps == {"passes": {"conflict": conflict}, "passes-noise-gaussian": None, "passes-noise-sign": None}
     without = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], findings=["P9"], out="x")
@@ -368,8 +402,9 @@ def test_sizes_are_known_where_a_method_has_several():
     given = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["passes"], out="x")
     assert {role.name: role.size for role in given.roles} == {**sizes, "b": 7.0, "b-ft": 7.0}
     alike = {name: encoders[name] for name in ("a", "c")}
-    without = make_study("papers", alike, roles={name: roles[name] for name in alike}, images=IMAGES, steps=["passes"],
-                         out="x")  # fmt: skip
+    without = make_study(
+        "papers", alike, roles={name: roles[name] for name in alike}, images=IMAGES, steps=["passes"], out="x"
+    )
     assert {role.size for role in without.roles} == {None}
 
 
@@ -404,7 +439,7 @@ def test_passes_measure_what_their_findings_ask_for():
         ({"settings": {"finetune": {"epochs": 1}}}, "No step of this study takes the setting finetune.epochs"),
         ({"images": "folder:/nowhere"}, "/nowhere"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_before_anything_starts(tmp_path, change, sentence):
     given = {"encoders": ENCODERS, "roles": ROLES, "images": IMAGES, "findings": ["P3"], "out": tmp_path / "x"}
     with pytest.raises(sl.InputError) as error:

@@ -53,9 +53,12 @@ def test_a_step_that_mentions_an_axis_becomes_one_for_each_value(write):
     assert steps["mae-1"].options == {"objective": "mae", "set": {"seed": 1, "depth": 2}}
     assert steps["tuned-1"].encoders == {"mae-1": "step:mae-1"}  # of the same seed
     assert steps["cka"].encoders == {
-        "mae-0": "step:mae-0", "mae-1": "step:mae-1", "tuned-0": "step:tuned-0", "tuned-1": "step:tuned-1",
+        "mae-0": "step:mae-0",
+        "mae-1": "step:mae-1",
+        "tuned-0": "step:tuned-0",
+        "tuned-1": "step:tuned-1",
         "moco": "zoo:moco_v3",
-    }  # fmt: skip
+    }
     assert steps["cka"].options["set"] == {"knn": {"k": 10}, "cka": {"bootstrap": 10}}
     assert steps["one"].encoders == {"mae-1": "step:mae-1", "mae": "zoo:mae"}
     assert (steps["one"].images, steps["cka"].images) == ("shapes?size=64", "shapes?size=32")
@@ -75,8 +78,11 @@ def test_roles_are_given_per_seed_and_known_of_the_zoo(write):
 def test_some_steps_are_chosen_with_what_they_need(write):
     assert [step.name for step in read_study(write(STUDY), steps=["tuned-1"]).steps] == ["mae-1", "tuned-1"]
     assert {step.name for step in read_study(write(STUDY), steps=["tuned"]).steps} == {
-        "mae-0", "mae-1", "tuned-0", "tuned-1",
-    }  # fmt: skip
+        "mae-0",
+        "mae-1",
+        "tuned-0",
+        "tuned-1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,10 +95,7 @@ def test_some_steps_are_chosen_with_what_they_need(write):
         ("[step.a]\ncommand = 'compair zoo:mae'", "'a' has no command 'compair'; did you mean 'compare'"),
         ("[step.a]\ncommand = 'pretrain'", "write pretrain and one objective"),
         ("[step.a]\ncommand = 'compare step:b zoo:mae'", "'a' needs a step 'b', which there is not"),
-        (
-            "[step.a]\ncommand = 'finetune step:b'\n[step.b]\ncommand = 'finetune step:a'",
-            "need each other in a circle",
-        ),
+        ("[step.a]\ncommand = 'finetune step:b'\n[step.b]\ncommand = 'finetune step:a'", "need each other in a circle"),
         ("[matrix]\nseed = 3\n[step.a]\ncommand = 'compare zoo:mae'", "matrix.seed is 3, but a list"),
         ("[step.a]\ncommand = 'compare zoo:mae'\n[role]\nmae = { family = 'masked' }", "'mae' cannot be 'masked'"),
         (

@@ -16,9 +16,15 @@ from sightline.core.errors import InputError
 pytestmark = pytest.mark.unit
 
 STEP = {
-    "name": "pass", "command": "compare", "encoders": {"a": "zoo:mae"}, "images": "shapes",
-    "options": {"only": ["knn"]}, "group": "pass", "key": "0" * 64, "folder": "pass-00000000",
-}  # fmt: skip
+    "name": "pass",
+    "command": "compare",
+    "encoders": {"a": "zoo:mae"},
+    "images": "shapes",
+    "options": {"only": ["knn"]},
+    "group": "pass",
+    "key": "0" * 64,
+    "folder": "pass-00000000",
+}
 WHOLE: dict[str, Any] = {
     "format": 1,
     "study": "mine",

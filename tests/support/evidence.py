@@ -77,14 +77,28 @@ DIMS: dict[str, tuple[str, ...]] = {
     "transformations.distance": (*FEATURE, "transformation"),
 }
 LABELS: dict[str, Sequence[Any]] = {
-    "tokens": ("all", "cls", "mean", "patches"), "feature": ("cls", "gap"), "head": (0, 1, 2), "distance": (0, 1, 2, 3),
-    "images": ("all images", "both right", "both wrong"), "k": (5, 10), "kind": ("heads", "depths", "tokens", "mid"),
-    "probe": ("ridge", "linear", "depth 2", "depth 3", "multilayer"), "transformation": ("mirror", "grey"),
-    "policy": ("simclr", "supervised"), "level": ("a third", "two thirds"), "area": ("all", "small", "medium", "large"),
-    "frequency": tuple(n / 10 for n in range(1, 10)), "end": ("first", "last"),
-    "n": (0, 1, 2), "count": (1024, 2048), "batch": (32, 64, 128), "layer_a": (0, 1, 2), "layer_b": (0, 1, 2),
-    "place": ("all", "block.0"), "weights": ("all", "attention"),
-}  # fmt: skip
+    "tokens": ("all", "cls", "mean", "patches"),
+    "feature": ("cls", "gap"),
+    "head": (0, 1, 2),
+    "distance": (0, 1, 2, 3),
+    "images": ("all images", "both right", "both wrong"),
+    "k": (5, 10),
+    "kind": ("heads", "depths", "tokens", "mid"),
+    "probe": ("ridge", "linear", "depth 2", "depth 3", "multilayer"),
+    "transformation": ("mirror", "grey"),
+    "policy": ("simclr", "supervised"),
+    "level": ("a third", "two thirds"),
+    "area": ("all", "small", "medium", "large"),
+    "frequency": tuple(n / 10 for n in range(1, 10)),
+    "end": ("first", "last"),
+    "n": (0, 1, 2),
+    "count": (1024, 2048),
+    "batch": (32, 64, 128),
+    "layer_a": (0, 1, 2),
+    "layer_b": (0, 1, 2),
+    "place": ("all", "block.0"),
+    "weights": ("all", "attention"),
+}
 OF_ENCODERS = ("encoder", "encoder_a", "encoder_b", "other")
 KINDS = {"detection": ("box", "mask")}  # of the dimension kind, where it is not that of diversity
 
@@ -155,9 +169,16 @@ def renamed(run: Run, names: Mapping[str, str]) -> Run:
 
 
 def _result(
-    result: str, variables: Mapping[str, Number], labels: Mapping[str, Sequence[Any]], noise: float | None, groups: int,
-    images: str, coords: Mapping[str, Any], attrs: Mapping[str, Any], depth: int,
-) -> tuple[xr.Dataset, xr.Dataset | None]:  # fmt: skip
+    result: str,
+    variables: Mapping[str, Number],
+    labels: Mapping[str, Sequence[Any]],
+    noise: float | None,
+    groups: int,
+    images: str,
+    coords: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+    depth: int,
+) -> tuple[xr.Dataset, xr.Dataset | None]:
     kept, data, used = Kept({"group": Axis(images, "groups of images")}), {}, {"encoder": 0}
     for name, number in variables.items():
         dims = DIMS[f"{result}.{name}"]

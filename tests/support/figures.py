@@ -68,8 +68,9 @@ def made(
         inner = [site.removeprefix("decoder.") for site in sites]
         coords["layer_type"] = ("site", [layer_type(site) for site in inner])
         coords["block"] = (
-            "site", [block_number(i) + BLOCKS * s.startswith("decoder.") for i, s in zip(inner, sites, strict=True)]
-        )  # fmt: skip
+            "site",
+            [block_number(i) + BLOCKS * s.startswith("decoder.") for i, s in zip(inner, sites, strict=True)],
+        )
         data["reason"] = (("encoder", "site"), np.full((len(dims["encoder"]), len(sites)), "", dtype="U40"))
     return xr.Dataset(data, coords, attrs)
 
@@ -95,9 +96,14 @@ def blocks(*parts: str, before: Sequence[str] = (), after: Sequence[str] = ()) -
 def _cka() -> xr.Dataset:
     sites = blocks("norm1", "qkv", "fc1", "residual", "", after=("head.0",))
     dims = {
-        "tokens": ["all", "cls"], "encoder": NAMES, "site": sites, "encoder_a": NAMES, "encoder_b": NAMES,
-        "site_a": sites, "site_b": sites,
-    }  # fmt: skip
+        "tokens": ["all", "cls"],
+        "encoder": NAMES,
+        "site": sites,
+        "encoder_a": NAMES,
+        "encoder_b": NAMES,
+        "site_a": sites,
+        "site_b": sites,
+    }
     pair = ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
     result = made(dims, {"cka": pair, "class_cka": ("tokens", "encoder", "site")}, 1, images=64)
     reason = result.reason.expand_dims(tokens=result.tokens).copy()
@@ -120,9 +126,11 @@ def _attention() -> xr.Dataset:
         axes = [f"viewer_{axis}_{number}" for axis in ("layer", "head", "query", "key")]
         maps = rng.integers(0, 256, (2, len(sites), HEADS + 1, 4, 4), np.uint8)
         shown[f"viewer_map_{number}"] = xr.DataArray(
-            maps, dims=("viewer_image", *axes), coords={axes[0]: sites, axes[2]: range(4)},
+            maps,
+            dims=("viewer_image", *axes),
+            coords={axes[0]: sites, axes[2]: range(4)},
             attrs={"grid": list(GRID), "patch": 4},
-        )  # fmt: skip
+        )
         pixels = rng.integers(0, 256, (2, 8, 8, 3), np.uint8)
         dims_of = ("viewer_image", f"viewer_y_{number}", f"viewer_x_{number}", "viewer_rgb")
         shown[f"viewer_pixels_{number}"] = xr.DataArray(pixels, dims=dims_of)
@@ -132,15 +140,24 @@ def _attention() -> xr.Dataset:
 def _tokens() -> xr.Dataset:
     sites, layer = blocks("", before=("embed",)), ("encoder", "site")
     dims = {
-        "encoder": VIT_NAMES, "site": sites, "cloud_image": ["one.png", "two.png"], "moment": ["before", "after"],
-        "patch": range(4), "axis": (1, 2, 3), "image": ["a.png", "b.png", "c.png"], "token": range(4),
+        "encoder": VIT_NAMES,
+        "site": sites,
+        "cloud_image": ["one.png", "two.png"],
+        "moment": ["before", "after"],
+        "patch": range(4),
+        "axis": (1, 2, 3),
+        "image": ["a.png", "b.png", "c.png"],
+        "token": range(4),
         "tsne_axis": (0, 1),
-    }  # fmt: skip
+    }
     cloud = (*layer, "cloud_image", "moment", "patch", "axis")
     variables = {
-        "silhouette_image": layer, "silhouette_class": layer, "cloud": cloud, "cloud_joint": cloud,
+        "silhouette_image": layer,
+        "silhouette_class": layer,
+        "cloud": cloud,
+        "cloud_joint": cloud,
         "tsne": ("encoder", "image", "token", "tsne_axis"),
-    }  # fmt: skip
+    }
     result = made(dims, variables, 4, images=3, tsne="perplexity 20")
     for name in ("cloud", "cloud_joint"):
         result[name].loc[{"site": "embed"}] = math.nan
@@ -149,8 +166,12 @@ def _tokens() -> xr.Dataset:
 
 
 def _spectra() -> xr.Dataset:
-    dims = {"encoder": VIT_NAMES, "site": blocks("", before=("embed",)), "level": ["a third", "two thirds"],
-            "rank": range(1, 7)}  # fmt: skip
+    dims = {
+        "encoder": VIT_NAMES,
+        "site": blocks("", before=("embed",)),
+        "level": ["a third", "two thirds"],
+        "rank": range(1, 7),
+    }
     layer = ("encoder", "site")
     variables: dict[str, Sequence[str]] = {}
     for cloud in ("token", "image"):
@@ -166,16 +187,21 @@ def _classifiers(encoders: Sequence[str]) -> dict[str, Any]:
     kinds = [HEAD if name.endswith(" ft") else PROBE for name in encoders]
     nothing = ("encoder", np.full(len(encoders), 0.5))
     return {
-        "classifier": ("encoder", kinds), "classifier_site": ("encoder", ["norm"] * len(encoders)),
-        "left_out_accuracy": nothing, "train_accuracy": nothing,
-    }  # fmt: skip
+        "classifier": ("encoder", kinds),
+        "classifier_site": ("encoder", ["norm"] * len(encoders)),
+        "left_out_accuracy": nothing,
+        "train_accuracy": nothing,
+    }
 
 
 def _agreement() -> xr.Dataset:
     dims = {
-        "images": ["all images", "both right", "both wrong"], "k": [5, 10], "encoder": VIT_NAMES,
-        "encoder_a": VIT_NAMES, "encoder_b": VIT_NAMES,
-    }  # fmt: skip
+        "images": ["all images", "both right", "both wrong"],
+        "k": [5, 10],
+        "encoder": VIT_NAMES,
+        "encoder_a": VIT_NAMES,
+        "encoder_b": VIT_NAMES,
+    }
     pair = ("encoder_a", "encoder_b")
     variables = {"tau": ("images", "k", *pair), "f1": pair, "kappa": pair, "test_accuracy": ("encoder",)}
     return made(dims, variables, 6, n_test=64).assign(_classifiers(VIT_NAMES))
@@ -190,9 +216,7 @@ def _probes(encoders: Sequence[str], seed: int) -> xr.Dataset:
     result["std_of_best"] = result.std_of_best / 20
     sweep = dict.fromkeys(("loss", "selection_accuracy", "test_accuracy"), (*over, "config"))
     swept = made(dims | {"config": range(settings)}, sweep, seed + 1).drop_vars("reason")
-    about = {
-        "lr": 0.1, "weight_decay": 0.0, "optimizer": "sgd", "epochs": 5.0, "warmup_epochs": 0.0, "min_lr": 0.0,
-    }  # fmt: skip
+    about = {"lr": 0.1, "weight_decay": 0.0, "optimizer": "sgd", "epochs": 5.0, "warmup_epochs": 0.0, "min_lr": 0.0}
     swept = swept.assign_coords({key: ("config", [value] * settings) for key, value in about.items()})
     last = {"last_site": ("encoder", ["norm"] * len(encoders))}
     reason = result.reason.expand_dims(probe=result.probe, feature=result.feature)
@@ -202,8 +226,14 @@ def _probes(encoders: Sequence[str], seed: int) -> xr.Dataset:
 def _invariance() -> xr.Dataset:
     names = [role.name for role in CNNS]
     sites = blocks("", after=("head.0",))
-    dims = {"policy": ["simclr", "supervised"], "tokens": ["all"], "encoder": names, "site": sites,
-            "site_a": sites, "site_b": sites}  # fmt: skip
+    dims = {
+        "policy": ["simclr", "supervised"],
+        "tokens": ["all"],
+        "encoder": names,
+        "site": sites,
+        "site_a": sites,
+        "site_b": sites,
+    }
     over = ("policy", "tokens", "encoder")
     result = made(dims, {"invariance": (*over, "site"), "cka": (*over, "site_a", "site_b")}, 8)
     reason = result.reason.expand_dims(policy=result.policy, tokens=result.tokens)
@@ -242,13 +272,21 @@ def _dynamics() -> xr.Dataset:
     result = made(dims, {"efficiency": ("encoder", "place", "weights")}, 11)
     return result.assign_coords(
         start=("encoder", [f"{name.partition(',')[0]}, epoch 0" for name in names]),
-        epoch=("encoder", [0, 1, 2] * 3), training=("encoder", [name.partition(",")[0] for name in names]),
-    )  # fmt: skip
+        epoch=("encoder", [0, 1, 2] * 3),
+        training=("encoder", [name.partition(",")[0] for name in names]),
+    )
 
 
 def _minibatch() -> xr.Dataset:
-    dims = {"tokens": ["all"], "count": [1024, 2048], "batch": [32, 64], "encoder": ["moco"], "layer": range(3),
-            "layer_a": range(3), "layer_b": range(3)}  # fmt: skip
+    dims = {
+        "tokens": ["all"],
+        "count": [1024, 2048],
+        "batch": [32, 64],
+        "encoder": ["moco"],
+        "layer": range(3),
+        "layer_a": range(3),
+        "layer_b": range(3),
+    }
     over = ("tokens", "count", "batch", "encoder")
     result = made(dims, {"cka": (*over, "layer_a", "layer_b"), "difference": over}, 12)
     return result.assign(site=(("encoder", "layer"), [["block.0", "block.1", "block.2"]]))
@@ -257,31 +295,53 @@ def _minibatch() -> xr.Dataset:
 def _passes() -> dict[str, xr.Dataset]:
     """The results of the pass, by name."""
     over, layer = {"encoder": VIT_NAMES, "site": blocks("")}, ("encoder", "site")
-    frequency = made({"encoder": VIT_NAMES, "frequency": [0.1, 0.5, 0.9]},
-                     {"drop": ("encoder", "frequency"), "accuracy": ("encoder", "frequency"),
-                      "test_accuracy": ("encoder",)}, 13, strength=0.1, width=0.1, n_test=64)  # fmt: skip
-    biases = made({"encoder": VIT_NAMES, "class": ["cat", "dog"]},
-                  {"shape_bias": ("encoder", "class"), "either": ("encoder", "class"), "overall": ("encoder",),
-                   "overall_either": ("encoder",)}, 14, n_conflict=64)  # fmt: skip
-    no = {"reason": (("encoder", "class"), np.full((len(VIT_NAMES), 2), "")),
-          "overall_reason": ("encoder", np.full(len(VIT_NAMES), ""))}  # fmt: skip
+    frequency = made(
+        {"encoder": VIT_NAMES, "frequency": [0.1, 0.5, 0.9]},
+        {"drop": ("encoder", "frequency"), "accuracy": ("encoder", "frequency"), "test_accuracy": ("encoder",)},
+        13,
+        strength=0.1,
+        width=0.1,
+        n_test=64,
+    )
+    biases = made(
+        {"encoder": VIT_NAMES, "class": ["cat", "dog"]},
+        {
+            "shape_bias": ("encoder", "class"),
+            "either": ("encoder", "class"),
+            "overall": ("encoder",),
+            "overall_either": ("encoder",),
+        },
+        14,
+        n_conflict=64,
+    )
+    no = {
+        "reason": (("encoder", "class"), np.full((len(VIT_NAMES), 2), "")),
+        "overall_reason": ("encoder", np.full(len(VIT_NAMES), "")),
+    }
     fourier = made(
         over | {"site": blocks("", after=("decoder.block.0",)), "frequency_index": range(2)},
         {"high_frequency": layer, "official": layer, "amplitude": (*layer, "frequency_index")},
         15,
     )
-    knn = made(over | {"feature": ["cls", "gap", "gap_without_cls"]}, {"accuracy": (*layer, "feature")}, 16,
-               k=20, chance=0.1)  # fmt: skip
+    knn = made(
+        over | {"feature": ["cls", "gap", "gap_without_cls"]}, {"accuracy": (*layer, "feature")}, 16, k=20, chance=0.1
+    )
     kinds = {"kind": ["heads", "depths", "tokens"]}
     diversity = made(over | kinds, {"cosine": ("kind", *layer)}, 17)
     return {
-        "cka": _cka(), "attention": _attention(), "tokens": _tokens(), "spectra": _spectra(), "agreement": _agreement(),
-        "probes": _probes(NAMES, 7), "invariance": _invariance(), "knn": knn,
+        "cka": _cka(),
+        "attention": _attention(),
+        "tokens": _tokens(),
+        "spectra": _spectra(),
+        "agreement": _agreement(),
+        "probes": _probes(NAMES, 7),
+        "invariance": _invariance(),
+        "knn": knn,
         "fourier": without(fourier, [name for name in VIT_NAMES if name != "mae"], "decoder."),
         "noise": frequency.assign(reason=(("encoder", "frequency"), np.full((len(VIT_NAMES), 3), ""))),
         "shape_bias": biases.assign(no).assign(_classifiers(VIT_NAMES)),
         "diversity": diversity.assign(reason=diversity.reason.expand_dims(kind=diversity.kind)),
-    }  # fmt: skip
+    }
 
 
 def run_of(results: Mapping[str, xr.Dataset], images: str = "shapes", **settings: Any) -> Run:
@@ -295,8 +355,11 @@ def run_of(results: Mapping[str, xr.Dataset], images: str = "shapes", **settings
 @functools.cache
 def everything() -> Evidence:
     """All roles and all results, in several runs."""
-    reinit = made({"encoder": ["moco", "simmim"], "end": ["first", "last"], "n": [0, 1, 2]},
-                  {"accuracy": ("encoder", "end", "n"), "accuracy_drop": ("encoder", "end", "n")}, 18)  # fmt: skip
+    reinit = made(
+        {"encoder": ["moco", "simmim"], "end": ["first", "last"], "n": [0, 1, 2]},
+        {"accuracy": ("encoder", "end", "n"), "accuracy_drop": ("encoder", "end", "n")},
+        18,
+    )
     segmenters = made({"encoder": VIT_NAMES}, {"miou": ("encoder",)}, 19)
     return Evidence(
         ROLES,

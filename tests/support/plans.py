@@ -23,10 +23,7 @@ Array = np.ndarray[Any, Any]
 WIDTH, TRAIN, TEST = 6, 40, 24
 LAYOUT = Tokens(prefix=2, cls=0, grid=(2, 2))
 TOKENS, MAP = (LAYOUT.count, WIDTH), (WIDTH, 3, 3)
-LAYERS = {
-    "vit": {"block.0": TOKENS, "block.1": TOKENS, "norm": TOKENS},
-    "cnn": {"block.0": MAP, "block.1": MAP},
-}
+LAYERS = {"vit": {"block.0": TOKENS, "block.1": TOKENS, "norm": TOKENS}, "cnn": {"block.0": MAP, "block.1": MAP}}
 PLAIN = {"train": ("plain",), "test": ("plain",)}
 
 
@@ -52,12 +49,23 @@ def make_plan(
     images = make_images(labels, splits, classes, **extras)
     encoders: Any = {
         name: SimpleNamespace(
-            name=name, weights=name, module=nn.Identity(), reference=name, family="made", depth=2, heads=None,
-            patch=None, tokens=LAYOUT if name.startswith("vit") else None, preprocess=Preprocess(),
-            classes=None, has_places=lambda _: True, stages=(), sites=tuple(layers[name]),
+            name=name,
+            weights=name,
+            module=nn.Identity(),
+            reference=name,
+            family="made",
+            depth=2,
+            heads=None,
+            patch=None,
+            tokens=LAYOUT if name.startswith("vit") else None,
+            preprocess=Preprocess(),
+            classes=None,
+            has_places=lambda _: True,
+            stages=(),
+            sites=tuple(layers[name]),
         )
         for name in layers
-    }  # fmt: skip
+    }
     sites = {name: tuple(of) for name, of in layers.items()}
     return Plan(encoders, sites, layers, images, tuple(splits), views, 8, 8, 0, "float32", cache, {})
 

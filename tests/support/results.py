@@ -86,16 +86,24 @@ def cka_result(sites: Mapping[str, Sequence[str]], without_cls: Sequence[str] = 
             reason[TOKENS.index("cls"), a, where[name]] = "this site has no such token view"
     width = 0.05 * (1.2 - value)
     coords = {
-        "tokens": list(TOKENS), "encoder_a": names, "encoder_b": names, "encoder": names,
-        "site_a": every, "site_b": every, "site": every,
+        "tokens": list(TOKENS),
+        "encoder_a": names,
+        "encoder_b": names,
+        "encoder": names,
+        "site_a": every,
+        "site_b": every,
+        "site": every,
         "layer_type": ("site", [layer_type(s) for s in every]),
         "block": ("site", [block_number(s) for s in every]),
-    }  # fmt: skip
+    }
     pair = ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
     data = {
-        "cka": (pair, value), "cka_low": (pair, value - width), "cka_high": (pair, np.minimum(value + width, 1)),
-        "cka_null": (pair, value * 0.01), "reason": (("tokens", "encoder", "site"), reason.astype(str)),
-    }  # fmt: skip
+        "cka": (pair, value),
+        "cka_low": (pair, value - width),
+        "cka_high": (pair, np.minimum(value + width, 1)),
+        "cka_null": (pair, value * 0.01),
+        "reason": (("tokens", "encoder", "site"), reason.astype(str)),
+    }
     return xr.Dataset(
         data, coords=coords, attrs={"estimator": "unbiased minibatch", "batch": 32, "interval": "95 % bootstrap"}
     )
@@ -154,42 +162,63 @@ def knn_result(sites: Mapping[str, Sequence[str]], without_cls: Sequence[str] = 
     return xr.Dataset(
         {"accuracy": (dims, p), "accuracy_low": (dims, centre - half), "accuracy_high": (dims, centre + half)},
         coords={
-            "encoder": names, "site": every, "feature": features,
-            "layer_type": ("site", [layer_type(s) for s in every]), "block": ("site", [block_number(s) for s in every]),
+            "encoder": names,
+            "site": every,
+            "feature": features,
+            "layer_type": ("site", [layer_type(s) for s in every]),
+            "block": ("site", [block_number(s) for s in every]),
         },
         attrs={
-            "protocol": "weighted k-NN on L2-normalised features", "k": 20, "temperature": 0.07,
-            "n_train": 400, "n_test": 400, "chance": 1 / 16,
+            "protocol": "weighted k-NN on L2-normalised features",
+            "k": 20,
+            "temperature": 0.07,
+            "n_train": 400,
+            "n_test": 400,
+            "chance": 1 / 16,
         },
-    )  # fmt: skip
+    )
 
 
 def request(names: Sequence[str], sites: Mapping[str, Sequence[str]], analyses: Sequence[str]) -> dict[str, Any]:
     return {
         "encoders": [
             {
-                "name": name, "reference": f"timm:vit_small_patch16_224.{i}", "family": "vit",
-                "depth": sum(s.startswith("block") and s.count(".") == 1 for s in sites[name]), "heads": 6, "patch": 16,
-                "parameters": 21_665_664, "weights": f"{i:02d}" + "9f3c" * 15 + "ab",
+                "name": name,
+                "reference": f"timm:vit_small_patch16_224.{i}",
+                "family": "vit",
+                "depth": sum(s.startswith("block") and s.count(".") == 1 for s in sites[name]),
+                "heads": 6,
+                "patch": 16,
+                "parameters": 21_665_664,
+                "weights": f"{i:02d}" + "9f3c" * 15 + "ab",
                 "preprocess": {
-                    "size": [224, 224], "resize": 256, "interpolation": "bicubic",
-                    "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+                    "size": [224, 224],
+                    "resize": 256,
+                    "interpolation": "bicubic",
+                    "mean": [0.485, 0.456, 0.406],
+                    "std": [0.229, 0.224, 0.225],
                 },
                 "tokens": {"prefix": 1, "cls": 0, "grid": [14, 14]},
             }
             for i, name in enumerate(names)
         ],
         "images": {
-            "name": "shapes?size=224", "splits": {"train": 400, "test": 400}, "own_splits": True, "digest": "5e" * 32,
+            "name": "shapes?size=224",
+            "splits": {"train": 400, "test": 400},
+            "own_splits": True,
+            "digest": "5e" * 32,
             "classes": [f"class {i}" for i in range(16)],
         },
         "analyses": {
             name: {"config": {"bootstrap": 200}, "splits": ["test"], "sites": dict(sites)} for name in analyses
         },
-        "settings": {"batch": 32, "seed": 0, "precision": "float32"}, "date": "2026-01-31T12:00:00+00:00",
-        "command": "sightline compare …", "versions": {"sightline": "0.1.0", "torch": "2.15.0"},
-        "skipped": [["val/my_cat/001.jpg", "truncated JPEG"]], "timing": {"seconds": 12.5},
-    }  # fmt: skip
+        "settings": {"batch": 32, "seed": 0, "precision": "float32"},
+        "date": "2026-01-31T12:00:00+00:00",
+        "command": "sightline compare …",
+        "versions": {"sightline": "0.1.0", "torch": "2.15.0"},
+        "skipped": [["val/my_cat/001.jpg", "truncated JPEG"]],
+        "timing": {"seconds": 12.5},
+    }
 
 
 def sample_run(path: Path, names: Sequence[str] = ("dino", "mae"), depths: Sequence[int] = (12, 12)) -> SampleRun:

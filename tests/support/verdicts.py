@@ -18,14 +18,28 @@ def verdict(id: str, word: str, p: float = 0.01, sentence: str = "So it is.", pa
     known = word != "not measured"
     effect, low, high = (0.3, 0.2, 0.4) if known else (float("nan"),) * 3
     return Verdict(
-        id, word, effect, low, high, p, 0.0, sentence, tuple(parts), needs="" if known else "a fine-tuned MAE",
+        id,
+        word,
+        effect,
+        low,
+        high,
+        p,
+        0.0,
+        sentence,
+        tuple(parts),
+        needs="" if known else "a fine-tuned MAE",
         p_adjusted=min(1.0, 4 * p),
-    )  # fmt: skip
+    )
 
 
 def finding(id: str, paper: str = "001", **more: Any) -> Finding:
     words: dict[str, Any] = {
-        "where": "Fig 1a", "claim": f"Claim of {id}", "measure": "CKA(a, b) > CKA(a, c)", "figure": "001 Fig 1a",
-        "paper_says": "0.8 and 0.3", "step": "passes", "analyses": ("cka",),
-    }  # fmt: skip
+        "where": "Fig 1a",
+        "claim": f"Claim of {id}",
+        "measure": "CKA(a, b) > CKA(a, c)",
+        "figure": "001 Fig 1a",
+        "paper_says": "0.8 and 0.3",
+        "step": "passes",
+        "analyses": ("cka",),
+    }
     return Finding(id, paper, **(words | more), cases=lambda evidence: [])

@@ -12,14 +12,7 @@ from torch import Tensor
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.encoders.modules.vit import (
-    features,
-    grid_of,
-    is_vit,
-    patch_of,
-    sincos,
-    xavier,
-)
+from sightline.encoders.modules.vit import features, grid_of, is_vit, patch_of, sincos, xavier
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sightline.training.backbones import Backbone, build, misfit
 
@@ -127,8 +120,7 @@ def test_xavier() -> None:
 
 def test_images_that_are_too_small_for_a_backbone_are_told() -> None:
     with pytest.raises(
-        InputError,
-        match=r"Images of 24 pixels .* since the total stride of ConvNeXt is 32 \(8 with patch=1\); choose",
+        InputError, match=r"Images of 24 pixels .* since the total stride of ConvNeXt is 32 \(8 with patch=1\); choose"
     ):
         build(Backbone("convnextv2_atto", size=24))
     module = build(Backbone("convnextv2_atto", size=24, patch=1)).module

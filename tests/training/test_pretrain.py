@@ -285,9 +285,7 @@ def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     forward = simclr.Objective.forward
     monkeypatch.setattr(
-        simclr.Objective,
-        "forward",
-        lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)}),
+        simclr.Objective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
     )
     train(tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())

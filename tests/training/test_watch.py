@@ -182,9 +182,15 @@ def test_lightning_calls_it(tmp_path: Path) -> None:
     )
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, callbacks=[watched.lightning()], accumulate_grad_batches=2,
-        default_root_dir=tmp_path / "lightning", enable_model_summary=False, **quiet,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=[watched.lightning()],
+        accumulate_grad_batches=2,
+        default_root_dir=tmp_path / "lightning",
+        enable_model_summary=False,
+        **quiet,
+    )
     trainer.fit(lit, torch.utils.data.DataLoader(data, batch_size=4))
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert table.step.tolist() == [0, 2, 3]  # six batches, two to a step
@@ -197,16 +203,28 @@ def test_hugging_face_calls_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.ViTConfig(
-        image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        image_size=32,
+        patch_size=8,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
         num_labels=4,
-    )  # fmt: skip
+    )
     model = transformers.ViTForImageClassification(config)
     data = [{"pixel_values": torch.randn(3, 32, 32), "labels": number % 4} for number in range(24)]
     watched = sl.watch(model, IMAGES, every=2, out=tmp_path / "run", limit=16, show_progress=False)
     how = transformers.TrainingArguments(
-        str(tmp_path / "trainer"), per_device_train_batch_size=8, max_steps=3, learning_rate=0.05, use_cpu=True,
-        save_strategy="no", report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
+        str(tmp_path / "trainer"),
+        per_device_train_batch_size=8,
+        max_steps=3,
+        learning_rate=0.05,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
     transformers.Trainer(model, how, train_dataset=data, callbacks=[watched.huggingface()]).train()
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert table.step.tolist() == [0, 2, 3]

@@ -19,9 +19,19 @@ from sightline.training.watchers import Collapse, FeatureWatch, pooled
 
 IMAGES = "shapes?size=16&train=64&val=32&test=0"
 SETTINGS: dict[str, Any] = {
-    "images": IMAGES, "batch": 16, "epochs": 1, "size": 16, "width": 16, "depth": 1, "heads": 2, "patch": 4,
-    "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2, "evaluate_every": 0.5,
-}  # fmt: skip
+    "images": IMAGES,
+    "batch": 16,
+    "epochs": 1,
+    "size": 16,
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "patch": 4,
+    "decoder_width": 16,
+    "decoder_depth": 1,
+    "decoder_heads": 2,
+    "evaluate_every": 0.5,
+}
 
 
 def train(out: Path, images: Any = None, **settings: Any) -> pd.DataFrame:

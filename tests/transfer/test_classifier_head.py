@@ -202,9 +202,14 @@ def test_layers_of_other_families() -> None:
     assert shared["rel_pos_bias.relative_position_bias_table"] == 3
     transformers = pytest.importorskip("transformers")
     config = transformers.BeitConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=32, patch_size=16,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=32,
+        patch_size=16,
         use_shared_relative_position_bias=True,
-    )  # fmt: skip
+    )
     theirs = layers_of(build_encoder(transformers.BeitModel(config), reference="beit"))
     assert {layer for name, layer in theirs.items() if "shared_position_bias" in name} == {3}
     convnext = with_classifier(sl.load_encoder(CONVNEXT), CLASSES)

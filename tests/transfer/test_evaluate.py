@@ -23,8 +23,10 @@ class Broken:
     source: Any
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        return [Item(None, "damaged") if i % 7 == 0 else item
-                for i, item in zip(indices, self.source.read(indices), strict=True)]  # fmt: skip
+        return [
+            Item(None, "damaged") if i % 7 == 0 else item
+            for i, item in zip(indices, self.source.read(indices), strict=True)
+        ]
 
 
 def test_decisions_are_those_of_a_loop() -> None:

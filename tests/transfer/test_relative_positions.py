@@ -160,9 +160,16 @@ def tune(out: Path, resume: bool = False) -> None:
 
 def detect(out: Path, resume: bool = False) -> None:
     heads = {
-        "channels": 8, "strides": [4, 8, 16], "box_convolutions": 1, "box_width": 16, "mask_convolutions": 1,
-        "mask_size": 4, "proposals": 12, "regions": 8, "detections": 5,
-    }  # fmt: skip
+        "channels": 8,
+        "strides": [4, 8, 16],
+        "box_convolutions": 1,
+        "box_width": 16,
+        "mask_convolutions": 1,
+        "mask_size": 4,
+        "proposals": 12,
+        "regions": 8,
+        "detections": 5,
+    }
     train_detector(beit(), SCENES, out, settings=DENSE | heads, launch=replace(LAUNCH, resume=resume))
 
 

@@ -120,8 +120,12 @@ def _over_depth(
     bottom = min(0.0, float(heads[measure].min()), float(points.below.min()) if measure == "nmi" else 0.0)
     chart = curve_over_depth(
         points[["series", "site", "depth", "value", "low", "high"]],
-        value_title=what, depth_title=depth_title, series_title="encoder", series=names, domain=(bottom, top),
-    )  # fmt: skip
+        value_title=what,
+        depth_title=depth_title,
+        series_title="encoder",
+        series=names,
+        domain=(bottom, top),
+    )
     colour = alt.Color("series:N", title="encoder").scale(domain=names, range="category")
     colour = colour.legend(orient="right", symbolOpacity=1)
     x, y = alt.X("depth:Q"), alt.Y(f"{measure}:Q")
@@ -141,9 +145,15 @@ def _spread_figure(layers: pd.DataFrame, depth_title: str, names: list[str]) -> 
         for name, what in both.items()
     ).rename(columns={"encoder": "series"})
     chart = curve_over_depth(
-        table, value_title="standard deviation over heads", depth_title=depth_title, series_title="encoder",
-        series=names, facet="measure", domain=(0, max(0.05, math.ceil(20 * table.value.max()) / 20)), percent=True,
-    )  # fmt: skip
+        table,
+        value_title="standard deviation over heads",
+        depth_title=depth_title,
+        series_title="encoder",
+        series=names,
+        facet="measure",
+        domain=(0, max(0.05, math.ceil(20 * table.value.max()) / 20)),
+        percent=True,
+    )
     caption = (
         "Standard deviation over the heads of a layer. A peak says that some heads of this layer attend differently "
         "from the others, and that its mean is not typical of them."
@@ -187,10 +197,13 @@ def _density_chart(
     chart = alt.layer(
         lines.encode(x=x, y=alt.Y("density:Q", title="density").axis(tickCount=4), color=colour),
         points.encode(
-            x=x, y=alt.Y("zero:Q"), color=colour, tooltip=["encoder:N", "site:N", "head:Q", "value:Q"],
+            x=x,
+            y=alt.Y("zero:Q"),
+            color=colour,
+            tooltip=["encoder:N", "site:N", "head:Q", "value:Q"],
             shape=alt.Shape("encoder:N", title="encoder").scale(domain=names),
         ),
-    )  # fmt: skip
+    )
     panels = alt.Facet(f"{by}:N", title=None, sort=order)
     size = {"width": 260, "height": 160} if by == "third" else {"width": 180, "height": 100}
     columns = 3 if by == "third" else 4

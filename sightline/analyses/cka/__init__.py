@@ -113,9 +113,14 @@ class Analysis(GramSums):
         t, s = len(self.config.tokens), len(self.layers)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
         self.add_sums(
-            hsic=(t, GROUPS, s, s), null=(t, s, s), classes=(t, GROUPS, s, 2, 2),
-            class_null=(t, s, 2, 2), flaws=(t, s, 3), labelled=(GROUPS,), dropped=(),
-        )  # fmt: skip
+            hsic=(t, GROUPS, s, s),
+            null=(t, s, s),
+            classes=(t, GROUPS, s, 2, 2),
+            class_null=(t, s, 2, 2),
+            flaws=(t, s, 3),
+            labelled=(GROUPS,),
+            dropped=(),
+        )
         for view, widths in self.widths.items():
             if view in self.config.tokens:
                 self.add_full(view, [*widths, len(plan.images.classes)])  # the labels are one more layer
@@ -192,9 +197,11 @@ class Analysis(GramSums):
         classes = self.classes.numpy(force=True)[:, there].transpose(2, 1, 0, 3, 4)  # (S, G, T, 2, 2)
         layers, over = self.layers.spread(np.arange(len(self.layers)), -1), ("encoder", "site", "batches", "tokens")
         kept.add(
-            "cka", Pairs("hsic", "layer"), hsic=(("tokens", "batches", "pair"), hsic),
+            "cka",
+            Pairs("hsic", "layer"),
+            hsic=(("tokens", "batches", "pair"), hsic),
             layer=(("encoder", "site"), layers),
-        )  # fmt: skip
+        )
         kept.add("diagonal", Picked("cka", "site_b", "diagonal_site"))
         kept.add("row_max", Best("cka"))
         kept.add("row_depth", Best("cka", depth=True))

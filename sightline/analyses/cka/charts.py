@@ -132,10 +132,7 @@ def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int
 
 
 def pair_cells(
-    result: xr.Dataset,
-    numbers: npt.NDArray[np.int64],
-    of: Measure,
-    pairs: Sequence[tuple[str, str]] | None = None,
+    result: xr.Dataset, numbers: npt.NDArray[np.int64], of: Measure, pairs: Sequence[tuple[str, str]] | None = None
 ) -> pd.DataFrame:
     """One row for each pair of layers of each unordered pair of encoders, first token view; `numbers` −1: left out.
 
@@ -149,12 +146,21 @@ def pair_cells(
     every = itertools.combinations_with_replacement(range(len(names)), 2)
     chosen = every if pairs is None else [(names.index(a), names.index(b)) for a, b in pairs]
     rows = [
-        (f"{names[a]} × {names[b]}", names[a], names[b], int(numbers[i]), int(numbers[j]), sites[i], sites[j],
-         *(part[a, b, i, j] for part in parts), str(reason[a, i] or reason[b, j]))
+        (
+            f"{names[a]} × {names[b]}",
+            names[a],
+            names[b],
+            int(numbers[i]),
+            int(numbers[j]),
+            sites[i],
+            sites[j],
+            *(part[a, b, i, j] for part in parts),
+            str(reason[a, i] or reason[b, j]),
+        )
         for a, b in chosen
         for i in own[a]
         for j in own[b]
-    ]  # fmt: skip
+    ]
     columns = ["pair", "encoder_a", "encoder_b", "row", "column", "site_a", "site_b"]
     table = pd.DataFrame(rows, columns=[*columns, "value", "low", "high", "null", "reason"])
     if "stage" not in result.coords:
@@ -168,9 +174,15 @@ def pair_cells(
 
 def _pairs(result: xr.Dataset, cells: pd.DataFrame, of: Measure) -> Figure:
     chart = heatmap(
-        cells, row_title="block of A", column_title="block of B", value_title=of.title, facet="pair", step=10,
-        details={"site_a": "layer of A", "site_b": "layer of B"} | _stage_titles(cells), domain=of.domain,
-    )  # fmt: skip
+        cells,
+        row_title="block of A",
+        column_title="block of B",
+        value_title=of.title,
+        facet="pair",
+        step=10,
+        details={"site_a": "layer of A", "site_b": "layer of B"} | _stage_titles(cells),
+        domain=of.domain,
+    )
     tokens = result.tokens.values[0]
     text = f"{of.title} of block outputs (tokens: {tokens}). Grey, hatched: no value; the tooltip says why."
     text += " White lines: where a stage of a residual network begins." if "row_stage" in cells else ""
@@ -204,10 +216,15 @@ def _matched(cells: pd.DataFrame, match: xr.DataArray, name: str, title: str, wh
         columns += ["stage", "starts"]
     table = table[columns]
     chart = curve_over_depth(
-        table, value_title=of.title, depth_title=f"{axis} of A", series_title="compared with",
-        series=list(map(str, match.encoder_a.values)), facet="encoder_a", domain=of.domain,
+        table,
+        value_title=of.title,
+        depth_title=f"{axis} of A",
+        series_title="compared with",
+        series=list(map(str, match.encoder_a.values)),
+        facet="encoder_a",
+        domain=of.domain,
         details={"encoder_a": "A", "site": "layer of A", "site_b": "layer of B"} | _stage_titles(table),
-    )  # fmt: skip
+    )
     text = f"{of.title} of each block with the block of the other encoder {which}; dashes: shuffled pairs of images."
     return Figure(name, title, text, chart, table)
 
@@ -227,10 +244,15 @@ def _by_distance(short: xr.Dataset, within: bool, of: Measure) -> Figure:
     table = table.assign(series=series).rename(columns=columns)[kept]
     title = "encoder" if within else "compared with" if panels else "encoders"
     chart = curve_over_depth(
-        table, value_title=f"mean {of.title}", depth_title="distance in relative depth", domain=of.domain,
-        series_title=title, series=names if within or panels else list(table.series.unique()),
-        facet="encoder_a" if panels else None, details={"distance": "blocks apart", "pairs": "pairs of blocks"},
-    )  # fmt: skip
+        table,
+        value_title=f"mean {of.title}",
+        depth_title="distance in relative depth",
+        domain=of.domain,
+        series_title=title,
+        series=names if within or panels else list(table.series.unique()),
+        facet="encoder_a" if panels else None,
+        details={"distance": "blocks apart", "pairs": "pairs of blocks"},
+    )
     if within:
         slow = "rise" if of.distance else "fall"
         text = f"Within one encoder: mean {of.title} of two blocks against their distance"
@@ -250,9 +272,16 @@ def _classes(result: xr.Dataset) -> list[Figure]:
         "token views; dashes: labels of other images."
     )
     return over_depth(
-        result, "class_cka", name="classes", title="Similarity with the classes", caption=text,
-        value_title="class CKA", types=("block", "head"), facet="tokens", domain=(0, 0.5),
-    )  # fmt: skip
+        result,
+        "class_cka",
+        name="classes",
+        title="Similarity with the classes",
+        caption=text,
+        value_title="class CKA",
+        types=("block", "head"),
+        facet="tokens",
+        domain=(0, 0.5),
+    )
 
 
 def _residuals(result: xr.Dataset, of: Measure) -> Figure:
@@ -266,9 +295,14 @@ def _residuals(result: xr.Dataset, of: Measure) -> Figure:
     table = pd.concat([part.assign(layers=part.pair + f", {name}") for name, part in parts.items()])
     table = table.iloc[np.argsort(pd.factorize(table.pair)[0], kind="stable")]  # the three of a pair side by side
     chart = heatmap(
-        table, row_title="layer of A", column_title="layer of B", value_title=of.title, facet="layers", step=10,
+        table,
+        row_title="layer of A",
+        column_title="layer of B",
+        value_title=of.title,
+        facet="layers",
+        step=10,
         details={"site_a": "layer of A", "site_b": "layer of B"},
-    )  # fmt: skip
+    )
     text = (
         "Layers in order of computation: the residual branch of each block before the addition (odd numbers), and the "
         "block's output after it (even). The checkerboard of all layers comes from this: outputs carry on what came "
@@ -281,12 +315,20 @@ def study_figure(found: xr.Dataset) -> Figure:
     """What `study` found, over the batch size: a line for each number of images, bands of 1.96 deviations."""
     table = found.to_dataframe().reset_index()
     table = table.assign(
-        depth=np.log2(table.batch), series=table["count"].astype(str), value=table["mean"],
-        low=table["mean"] - NORMAL_95 * table["std"], high=table["mean"] + NORMAL_95 * table["std"],
-    )  # fmt: skip
+        depth=np.log2(table.batch),
+        series=table["count"].astype(str),
+        value=table["mean"],
+        low=table["mean"] - NORMAL_95 * table["std"],
+        high=table["mean"] + NORMAL_95 * table["std"],
+    )
     chart = curve_over_depth(
-        table, value_title="CKA", depth_title="log2 of the batch size", series_title="images",
-        series=list(table.series.unique()), domain=None, details={"batch": "batch size"},
-    )  # fmt: skip
+        table,
+        value_title="CKA",
+        depth_title="log2 of the batch size",
+        series_title="images",
+        series=list(table.series.unique()),
+        domain=None,
+        details={"batch": "batch size"},
+    )
     text = f"Minibatch CKA of two layers: mean of {found.attrs['draws']} draws of images and batches."
     return Figure("study", "CKA against batch size and number of images", text, chart, table)

@@ -127,11 +127,12 @@ class Analysis(GramSums):
             for layers, at in ((self.moving, self.rows), (self.others, self.columns))
         )
         kept.add(
-            "cka", Alignment("cross", "own", "others"),
+            "cka",
+            Alignment("cross", "own", "others"),
             cross=(("batches", "tokens", "encoder", "site", "other", "other_site"), cross),
             own=(("batches", "tokens", "encoder", "site"), rows),
             others=(("batches", "tokens", "other", "other_site"), columns),
-        )  # fmt: skip
+        )
         return kept
 
     def _cka(self) -> xr.Dataset:
@@ -152,9 +153,12 @@ class Analysis(GramSums):
                 "other_reason": (("tokens", "other", "other_site"), _over(self.others, reason[:, self.columns])),
             },
             coords={
-                "tokens": list(self.config.tokens), **coords, "other": others["encoder"], "other_site": others["site"]
+                "tokens": list(self.config.tokens),
+                **coords,
+                "other": others["encoder"],
+                "other_site": others["site"],
             },
-        )  # fmt: skip
+        )
         return result.assign(diagonal_site=(pair[1:4], self._same_depth()))
 
     def _spread(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -20,15 +20,19 @@ def figures(result: xr.Dataset) -> list[Figure]:
         _over_epochs(result),
         _over_blocks(result),
         _similarity(
-            near[own], "start", "Similarity with the start",
+            near[own],
+            "start",
+            "Similarity with the start",
             "CKA of each block of each epoch with the same block before the training: where it is dark, much changed.",
         ),
         _similarity(
-            near[~own], "others", "Similarity with others over epochs",
+            near[~own],
+            "others",
+            "Similarity with others over epochs",
             "CKA of each block of each epoch with the block of the other encoder at the same relative depth.",
         ),
         _before_and_after(result),
-    ]  # fmt: skip
+    ]
     return [figure for figure in found if len(figure.table)]
 
 
@@ -77,9 +81,14 @@ def _over_epochs(result: xr.Dataset) -> Figure:
     series, facet = ("training", "weights") if _several(result) else ("weights", None)
     table = table.assign(series=table[series], depth=table.epoch).rename(columns={"efficiency": "value"})
     chart = curve_over_depth(
-        table, value_title="path efficiency", depth_title="epoch", series_title=series, facet=facet,
-        series=list(table.series.unique()), details={"training": "training", "epoch": "epoch"},
-    )  # fmt: skip
+        table,
+        value_title="path efficiency",
+        depth_title="epoch",
+        series_title=series,
+        facet=facet,
+        series=list(table.series.unique()),
+        details={"training": "training", "epoch": "epoch"},
+    )
     text = (
         "Distance from the start over the length of the path, up to each epoch: 1 is a straight path. all: the weights "
         "of the whole encoder; attention: those of all its attention layers; the others: those of one type of layer, "
@@ -97,11 +106,14 @@ def _over_blocks(result: xr.Dataset) -> Figure:
     cells = cells[cells.reason != ABSENT]
     chart = heatmap(
         cells.assign(column=cells.column.str.removeprefix("block.")),
-        row_title="layer", column_title="block", value_title="path efficiency",
+        row_title="layer",
+        column_title="block",
+        value_title="path efficiency",
         rows=list(map(str, result.weights.values)),
         columns=[str(place).removeprefix("block.") for place in result.place.values],
-        facet="training" if _several(result) else None, details={"training": "training", "epoch": "epoch"},
-    )  # fmt: skip
+        facet="training" if _several(result) else None,
+        details={"training": "training", "epoch": "epoch"},
+    )
     text = "Efficiency of the whole path of the weights of each layer of each block. Hatched: weights that never moved."
     return Figure("blocks", "Path efficiency over blocks", text, chart, cells)
 
@@ -138,9 +150,14 @@ def _similarity(near: pd.DataFrame, name: str, title: str, text: str) -> Figure:
     cells = near.assign(pair=near.training + " × " + near.other, row=_numbers(near.site), column=near.epoch)
     cells = cells.iloc[np.lexsort([pd.factorize(cells[key])[0] for key in ("other", "training")])]
     chart = heatmap(
-        cells, row_title="block", column_title="epoch", value_title="CKA", rows=list(cells.row.unique()), facet="pair",
+        cells,
+        row_title="block",
+        column_title="epoch",
+        value_title="CKA",
+        rows=list(cells.row.unique()),
+        facet="pair",
         details={"training": "training", "other": "compared with", "other_site": "its layer"},
-    )  # fmt: skip
+    )
     cells = cells[["training", "epoch", "site", "other", "other_site", "value", "low", "high", "reason"]]
     return Figure(name, title, text, chart, cells)
 
@@ -155,9 +172,14 @@ def _before_and_after(result: xr.Dataset) -> Figure:
     )
     cells = cells.iloc[np.lexsort([pd.factorize(cells[key])[0] for key in ("encoder", "other", "training")])]
     chart = heatmap(
-        cells, row_title="block", column_title="block of the other", value_title="CKA", facet="pair",
-        rows=list(cells.row.unique()), details={"site": "layer", "other_site": "layer of the other"},
-    )  # fmt: skip
+        cells,
+        row_title="block",
+        column_title="block of the other",
+        value_title="CKA",
+        facet="pair",
+        rows=list(cells.row.unique()),
+        details={"site": "layer", "other_site": "layer of the other"},
+    )
     text = (
         "CKA of all pairs of blocks with the other encoder, before the training and after it: what becomes brighter is "
         "what the training has made alike."

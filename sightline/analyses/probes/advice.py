@@ -76,7 +76,7 @@ def summary(result: xr.Dataset) -> list[str]:
         *([" ".join(_against(result, first, other) for other in others)] if others else []),
         _left(best, about),
         *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
-    ]  # fmt: skip
+    ]
 
 
 def _known(result: xr.Dataset) -> list[str]:

@@ -144,9 +144,13 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
         cells = cells.drop_duplicates(["what", "row", "column"]).sort_index()
     low, high = math.floor(10 * cells.value.min()) / 10, math.ceil(10 * cells.value.max()) / 10
     chart = heatmap(
-        cells, row_title="weight decay", column_title="learning rate (base)", value_title="selection accuracy",
-        facet="what", domain=(low, max(high, low + 0.1)),
-    )  # fmt: skip
+        cells,
+        row_title="weight decay",
+        column_title="learning rate (base)",
+        value_title="selection accuracy",
+        facet="what",
+        domain=(low, max(high, low + 0.1)),
+    )
     caption = (
         f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
         f"selection, which decides on the setting{', with the best learning rate at the end' if ends else ''}. The "

@@ -52,9 +52,15 @@ def figures(result: xr.Dataset) -> list[Figure]:
     ):
         both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}
         found += over_depth(
-            result, both, name=name, title=title, caption=caption, value_title=value_title, types=("embed", "block"),
+            result,
+            both,
+            name=name,
+            title=title,
+            caption=caption,
+            value_title=value_title,
+            types=("embed", "block"),
             domain=None,
-        )  # fmt: skip
+        )
     return found
 
 

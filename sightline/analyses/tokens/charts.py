@@ -26,12 +26,20 @@ def figures(result: xr.Dataset) -> list[Figure]:
     )
     clouds = [
         _tsne_figure(result),
-        _cloud_figure(readable.isel(cloud_image=slice(1)), "clouds", "Tokens of an image before and after attention",
-                      how + "A cloud that moves and keeps its shape: attention adds the same to all tokens; one that "
-                      "changes its shape: tokens are treated one by one."),
-        _cloud_figure(result.cloud_joint, "centres", "Tokens of several images before and after attention",
-                      how + "Crosses that move apart: attention tells the images from each other."),
-    ]  # fmt: skip
+        _cloud_figure(
+            readable.isel(cloud_image=slice(1)),
+            "clouds",
+            "Tokens of an image before and after attention",
+            how + "A cloud that moves and keeps its shape: attention adds the same to all tokens; one that "
+            "changes its shape: tokens are treated one by one.",
+        ),
+        _cloud_figure(
+            result.cloud_joint,
+            "centres",
+            "Tokens of several images before and after attention",
+            how + "Crosses that move apart: attention tells the images from each other.",
+        ),
+    ]
     silhouettes = over_depth(
         result,
         {f"silhouette_{name}": f"grouped by {name}" for name in ("image", "class")},

@@ -29,10 +29,22 @@ from sightline.encoders.sources.checkpoint import (
 )
 
 # timm's and Hugging Face's words for the measures of an architecture, and ours.
-DIMENSIONS = {"embed_dim": "width", "hidden_size": "width", "dims": "widths", "depth": "depth", "depths": "depths",
-            "num_hidden_layers": "depth", "layers": "layers", "num_heads": "heads", "num_attention_heads": "heads",
-            "patch_size": "patch", "size": "image size", "img_size": "image size", "image_size": "image size",
-            "num_classes": "classes", "reg_tokens": "registers", "num_register_tokens": "registers"}  # fmt: skip
+DIMENSIONS = {
+    word: ours
+    for ours, words in {
+        "width": ("embed_dim", "hidden_size"),
+        "widths": ("dims",),
+        "depth": ("depth", "num_hidden_layers"),
+        "depths": ("depths",),
+        "layers": ("layers",),
+        "heads": ("num_heads", "num_attention_heads"),
+        "patch": ("patch_size",),
+        "image size": ("size", "img_size", "image_size"),
+        "classes": ("num_classes",),
+        "registers": ("reg_tokens", "num_register_tokens"),
+    }.items()
+    for word in words
+}
 WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")  # in a folder
 MOST_PARTS = 60  # lines of parts
 

@@ -20,17 +20,7 @@ import torch
 from torch import Tensor
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
-from sightline.encoders.files.pickles import (
-    Array,
-    Dtype,
-    Named,
-    Object,
-    Opaque,
-    Reading,
-    Storage,
-    StoredTensor,
-    load,
-)
+from sightline.encoders.files.pickles import Array, Dtype, Named, Object, Opaque, Reading, Storage, StoredTensor, load
 
 Bytes = Callable[[Storage], torch.UntypedStorage]
 

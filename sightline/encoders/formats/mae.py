@@ -37,8 +37,14 @@ OFFICIAL = Official(TITLE, {768: 12, 1024: 16, 1280: 16}, "bicubic", by_size)
 DECODER_HEADS = {512: 16}
 FINE_TUNING = {"finetune", "global_pool", "nb_classes"}  # arguments that together only MAE's fine-tuning has
 # Names of the decoder's weights: theirs, and those of `objectives.mae.Decoder`.
-DECODER = {"decoder_embed.": "embed.", "mask_token": "mask_token", "decoder_pos_embed": "pos_embed",
-           "decoder_blocks.": "blocks.", "decoder_norm.": "norm.", "decoder_pred.": "pred."}  # fmt: skip
+DECODER = {
+    "decoder_embed.": "embed.",
+    "mask_token": "mask_token",
+    "decoder_pos_embed": "pos_embed",
+    "decoder_blocks.": "blocks.",
+    "decoder_norm.": "norm.",
+    "decoder_pred.": "pred.",
+}
 
 
 def recognizes(checkpoint: Checkpoint) -> str:

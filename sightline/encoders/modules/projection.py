@@ -163,8 +163,10 @@ def parts_in_words(layers: Sequence[Layer]) -> str:
     sites: dict[str, list[str]] = {}
     for number, layer in enumerate(layers):
         sites.setdefault(layer.part, []).append(f"head.{number}")
-    joined = {part: names[0] if len(names) == 1 else (" to " if len(names) > 2 else " and ").join((names[0], names[-1]))
-              for part, names in sites.items()}  # fmt: skip
+    joined = {
+        part: names[0] if len(names) == 1 else (" to " if len(names) > 2 else " and ").join((names[0], names[-1]))
+        for part, names in sites.items()
+    }
     (first, where), *others = joined.items()
     be = "is" if len(sites[first]) == 1 else "are"
     return ", ".join([f"{where} {be} the {first}", *(f"{where} the {part}" for part, where in others)])

@@ -62,11 +62,7 @@ def features(
 
 
 def embed(
-    vit: Vit,
-    images: Tensor,
-    mask: Tensor | None = None,
-    mask_token: Tensor | None = None,
-    resize: Resize = by_size,
+    vit: Vit, images: Tensor, mask: Tensor | None = None, mask_token: Tensor | None = None, resize: Resize = by_size
 ) -> Tensor:  # (B, 3, h, w) -> (B, T, D)
     """Tokens with their positions, as they enter the first block, for any size of image.
 

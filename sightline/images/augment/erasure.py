@@ -28,11 +28,7 @@ _RECTANGLE, _NOISE = 9, 10  # policies.py and randaugment.py draw for purposes b
 
 
 def finish(
-    x: Tensor,
-    policy: Policy,
-    keys: Keys,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    x: Tensor, policy: Policy, keys: Keys, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
 ) -> Tensor:
     """RandAugment and erasing of images (B, 3, H, W) in [0, 1], in place; mean and std are those of the normalisation.
 

@@ -205,7 +205,16 @@ def _in_place(act: Callable[[Tensor, Tensor], None], x: Tensor, strength: Tensor
 COLOURS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     act.__name__: act
     for act in (
-        auto_contrast, equalize, invert, posterize, solarize, solarize_add, color, contrast, brightness, sharpness
+        auto_contrast,
+        equalize,
+        invert,
+        posterize,
+        solarize,
+        solarize_add,
+        color,
+        contrast,
+        brightness,
+        sharpness,
     )
-}  # fmt: skip
+}
 NAMES = (*COLOURS, *GEOMETRY)

@@ -286,10 +286,15 @@ class _File:
             size = sizes[row["image_id"]]
             self._check_mask(row.get("segmentation"), size, name)
             if (box := self._box(row["bbox"], size, name)) is not None:
-                by_image[row["image_id"]].append((
-                    place[row["category_id"]], box, bool(row.get("iscrowd", 0)), _area(row, box, size),
-                    row.get("segmentation"),
-                ))  # fmt: skip
+                by_image[row["image_id"]].append(
+                    (
+                        place[row["category_id"]],
+                        box,
+                        bool(row.get("iscrowd", 0)),
+                        _area(row, box, size),
+                        row.get("segmentation"),
+                    )
+                )
         return [_packed(found, masked) for found in by_image.values()]
 
     def _box(self, given: Any, size: tuple[int, int], name: Any) -> list[float] | None:

@@ -34,14 +34,48 @@ from sightline.images.targets import VOID, Targets
 
 ZERO = {"ignored": VOID, "background": -1, "class": 0}  # what 0 becomes; 1 then becomes 0, or 1 after a class
 VOC = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
-    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
-)  # fmt: skip
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+)
 CITYSCAPES = {  # id of a label → its name, in the order of the benchmark's classes
-    7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
-    20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
-    28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
-}  # fmt: skip
+    7: "road",
+    8: "sidewalk",
+    11: "building",
+    12: "wall",
+    13: "fence",
+    17: "pole",
+    19: "traffic light",
+    20: "traffic sign",
+    21: "vegetation",
+    22: "terrain",
+    23: "sky",
+    24: "person",
+    25: "rider",
+    26: "car",
+    27: "truck",
+    28: "bus",
+    31: "train",
+    32: "motorcycle",
+    33: "bicycle",
+}
 OUTSIDE = -3
 SCALED = {"L;2": 85, "L;4": 17}  # by what PIL multiplies grey values of 2 and 4 bits
 LOOKED_AT = 16  # masks that are read before anything starts

@@ -99,9 +99,12 @@ class FullBatch:
         x -= sums["point"]
         norms = self._by_layer(x.square())
         for name, more in {
-            "count": x.new_tensor(len(x)), "total": x.sum(0), "norms": norms.sum(0),
-            "mixed": norms.T @ x, "squares": norms.T @ norms,
-        }.items():  # fmt: skip
+            "count": x.new_tensor(len(x)),
+            "total": x.sum(0),
+            "norms": norms.sum(0),
+            "mixed": norms.T @ x,
+            "squares": norms.T @ norms,
+        }.items():
             sums[name] += more
         for _, mine, others, products in self._blocks(sums["products"]):
             products.addmm_(x[:, mine].T, x[:, others])

@@ -222,11 +222,7 @@ def train_sweep(
         for schedule in schedules:
             probes = [
                 replace(
-                    shape,
-                    optimizer=s.optimizer,
-                    lr=s.lr * batch / 256,
-                    weight_decay=s.weight_decay,
-                    min_lr=s.min_lr,
+                    shape, optimizer=s.optimizer, lr=s.lr * batch / 256, weight_decay=s.weight_decay, min_lr=s.min_lr
                 )
                 for shape in shapes
                 for s in sweep.settings

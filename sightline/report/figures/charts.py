@@ -185,11 +185,14 @@ class _Heat:
         return [
             empty.mark_rect(style="missing").encode(x=self.x, y=self.y, tooltip=tip),
             empty.mark_rule(style="hatch").encode(
-                x=alt.X("column:O", bandPosition=0), x2=alt.X2("column", bandPosition=1),
-                y=alt.Y("row:O", bandPosition=0), y2=alt.Y2("row", bandPosition=1), tooltip=tip,
+                x=alt.X("column:O", bandPosition=0),
+                x2=alt.X2("column", bandPosition=1),
+                y=alt.Y("row:O", bandPosition=0),
+                y2=alt.Y2("row", bandPosition=1),
+                tooltip=tip,
             ),
             known.mark_rect().encode(x=self.x, y=self.y, color=colour, tooltip=tip),
-        ]  # fmt: skip
+        ]
 
     def dots(self) -> Any:
         """Where a cell is the `best` of its row."""

@@ -62,10 +62,7 @@ def _reasons(result: xr.Dataset) -> list[str]:
 
 
 def depth_table(
-    result: xr.Dataset,
-    values: str | Mapping[str, str],
-    types: Collection[str] = ("block",),
-    also: Sequence[str] = (),
+    result: xr.Dataset, values: str | Mapping[str, str], types: Collection[str] = ("block",), also: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, str]:
     """Rows for `curve_over_depth`, and the title of the depth axis.
 

@@ -86,13 +86,7 @@ class Likeness:
 
 
 def key_number(
-    result: xr.Dataset,
-    variable: str,
-    *,
-    at: At,
-    over: str = "site",
-    types: Sequence[str] = ("block",),
-    **words: Any,
+    result: xr.Dataset, variable: str, *, at: At, over: str = "site", types: Sequence[str] = ("block",), **words: Any
 ) -> list[KeyNumber]:
     """A number over encoder, site (or another axis, `over`) and others, where the others have one first choice.
 

@@ -70,9 +70,11 @@ def class_figure(table: pd.DataFrame, caption: str) -> Figure:
     """IoU of each class, from rows of `encoder`, `class`, `iou` and `pixels`."""
     order = table.groupby("class").iou.mean().sort_values(ascending=False).index.tolist()
     tip = [
-        "encoder:N", "class:N", alt.Tooltip("iou:Q", format=".1%", title="IoU"),
+        "encoder:N",
+        "class:N",
+        alt.Tooltip("iou:Q", format=".1%", title="IoU"),
         alt.Tooltip("pixels:Q", format=",", title="test pixels"),
-    ]  # fmt: skip
+    ]
     chart = (
         alt.Chart(table)
         .mark_point(filled=True, size=40)

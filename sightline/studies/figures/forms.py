@@ -114,9 +114,13 @@ def _numbers(result: xr.Dataset, layer: str) -> npt.NDArray[np.int64]:
 def _layer_map(cells: pd.DataFrame, one: LayerMap) -> Any:
     longest = max(cells.row.nunique(), cells.column.nunique())
     chart = heatmap(
-        cells, row_title=f"{one.row}, layers", column_title=f"{one.column}, layers", value_title="CKA",
-        step=max(5.0, SIDE / longest), details={"site_a": one.row, "site_b": one.column},
-    )  # fmt: skip
+        cells,
+        row_title=f"{one.row}, layers",
+        column_title=f"{one.column}, layers",
+        value_title="CKA",
+        step=max(5.0, SIDE / longest),
+        details={"site_a": one.row, "site_b": one.column},
+    )
     return _plain(chart, one.title)
 
 
@@ -131,9 +135,18 @@ def _plain(chart: Any, title: str = "") -> Any:
 
 
 def depth_curves(
-    evidence: Evidence, result: str, variable: str, encoders: Sequence[str], *, value_title: str, note: str = "",
-    types: Sequence[str] = ("block",), decoder: bool = False, select: Mapping[str, Any] | None = None, **more: Any,
-) -> Panel:  # fmt: skip
+    evidence: Evidence,
+    result: str,
+    variable: str,
+    encoders: Sequence[str],
+    *,
+    value_title: str,
+    note: str = "",
+    types: Sequence[str] = ("block",),
+    decoder: bool = False,
+    select: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Panel:
     """A number over depth, a line for each encoder; `more` goes to `over_depth`."""
     table = part_of(evidence.table(result, *encoders), encoders, decoder)
     table = _selected(result, table, {dim: [value] for dim, value in (select or {}).items()}).squeeze(
@@ -153,9 +166,13 @@ def lines(
     """Lines through points with `depth`, `value`, `series`; `more` goes to `curve_over_depth`."""
     options = {"domain": None, "details": {}, **more}
     chart = curve_over_depth(
-        table, value_title=y_title, depth_title=x_title, series_title=series_title,
-        series=list(dict.fromkeys(table.series)), **options,
-    )  # fmt: skip
+        table,
+        value_title=y_title,
+        depth_title=x_title,
+        series_title=series_title,
+        series=list(dict.fromkeys(table.series)),
+        **options,
+    )
     return Panel(chart if "facet" in more else chart.properties(**CURVE), table, note)
 
 
@@ -232,10 +249,14 @@ def sheets(evidence: Evidence, encoders: Sequence[str], rows: int = 4, note: str
         columns = [str(name) for name in result.picture_column.values]
         names = [str(result.picture_note.sel(picture_sheet=encoder).values[row, 0]) for row in range(len(pictures))]
         table = pd.DataFrame(
-            {"row": _short(names[row]), "column": columns[at], "encoder": encoder,
-             "url": picture_url(pictures[row, at], PICTURE)}
+            {
+                "row": _short(names[row]),
+                "column": columns[at],
+                "encoder": encoder,
+                "url": picture_url(pictures[row, at], PICTURE),
+            }
             for row, at in itertools.product(range(len(pictures)), range(len(columns)))
-        )  # fmt: skip
+        )
         tables.append(table)
         charts.append(picture_grid(table, columns, PICTURE).properties(title=f"{encoder}{_faces(result, encoder)}"))
     table = pd.concat(tables, ignore_index=True).drop(columns="url")

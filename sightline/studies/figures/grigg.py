@@ -59,9 +59,14 @@ def _diagonal_and_maximum(evidence: Evidence) -> Panel:
         table = table.assign(stage=stages, starts=(stages > 1) & (table.depth == first))
     note = f"Blocks of {a} with those of {b}: at the same place (diag), and the most similar one (max)."
     return lines(
-        table, x_title="block", y_title="CKA", series_title="compared with", domain=(0, 1), details={"site": "layer"},
+        table,
+        x_title="block",
+        y_title="CKA",
+        series_title="compared with",
+        domain=(0, 1),
+        details={"site": "layer"},
         note=note,
-    )  # fmt: skip
+    )
 
 
 def _probes(evidence: Evidence) -> Panel:
@@ -69,9 +74,15 @@ def _probes(evidence: Evidence) -> Panel:
     result = evidence.table("probes", *names)
     kind = "linear" if "linear" in result.probe.values else "ridge"
     return depth_curves(
-        evidence, "probes", "accuracy", names, value_title="linear probe accuracy", percent=True,
-        select={"probe": kind, "feature": "gap"}, note=f"Accuracy of a {kind} probe on the output of each block.",
-    )  # fmt: skip
+        evidence,
+        "probes",
+        "accuracy",
+        names,
+        value_title="linear probe accuracy",
+        percent=True,
+        select={"probe": kind, "feature": "gap"},
+        note=f"Accuracy of a {kind} probe on the output of each block.",
+    )
 
 
 def _invariance(evidence: Evidence) -> Panel:
@@ -79,17 +90,26 @@ def _invariance(evidence: Evidence) -> Panel:
     names = _both(evidence)
     panels = [
         depth_curves(
-            evidence, "invariance", "invariance", [name], value_title="CKA of two copies", types=("block", "head"),
+            evidence,
+            "invariance",
+            "invariance",
+            [name],
+            value_title="CKA of two copies",
+            types=("block", "head"),
             select={"policy": policy, "tokens": _first_view(evidence, name)},
         )
         for name, policy in zip(names, OWN_POLICY.values(), strict=True)
-    ]  # fmt: skip
+    ]
     table = pd.concat([panel.table for panel in panels], ignore_index=True)
     return lines(
-        table, x_title="block", y_title="CKA of two copies", domain=(0, 1), details={"site": "layer"},
+        table,
+        x_title="block",
+        y_title="CKA of two copies",
+        domain=(0, 1),
+        details={"site": "layer"},
         note="CKA of each block on two augmented copies of the test images, each encoder under the augmentations of "
         "its training; the layers of a head come last.",
-    )  # fmt: skip
+    )
 
 
 def _first_view(evidence: Evidence, name: str) -> str:
@@ -100,9 +120,16 @@ def _classes(evidence: Evidence) -> Panel:
     names = _both(evidence)
     view = str(evidence.table("cka", *names).tokens.values[0])
     return depth_curves(
-        evidence, "cka", "class_cka", names, value_title="CKA with the classes", types=("block", "head"),
-        select={"tokens": view}, domain=(0, 0.5), note="CKA of each block with the one-hot classes; a head comes last.",
-    )  # fmt: skip
+        evidence,
+        "cka",
+        "class_cka",
+        names,
+        value_title="CKA with the classes",
+        types=("block", "head"),
+        select={"tokens": view},
+        domain=(0, 0.5),
+        note="CKA of each block with the one-hot classes; a head comes last.",
+    )
 
 
 def _copies(evidence: Evidence, family: str) -> Panel:
@@ -119,11 +146,17 @@ def _maps_of_seeds(family: str, order: tuple[str, ...]) -> dict[str, Lettered]:
 
 FIGURES = (
     PaperFigure(
-        "004 Fig 1", "CKA between layers of two SimCLR networks", ("cka",), "two seeds of a joint-embedding CNN",
+        "004 Fig 1",
+        "CKA between layers of two SimCLR networks",
+        ("cka",),
+        "two seeds of a joint-embedding CNN",
         _maps_of_seeds(JE, ("all", "residual", "block")),
     ),
     PaperFigure(
-        "004 Fig 2", "CKA between SimCLR and supervised networks", ("cka",), ROLES,
+        "004 Fig 2",
+        "CKA between SimCLR and supervised networks",
+        ("cka",),
+        ROLES,
         {
             "a": Lettered(LAYERS["residual"], partial(_across, layer="residual")),
             "b": Lettered(LAYERS["block"], partial(_across, layer="block", best=True)),
@@ -132,7 +165,10 @@ FIGURES = (
         one_legend=False,
     ),
     PaperFigure(
-        "004 Fig 3", "What the last layers learn", ("probes", "invariance", "cka"), ROLES,
+        "004 Fig 3",
+        "What the last layers learn",
+        ("probes", "invariance", "cka"),
+        ROLES,
         {
             "a": Lettered("linear probes", _probes),
             "b": Lettered("augmentation invariance", _invariance),
@@ -140,15 +176,21 @@ FIGURES = (
         },
     ),
     PaperFigure(
-        "004 Fig 4", "CKA between layers of two supervised networks", ("cka",), "two seeds of a supervised CNN",
+        "004 Fig 4",
+        "CKA between layers of two supervised networks",
+        ("cka",),
+        "two seeds of a supervised CNN",
         _maps_of_seeds(SUPERVISED, ("all", "block", "residual")),
     ),
     PaperFigure(
-        "004 Fig 5", "CKA of two augmented copies of the images, all layers", ("invariance",), ROLES,
+        "004 Fig 5",
+        "CKA of two augmented copies of the images, all layers",
+        ("invariance",),
+        ROLES,
         {
             "a": Lettered("supervised", partial(_copies, family=SUPERVISED)),
             "b": Lettered("SimCLR", partial(_copies, family=JE)),
         },
         columns=2,
     ),
-)  # fmt: skip
+)

@@ -80,9 +80,11 @@ def tuned_accuracy(evidence: Evidence, encoder: str) -> Number:
 
 
 def rows_of(
-    roles: Iterable[Role], depth: Callable[[Role], float], series: Callable[[Role], str],
+    roles: Iterable[Role],
+    depth: Callable[[Role], float],
+    series: Callable[[Role], str],
     numbers: Mapping[str, Callable[[Role], Number]],
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Rows for curves over something that the study varies, a panel (`what`) for each kind of number."""
     return pd.DataFrame(
         {"what": what, "series": series(role), "depth": depth(role), "encoder": role.name} | number(role)._asdict()

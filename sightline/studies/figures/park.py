@@ -105,32 +105,54 @@ def _hybrid_and_ends(evidence: Evidence) -> list[str]:
 
 def _distance(evidence: Evidence, who: Who) -> Panel:
     return depth_curves(
-        evidence, "attention", "distance_mean", who(evidence), value_title="attention distance (pixels)",
-        types=("attn_map",), note="Mean distance in pixels from a patch to what it attends to; bands 95 % over images.",
-    )  # fmt: skip
+        evidence,
+        "attention",
+        "distance_mean",
+        who(evidence),
+        value_title="attention distance (pixels)",
+        types=("attn_map",),
+        note="Mean distance in pixels from a patch to what it attends to; bands 95 % over images.",
+    )
 
 
 def _nmi(evidence: Evidence, who: Who, decoder: bool = False) -> Panel:
     note = "Normalised mutual information of queries and keys, mean of the heads: near 0 all patches attend alike."
     return depth_curves(
-        evidence, "attention", "nmi_mean", who(evidence), value_title="normalised mutual information",
-        types=("attn_map",), decoder=decoder, note=note + (" Blocks of a decoder come last." if decoder else ""),
-    )  # fmt: skip
+        evidence,
+        "attention",
+        "nmi_mean",
+        who(evidence),
+        value_title="normalised mutual information",
+        types=("attn_map",),
+        decoder=decoder,
+        note=note + (" Blocks of a decoder come last." if decoder else ""),
+    )
 
 
 def _fourier(evidence: Evidence, who: Who, decoder: bool = False) -> Panel:
     note = "Log amplitude of the highest frequency relative to frequency 0."
     return depth_curves(
-        evidence, "fourier", "high_frequency", who(evidence), value_title="Δ log amplitude", decoder=decoder,
+        evidence,
+        "fourier",
+        "high_frequency",
+        who(evidence),
+        value_title="Δ log amplitude",
+        decoder=decoder,
         note=note + (" Blocks of a decoder come last." if decoder else ""),
-    )  # fmt: skip
+    )
 
 
 def _cosine(evidence: Evidence, kind: str) -> Panel:
     return depth_curves(
-        evidence, "diversity", "cosine", _sizes_if_any(evidence), value_title="cosine similarity",
-        select={"kind": kind}, domain=(0, 1), note="Mean cosine; high in the last blocks: they repeat themselves.",
-    )  # fmt: skip
+        evidence,
+        "diversity",
+        "cosine",
+        _sizes_if_any(evidence),
+        value_title="cosine similarity",
+        select={"kind": kind},
+        domain=(0, 1),
+        note="Mean cosine; high in the last blocks: they repeat themselves.",
+    )
 
 
 def _second_value(evidence: Evidence, cloud: str) -> Panel:
@@ -138,16 +160,26 @@ def _second_value(evidence: Evidence, cloud: str) -> Panel:
     uncentred = f"{cloud}_uncentred_second"
     variable = uncentred if uncentred in evidence.table("spectra", *names) else f"{cloud}_second"
     return depth_curves(
-        evidence, "spectra", variable, names, value_title="second log σ", types=("embed", "block"),
+        evidence,
+        "spectra",
+        variable,
+        names,
+        value_title="second log σ",
+        types=("embed", "block"),
         note="Second largest log singular value, not relative to the largest: a block that lowers it clumps tokens.",
-    )  # fmt: skip
+    )
 
 
 def _head_deviation(evidence: Evidence) -> Panel:
     return depth_curves(
-        evidence, "attention", "nmi_std", contrastive_and_masked(evidence), types=("attn_map",),
-        value_title="std of NMI over heads", note="Standard deviation of NMI over the heads of each layer.",
-    )  # fmt: skip
+        evidence,
+        "attention",
+        "nmi_std",
+        contrastive_and_masked(evidence),
+        types=("attn_map",),
+        value_title="std of NMI over heads",
+        note="Standard deviation of NMI over the heads of each layer.",
+    )
 
 
 def _heads_of_a_layer(evidence: Evidence) -> Panel:
@@ -179,10 +211,15 @@ def _probes_over_depth(evidence: Evidence) -> Panel:
         raise Missing(f"probes on one feature that {' and '.join(names)} both have")
     feature = "gap" if "gap" in shared else shared[0]
     return depth_curves(
-        evidence, "probes", "accuracy", names, value_title="linear probing accuracy", percent=True,
+        evidence,
+        "probes",
+        "accuracy",
+        names,
+        value_title="linear probing accuracy",
+        percent=True,
         select={"probe": kind, "feature": feature},
         note=f"Accuracy of a {kind} probe on the output of each block (feature: {feature}).",
-    )  # fmt: skip
+    )
 
 
 # Attention maps and clouds of tokens
@@ -223,17 +260,21 @@ def _linear_and_tuned(evidence: Evidence) -> Panel:
     if len({row["family"] for row in rows}) < 2:
         raise Missing("fine-tuned encoders of both families: add `--steps finetune`")
     return labelled_points(
-        pd.DataFrame(rows), x_title="linear probing accuracy", y_title="fine-tuning accuracy",
+        pd.DataFrame(rows),
+        x_title="linear probing accuracy",
+        y_title="fine-tuning accuracy",
         note="Test accuracy of a linear probe on the frozen encoder, and after fine-tuning it.",
-    )  # fmt: skip
+    )
 
 
 def _accuracy_over_size(evidence: Evidence) -> Panel:
     roles = [*sizes_of(evidence, JE, "moco_v3"), *sizes_of(evidence, REC, "simmim")]
     table = rows_of(
-        roles, lambda role: role.size or 0, lambda role: CL if role.family == JE else MIM,
+        roles,
+        lambda role: role.size or 0,
+        lambda role: CL if role.family == JE else MIM,
         {"fine-tuning accuracy": lambda role: tuned_accuracy(evidence, role.name)},
-    )  # fmt: skip
+    )
     return lines(
         table, x_title="parameters (millions)", y_title="fine-tuning accuracy", series_title="family", percent=True
     )
@@ -253,21 +294,25 @@ def _dense(evidence: Evidence) -> Panel:
         raise Missing("detectors with masks: detect with masks=true")
     rows = wide.reset_index().rename(columns={"encoder": "series", "box": "x", "mask": "y"})
     return labelled_points(
-        rows.assign(family=rows.series.map(names)), x_title="box AP", y_title="mask AP",
+        rows.assign(family=rows.series.map(names)),
+        x_title="box AP",
+        y_title="mask AP",
         note="Detection and instance segmentation by a Mask R-CNN on each encoder.",
-    )  # fmt: skip
+    )
 
 
 def _both_accuracies(
     evidence: Evidence, roles: Sequence[Role], depth: Callable[[Role], float], series: str
 ) -> pd.DataFrame:
     return rows_of(
-        roles, depth, lambda role: series,
+        roles,
+        depth,
+        lambda role: series,
         {
             "linear probing": lambda role: linear_probe(evidence, role.name),
             "fine-tuning": lambda role: tuned_accuracy(evidence, role.name),
         },
-    )  # fmt: skip
+    )
 
 
 def _over_weight(evidence: Evidence) -> Panel:
@@ -280,10 +325,15 @@ def _over_weight(evidence: Evidence) -> Panel:
     weights = {rec: 0.0, **between, je: 1.0}
     table = _both_accuracies(evidence, [roles[name] for name in weights], lambda role: weights[role.name], "hybrid")
     return lines(
-        table, x_title="λ, weight of the joint-embedding loss", y_title="accuracy", series_title="objective",
-        percent=True, facet="what", details={"encoder": "encoder"},
+        table,
+        x_title="λ, weight of the joint-embedding loss",
+        y_title="accuracy",
+        series_title="objective",
+        percent=True,
+        facet="what",
+        details={"encoder": "encoder"},
         note="λ = 0 is reconstruction alone, λ = 1 joint-embedding alone.",
-    )  # fmt: skip
+    )
 
 
 def _over_window(evidence: Evidence) -> Panel:
@@ -298,9 +348,15 @@ def _over_window(evidence: Evidence) -> Panel:
         evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
     )
     return lines(
-        table, x_title="window of attention, side in patches", y_title="accuracy", series_title="method",
-        percent=True, facet="what", details={"encoder": "encoder"}, named={behind: "all"} if free else None,
-    )  # fmt: skip
+        table,
+        x_title="window of attention, side in patches",
+        y_title="accuracy",
+        series_title="method",
+        percent=True,
+        facet="what",
+        details={"encoder": "encoder"},
+        named={behind: "all"} if free else None,
+    )
 
 
 def _other_tasks(evidence: Evidence) -> Panel:
@@ -313,8 +369,9 @@ def _other_tasks(evidence: Evidence) -> Panel:
     printed = {rec: ("62.1", "35.4"), hybrid: of_hybrid, je: ("66.2", "39.7")}
     labels = {rec: f"0.0 ({rec})", hybrid: f"{weight:g} ({hybrid})", je: f"1.0 ({je})"}
     columns: dict[str, Callable[[Evidence, str], Number]] = {
-        "other images": probe_on_other_images, "segmentation, mIoU": mean_iou,
-    }  # fmt: skip
+        "other images": probe_on_other_images,
+        "segmentation, mIoU": mean_iou,
+    }
     rows, lacking = list[dict[str, str]](), list[str]()
     for (column, number), name in itertools.product(columns.items(), (rec, hybrid, je)):
         paper = printed[name][list(columns).index(column)]
@@ -350,7 +407,9 @@ def _analysed(result: str, figure: str, who: Who, **select: Any) -> Callable[[Ev
 
 FIGURES = (
     PaperFigure(
-        "003 Fig 1", "Where either family wins", ("probes", "agreement", "detection"),
+        "003 Fig 1",
+        "Where either family wins",
+        ("probes", "agreement", "detection"),
         f"{ROLES}, fine-tuned; of several sizes",
         {
             "a": Lettered("linear probing and fine-tuning", _linear_and_tuned),
@@ -360,7 +419,10 @@ FIGURES = (
         one_legend=False,
     ),
     PaperFigure(
-        "003 Fig 2", "Attention maps for two query patches", ("attention",), ROLES,
+        "003 Fig 2",
+        "Attention maps for two query patches",
+        ("attention",),
+        ROLES,
         {
             "a": Lettered("joint-embedding", partial(_maps, family=JE, method="moco_v3")),
             "b": Lettered("reconstruction", partial(_maps, family=REC, method="simmim")),
@@ -368,15 +430,24 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Fig 3", "Attention distance over depth", ("attention",), ROLES,
+        "003 Fig 3",
+        "Attention distance over depth",
+        ("attention",),
+        ROLES,
         {"": Lettered("how far patches attend", partial(_distance, who=contrastive_and_masked))},
     ),
     PaperFigure(
-        "003 Fig 4", "Normalised mutual information over depth", ("attention",), ROLES,
+        "003 Fig 4",
+        "Normalised mutual information over depth",
+        ("attention",),
+        ROLES,
         {"": Lettered("how much attention depends on the query", partial(_nmi, who=contrastive_and_masked))},
     ),
     PaperFigure(
-        "003 Fig 5", "Cosine similarity in the attention layers", ("diversity",), f"{ROLES}; in several sizes, if any",
+        "003 Fig 5",
+        "Cosine similarity in the attention layers",
+        ("diversity",),
+        f"{ROLES}; in several sizes, if any",
         {
             "a": Lettered("between heads", partial(_cosine, kind="heads")),
             "b": Lettered("between before and after attention", partial(_cosine, kind="depths")),
@@ -384,7 +455,10 @@ FIGURES = (
         },
     ),
     PaperFigure(
-        "003 Fig 6", "Tokens before and after attention", ("tokens",), ROLES,
+        "003 Fig 6",
+        "Tokens before and after attention",
+        ("tokens",),
+        ROLES,
         {
             "a": Lettered("joint-embedding, last block", partial(_clouds, family=JE, method="moco_v3", last=True)),
             "b": Lettered(
@@ -395,27 +469,40 @@ FIGURES = (
         },
     ),
     PaperFigure(
-        "003 Fig 7", "Singular value spectra over depth", ("spectra",), ROLES,
+        "003 Fig 7",
+        "Singular value spectra over depth",
+        ("spectra",),
+        ROLES,
         {
             "a": Lettered("tokens of an image", partial(_spectra, cloud="token")),
             "b": Lettered("images", partial(_spectra, cloud="image")),
         },
-        columns=1, one_legend=False,
+        columns=1,
+        one_legend=False,
     ),
     PaperFigure(
-        "003 Fig 8", "Shape and texture", ("shape_bias", "noise"), f"{ROLES}; a supervised one, if any",
+        "003 Fig 8",
+        "Shape and texture",
+        ("shape_bias", "noise"),
+        f"{ROLES}; a supervised one, if any",
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _with_supervised)),
             "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", contrastive_and_masked)),
         },
-        columns=2, one_legend=False,
+        columns=2,
+        one_legend=False,
     ),
     PaperFigure(
-        "003 Fig 9", "High frequencies over depth", ("fourier",), ROLES,
+        "003 Fig 9",
+        "High frequencies over depth",
+        ("fourier",),
+        ROLES,
         {"": Lettered("Δ log amplitude of the highest frequency", partial(_fourier, who=contrastive_and_masked))},
     ),
     PaperFigure(
-        "003 Fig 10", "An encoder with a decoder, and one without", ("attention", "fourier"),
+        "003 Fig 10",
+        "An encoder with a decoder, and one without",
+        ("attention", "fourier"),
         "MAE with its decoder, another reconstruction ViT",
         {
             "a": Lettered("normalised mutual information", partial(_nmi, who=_reconstructions, decoder=True)),
@@ -424,10 +511,12 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Fig 11", "Linear probing over depth", ("probes",), ROLES, {"": Lettered("accuracy", _probes_over_depth)},
+        "003 Fig 11", "Linear probing over depth", ("probes",), ROLES, {"": Lettered("accuracy", _probes_over_depth)}
     ),
     PaperFigure(
-        "003 Fig 12", "Hybrids of both objectives", ("probes", "agreement", "attention", "fourier"),
+        "003 Fig 12",
+        "Hybrids of both objectives",
+        ("probes", "agreement", "attention", "fourier"),
         f"hybrids with their λ, {ROLES}; fine-tuned for part a",
         {
             "a": Lettered("accuracy over λ", _over_weight),
@@ -437,7 +526,10 @@ FIGURES = (
         one_legend=False,
     ),
     PaperFigure(
-        "003 Fig C.1", "Attention of all methods", ("attention",), "several joint-embedding and reconstruction ViTs",
+        "003 Fig C.1",
+        "Attention of all methods",
+        ("attention",),
+        "several joint-embedding and reconstruction ViTs",
         {
             "a": Lettered("attention distance", partial(_distance, who=_everybody)),
             "b": Lettered("normalised mutual information", partial(_nmi, who=_everybody)),
@@ -445,7 +537,10 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Fig C.2", "Attention of all sizes", ("attention",), f"{ROLES}, each in several sizes",
+        "003 Fig C.2",
+        "Attention of all sizes",
+        ("attention",),
+        f"{ROLES}, each in several sizes",
         {
             "a": Lettered("attention distance", partial(_distance, who=_all_sizes)),
             "b": Lettered("normalised mutual information", partial(_nmi, who=_all_sizes)),
@@ -453,24 +548,36 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Fig D.1", "Attention restricted to a window", ("probes", "agreement"),
+        "003 Fig D.1",
+        "Attention restricted to a window",
+        ("probes", "agreement"),
         "joint-embedding ViTs with attention windows, fine-tuned",
         {"": Lettered("accuracy over the window", _over_window)},
     ),
     PaperFigure(
-        "003 Fig E.1", "Heads that differ from the others", ("attention",), ROLES,
+        "003 Fig E.1",
+        "Heads that differ from the others",
+        ("attention",),
+        ROLES,
         {
             "a": Lettered("deviation over heads", _head_deviation),
             "b": Lettered("heads of an early layer", _heads_of_a_layer),
         },
-        columns=2, one_legend=False,
+        columns=2,
+        one_legend=False,
     ),
     PaperFigure(
-        "003 Fig E.2", "t-SNE of tokens of several images", ("tokens",), ROLES,
+        "003 Fig E.2",
+        "t-SNE of tokens of several images",
+        ("tokens",),
+        ROLES,
         {"": Lettered("last block", _analysed("tokens", "tsne", contrastive_and_masked))},
     ),
     PaperFigure(
-        "003 Fig E.3", "What the first block does to tokens", ("tokens", "spectra"), ROLES,
+        "003 Fig E.3",
+        "What the first block does to tokens",
+        ("tokens", "spectra"),
+        ROLES,
         {
             "a": Lettered("joint-embedding, first block", partial(_clouds, family=JE, method="moco_v3", last=False)),
             "b": Lettered("tokens of an image", partial(_second_value, cloud="token")),
@@ -479,7 +586,10 @@ FIGURES = (
         one_legend=False,
     ),
     PaperFigure(
-        "003 Fig F.1", "Attention and frequencies after fine-tuning", ("attention", "fourier"), ROLES_TUNED,
+        "003 Fig F.1",
+        "Attention and frequencies after fine-tuning",
+        ("attention", "fourier"),
+        ROLES_TUNED,
         {
             "a": Lettered("normalised mutual information", partial(_nmi, who=_fine_tuned)),
             "b": Lettered("high frequencies", partial(_fourier, who=_fine_tuned)),
@@ -487,15 +597,22 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Fig F.2", "Shape and texture after fine-tuning", ("shape_bias", "noise"), ROLES_TUNED,
+        "003 Fig F.2",
+        "Shape and texture after fine-tuning",
+        ("shape_bias", "noise"),
+        ROLES_TUNED,
         {
             "a": Lettered("decisions by shape, by class", _analysed("shape_bias", "classes", _fine_tuned)),
             "b": Lettered("accuracy lost to noise, by frequency", _analysed("noise", "drop", _fine_tuned)),
         },
-        columns=2, one_legend=False,
+        columns=2,
+        one_legend=False,
     ),
     PaperFigure(
-        "003 Fig F.3", "What re-initialised blocks cost fine-tuning", ("reinit",), ROLES,
+        "003 Fig F.3",
+        "What re-initialised blocks cost fine-tuning",
+        ("reinit",),
+        ROLES,
         {
             "a": Lettered("first blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["first"])),
             "b": Lettered("last blocks", _analysed("reinit", "accuracy_drop", contrastive_and_masked, end=["last"])),
@@ -503,7 +620,10 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "003 Table G.1", "Hybrids on other images and in segmentation", ("probes", "segmenters"),
-        f"a hybrid with its λ, {ROLES}", {"": Lettered("per cent", _other_tasks)},
+        "003 Table G.1",
+        "Hybrids on other images and in segmentation",
+        ("probes", "segmenters"),
+        f"a hybrid with its λ, {ROLES}",
+        {"": Lettered("per cent", _other_tasks)},
     ),
-)  # fmt: skip
+)

@@ -81,8 +81,11 @@ def _added_block(evidence: Evidence) -> Panel:
     names = [*rec, *je]
     result = _probes(evidence, names, "linear", "multilayer")
     mae = next((role.name for role in evidence.roles if role.name in rec and role.method == "mae"), "")
-    printed = {(mae, "last block"): "67.73 ± 0.10", (mae, "last and another"): "69.53 ± 0.07 to 70.12 ± 0.04",
-               (mae, "gain"): "+1.8 to +2.4"}  # fmt: skip
+    printed = {
+        (mae, "last block"): "67.73 ± 0.10",
+        (mae, "last and another"): "69.53 ± 0.07 to 70.12 ± 0.04",
+        (mae, "gain"): "+1.8 to +2.4",
+    }
     rows = []
     for name in names:
         alone = last_probe(result, name, "linear")
@@ -165,9 +168,14 @@ def _over_distance(evidence: Evidence, family: str) -> Panel:
     )
     table = pd.concat(tables, ignore_index=True)
     return lines(
-        table, x_title="distance in relative depth", y_title="mean CKA", series_title="encoders", domain=(0, 1),
-        details={"what": "what"}, note=note,
-    )  # fmt: skip
+        table,
+        x_title="distance in relative depth",
+        y_title="mean CKA",
+        series_title="encoders",
+        domain=(0, 1),
+        details={"what": "what"},
+        note=note,
+    )
 
 
 def _path(evidence: Evidence) -> Panel:
@@ -186,9 +194,13 @@ def _path(evidence: Evidence) -> Panel:
         "epoch: 1 is straight."
     )
     return lines(
-        pd.concat(tables, ignore_index=True), x_title="epoch of fine-tuning", y_title="path efficiency",
-        series_title="fine-tuned from", domain=(0, 1), note=note,
-    )  # fmt: skip
+        pd.concat(tables, ignore_index=True),
+        x_title="epoch of fine-tuning",
+        y_title="path efficiency",
+        series_title="fine-tuned from",
+        domain=(0, 1),
+        note=note,
+    )
 
 
 def _masked(evidence: Evidence, masked_tuned: bool, after: bool) -> Panel:
@@ -257,7 +269,10 @@ def _added_to_pyramid(evidence: Evidence) -> Panel:
 
 FIGURES = (
     PaperFigure(
-        "001 Fig 1", "CKA between pre-trained ViTs", ("cka",), ROLES,
+        "001 Fig 1",
+        "CKA between pre-trained ViTs",
+        ("cka",),
+        ROLES,
         {
             "a": Lettered("block outputs", families),
             "b": Lettered("by layer type", partial(layer_types, layers=("norm1", "qkv", "fc1"))),
@@ -265,32 +280,52 @@ FIGURES = (
         columns=1,
     ),
     PaperFigure(
-        "001 Fig 2", "How information is distributed, by probes", ("probes",), ROLES,
+        "001 Fig 2",
+        "How information is distributed, by probes",
+        ("probes",),
+        ROLES,
         {
             "a": Lettered("non-linear probes on the last CLS token", _probe_depth),
             "b": Lettered("linear probes with features of several depths", _added_block),
             "c": Lettered("a second CLS token beside the last", _gain_of_blocks),
         },
-        one_legend=False, columns=2,
+        one_legend=False,
+        columns=2,
     ),
     PaperFigure(
-        "001 Table 2b", "Linear probes with features of several depths", ("probes",), ROLES,
+        "001 Table 2b",
+        "Linear probes with features of several depths",
+        ("probes",),
+        ROLES,
         {"": Lettered("top-1 accuracy, per cent", _added_block)},
     ),
     PaperFigure(
-        "001 Fig 3", "Pictures drawn from representations", ("rcdm",), ROLES,
+        "001 Fig 3",
+        "Pictures drawn from representations",
+        ("rcdm",),
+        ROLES,
         {"": Lettered("RCDM samples", _all_samples)},
     ),
     PaperFigure(
-        "001 Fig 4", f"CKA of {FIRST} before and after fine-tuning", ("cka",), ROLES_TUNED,
-        before_and_after_parts(), columns=2,
+        "001 Fig 4",
+        f"CKA of {FIRST} before and after fine-tuning",
+        ("cka",),
+        ROLES_TUNED,
+        before_and_after_parts(),
+        columns=2,
     ),
     PaperFigure(
-        "001 Fig 5", "What other blocks add to a probe, before and after fine-tuning", ("probes",),
-        "a reconstruction ViT, also fine-tuned", {"": Lettered("gain of a second CLS token", _gain_after_tuning)},
+        "001 Fig 5",
+        "What other blocks add to a probe, before and after fine-tuning",
+        ("probes",),
+        "a reconstruction ViT, also fine-tuned",
+        {"": Lettered("gain of a second CLS token", _gain_after_tuning)},
     ),
     PaperFigure(
-        "001 Fig 6", "Minibatch CKA against batch size and number of images", ("minibatch",), "any encoder",
+        "001 Fig 6",
+        "Minibatch CKA against batch size and number of images",
+        ("minibatch",),
+        "any encoder",
         {
             "a": Lettered("batch size", partial(_minibatch, figure="batch")),
             "b": Lettered("number of images", partial(_minibatch, figure="count")),
@@ -298,40 +333,60 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "001 Fig 7", "Detection with features of other blocks", ("detection",), ROLES,
+        "001 Fig 7",
+        "Detection with features of other blocks",
+        ("detection",),
+        ROLES,
         {"": Lettered("frozen encoders", _added_to_pyramid)},
     ),
     PaperFigure(
-        "001 Fig 8", f"CKA of {OTHER} before and after fine-tuning", ("cka",), ROLES_TUNED,
-        before_and_after_parts(other=1), columns=2,
+        "001 Fig 8",
+        f"CKA of {OTHER} before and after fine-tuning",
+        ("cka",),
+        ROLES_TUNED,
+        before_and_after_parts(other=1),
+        columns=2,
     ),
     PaperFigure(
-        "001 Fig 9", "CKA of attention layers before and after fine-tuning", ("cka",), ROLES_TUNED,
+        "001 Fig 9",
+        "CKA of attention layers before and after fine-tuning",
+        ("cka",),
+        ROLES_TUNED,
         {
             letter: Lettered(f"{who}, {when}", partial(layer_types, layers=("qkv",), after=after, other=other))
             for letter, who, other, when, after in (
-                ("a", FIRST, 0, "pre-trained", False), ("b", FIRST, 0, "fine-tuned", True),
-                ("c", OTHER, 1, "pre-trained", False), ("d", OTHER, 1, "fine-tuned", True),
+                ("a", FIRST, 0, "pre-trained", False),
+                ("b", FIRST, 0, "fine-tuned", True),
+                ("c", OTHER, 1, "pre-trained", False),
+                ("d", OTHER, 1, "fine-tuned", True),
             )
         },
         columns=2,
     ),
     PaperFigure(
-        "001 Fig 10", "CKA by layer type before and after fine-tuning", ("cka",), ROLES_TUNED,
-        by_type("abc", ("fc1", "norm1", "qkv"), after=False)
-        | by_type("def", ("fc1", "norm1", "qkv"), after=True),
+        "001 Fig 10",
+        "CKA by layer type before and after fine-tuning",
+        ("cka",),
+        ROLES_TUNED,
+        by_type("abc", ("fc1", "norm1", "qkv"), after=False) | by_type("def", ("fc1", "norm1", "qkv"), after=True),
     ),
     PaperFigure(
-        "001 Fig 11", "CKA against distance in depth, across architectures and objectives", ("cka",),
+        "001 Fig 11",
+        "CKA against distance in depth, across architectures and objectives",
+        ("cka",),
         "a joint-embedding and a reconstruction ViT, a CNN of either",
         {
             "a": Lettered("joint-embedding objectives across architectures", partial(_over_distance, family=JE)),
             "b": Lettered("reconstruction objectives across architectures", partial(_over_distance, family=REC)),
         },
-        columns=2, one_legend=False,
+        columns=2,
+        one_legend=False,
     ),
     PaperFigure(
-        "001 Fig 12", "20-nearest-neighbour accuracy over the blocks, and the linear probe", ("knn", "probes"), ROLES,
+        "001 Fig 12",
+        "20-nearest-neighbour accuracy over the blocks, and the linear probe",
+        ("knn", "probes"),
+        ROLES,
         {
             letter: Lettered(FEATURE_TITLES[feature], partial(neighbours_and_probe, feature=feature))
             for letter, feature in (("a", "cls"), ("b", "gap_without_cls"))
@@ -339,18 +394,26 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "001 Fig 13", "Rank correlation of class predictions", ("agreement",), ROLES,
+        "001 Fig 13",
+        "Rank correlation of class predictions",
+        ("agreement",),
+        ROLES,
         {
             letter: Lettered(title, partial(rank_agreement, images=images, ranks=(5, 10)))
             for letter, (images, title) in zip("abc", AGREE.items(), strict=True)
         },
     ),
     PaperFigure(
-        "001 Fig 14", "Fine-tuning dynamics of attention layers", ("dynamics",), ROLES_TUNED,
+        "001 Fig 14",
+        "Fine-tuning dynamics of attention layers",
+        ("dynamics",),
+        ROLES_TUNED,
         {"b": Lettered("path efficiency", _path)},  # 14a is a drawing of the idea
     ),
     PaperFigure(
-        "001 Fig 15", "CKA of a pre-trained MSN with joint-embedding and reconstruction ViTs", ("cka",),
+        "001 Fig 15",
+        "CKA of a pre-trained MSN with joint-embedding and reconstruction ViTs",
+        ("cka",),
         f"MSN, {ROLES}, also fine-tuned",
         {
             "a": Lettered("pre-trained", partial(_masked, masked_tuned=False, after=False)),
@@ -359,7 +422,9 @@ FIGURES = (
         columns=1,
     ),
     PaperFigure(
-        "001 Fig 16", "CKA of a fine-tuned MSN with joint-embedding and reconstruction ViTs", ("cka",),
+        "001 Fig 16",
+        "CKA of a fine-tuned MSN with joint-embedding and reconstruction ViTs",
+        ("cka",),
         f"a fine-tuned MSN, {ROLES}, also fine-tuned",
         {
             "a": Lettered("pre-trained", partial(_masked, masked_tuned=True, after=False)),
@@ -368,16 +433,18 @@ FIGURES = (
         columns=1,
     ),
     PaperFigure(
-        "001 Fig 17", "Pictures drawn from reconstruction before and after fine-tuning", ("rcdm",),
+        "001 Fig 17",
+        "Pictures drawn from reconstruction before and after fine-tuning",
+        ("rcdm",),
         "a reconstruction ViT, also fine-tuned",
-        {
-            "a": Lettered("pre-trained", _samples),
-            "b": Lettered("fine-tuned", partial(_samples, after=True)),
-        },
+        {"a": Lettered("pre-trained", _samples), "b": Lettered("fine-tuned", partial(_samples, after=True))},
         columns=2,
     ),
     PaperFigure(
-        "001 Fig 18", "More pictures drawn from representations", ("rcdm",), f"{ROLES}, also fine-tuned",
+        "001 Fig 18",
+        "More pictures drawn from representations",
+        ("rcdm",),
+        f"{ROLES}, also fine-tuned",
         {
             "a": Lettered("reconstruction, pre-trained", partial(_samples, rows=8)),
             "b": Lettered("joint-embedding, pre-trained", partial(_samples_of_je, other=0)),
@@ -387,12 +454,17 @@ FIGURES = (
         columns=2,
     ),
     PaperFigure(
-        "001 Table 6", "Detection and segmentation on frozen encoders", ("detection",),
+        "001 Table 6",
+        "Detection and segmentation on frozen encoders",
+        ("detection",),
         f"{ROLES}, DINO without multi-crop",
         {"": Lettered("AP, per cent", partial(_precisions, frozen=True, paper=FROZEN))},
     ),
     PaperFigure(
-        "001 Table 7", "Detection and segmentation, encoders trained end to end", ("detection",), ROLES,
+        "001 Table 7",
+        "Detection and segmentation, encoders trained end to end",
+        ("detection",),
+        ROLES,
         {"": Lettered("AP, per cent", partial(_precisions, frozen=False, paper=TRAINED))},
     ),
-)  # fmt: skip
+)

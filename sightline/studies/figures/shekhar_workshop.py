@@ -102,9 +102,14 @@ def neighbours_and_probe(evidence: Evidence, feature: str, every: bool = True) -
     table = pd.concat([table, pd.DataFrame(probes)], ignore_index=True)
     table = table.iloc[table.series.map(names.index).argsort(kind="stable")]
     panel = lines(
-        table, x_title=axis, y_title="accuracy", percent=True, details={"site": "site"},
-        named={behind: "probe"} if probes else None, reference=(float(result.attrs["chance"]), "chance"),
-    )  # fmt: skip
+        table,
+        x_title=axis,
+        y_title="accuracy",
+        percent=True,
+        details={"site": "site"},
+        named={behind: "probe"} if probes else None,
+        reference=(float(result.attrs["chance"]), "chance"),
+    )
     note = f"{result.attrs['k']} nearest neighbours on the output of each block; last the linear probe."
     return replace(panel, note=note, remark=remark)
 

@@ -58,9 +58,13 @@ def linear_probe(evidence: Evidence, encoder: str, *, images: str | None = None,
         for feature in poolings:
             try:
                 return evidence.estimate(
-                    "probes.accuracy", encoder=encoder, probe=probe, feature=feature,
-                    among=lambda run: images_of(run) in wanted, **chosen,
-                )  # fmt: skip
+                    "probes.accuracy",
+                    encoder=encoder,
+                    probe=probe,
+                    feature=feature,
+                    among=lambda run: images_of(run) in wanted,
+                    **chosen,
+                )
             except Missing as error:
                 missing.append(error)
     raise missing[0]

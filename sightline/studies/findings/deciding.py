@@ -43,9 +43,18 @@ def above(
     found = (effect - threshold).contrast(method=method)
     agrees = True if found.low > 0 else False if found.high < 0 else None
     return Part(
-        label, effect.value, found.low + threshold, found.high + threshold, found.p, agrees,
-        p_claim=_towards(found, 1), p_other=_towards(found, -1), threshold=threshold, percent=percent, how=found.how,
-    )  # fmt: skip
+        label,
+        effect.value,
+        found.low + threshold,
+        found.high + threshold,
+        found.p,
+        agrees,
+        p_claim=_towards(found, 1),
+        p_other=_towards(found, -1),
+        threshold=threshold,
+        percent=percent,
+        how=found.how,
+    )
 
 
 def below(
@@ -64,10 +73,19 @@ def within(label: str, effect: Estimate, margin: float, *, percent: bool = False
     low, high = over.low + margin, over.high + margin
     agrees = True if -margin < low and high < margin else False if low > margin or high < -margin else None
     return Part(
-        label, effect.value, low, high, max(over.p, under.p), agrees,
-        p_claim=max(_towards(over, -1), _towards(under, 1)), p_other=min(_towards(over, 1), _towards(under, -1)),
-        threshold=margin, within=True, percent=percent, how=over.how,
-    )  # fmt: skip
+        label,
+        effect.value,
+        low,
+        high,
+        max(over.p, under.p),
+        agrees,
+        p_claim=max(_towards(over, -1), _towards(under, 1)),
+        p_other=min(_towards(over, 1), _towards(under, -1)),
+        threshold=margin,
+        within=True,
+        percent=percent,
+        how=over.how,
+    )
 
 
 def _on_the_same_images(label: str, effect: Estimate) -> None:
@@ -93,9 +111,16 @@ def decide(finding: Finding, evidence: Evidence) -> Verdict:
         return judge(finding.id, finding.cases(evidence))
     except Missing as missing:
         return Verdict(
-            finding.id, NOT_MEASURED, math.nan, math.nan, math.nan, math.nan, math.nan,
-            f"Not measured; it needs {missing.needs}.", needs=missing.needs,
-        )  # fmt: skip
+            finding.id,
+            NOT_MEASURED,
+            math.nan,
+            math.nan,
+            math.nan,
+            math.nan,
+            math.nan,
+            f"Not measured; it needs {missing.needs}.",
+            needs=missing.needs,
+        )
 
 
 def judge(finding: str, cases: Sequence[Case]) -> Verdict:
@@ -126,9 +151,19 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     sentences += _told(cases[number].warns for number in measured)
     sentence = " ".join(sentences)
     return Verdict(
-        finding, verdict, weakest.value, weakest.low, weakest.high, _p(verdict, parts), weakest.threshold, sentence,
-        parts, weakest.within, weakest.below, weakest.percent,
-    )  # fmt: skip
+        finding,
+        verdict,
+        weakest.value,
+        weakest.low,
+        weakest.high,
+        _p(verdict, parts),
+        weakest.threshold,
+        sentence,
+        parts,
+        weakest.within,
+        weakest.below,
+        weakest.percent,
+    )
 
 
 def cases_of(

@@ -21,13 +21,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Conditions, Feature, represent
 from sightline.generation.denoiser import Model
 from sightline.generation.gap import PLAIN, likelihood_gaps, others, summarise, transformed
-from sightline.generation.samples import (
-    as_bytes,
-    draw,
-    facing_share,
-    nearest_images,
-    orientation_share,
-)
+from sightline.generation.samples import as_bytes, draw, facing_share, nearest_images, orientation_share
 from sightline.generation.training import DiffusionRecipe
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
@@ -48,8 +42,12 @@ SHOWN = 8  # sources of the page
 IMAGES = "images"  # of a measure: what it is of each image
 GAPS = (
     *(f"{name}{end}" for name in ("gap", "share", "kept") for end in (*ENDS, "_null")),
-    "z", "z_null", "z_beyond", "gap_ceiling", "share_ceiling",
-)  # fmt: skip
+    "z",
+    "z_null",
+    "z_beyond",
+    "gap_ceiling",
+    "share_ceiling",
+)
 
 
 @dataclass(frozen=True)
@@ -164,9 +162,12 @@ class Measures:
             return dict.fromkeys(INVERSION, np.nan) | {IMAGES: np.zeros((len(test.rows), 5))}
         keys = train.keys[fits], train.keys[chooses]
         found = invert(
-            part("train", train, fits), part("train", train, chooses), part("test", test, np.arange(len(test.rows))),
-            keys, self.model.size,
-        )  # fmt: skip
+            part("train", train, fits),
+            part("train", train, chooses),
+            part("test", test, np.arange(len(test.rows))),
+            keys,
+            self.model.size,
+        )
         return {**found.numbers, IMAGES: found.images}
 
     def _gaps(self, number: int, name: str, test: Seen, move: Callable[[], None]) -> dict[str, Any]:
@@ -219,9 +220,12 @@ class Measures:
         }
 
     def _kept(
-        self, parts: Mapping[str, Any], test: npt.NDArray[np.int64], compared: npt.NDArray[np.int64],
+        self,
+        parts: Mapping[str, Any],
+        test: npt.NDArray[np.int64],
+        compared: npt.NDArray[np.int64],
         sources: npt.NDArray[np.int64],
-    ) -> Kept:  # fmt: skip
+    ) -> Kept:
         """What the numbers are means or ratios of, by groups of test images; model and fits stay as they are."""
         groups = ImageGroups(self.data, ["test"])
         kept = Kept({"group": groups.axis})
@@ -239,9 +243,11 @@ class Measures:
         kept.add("share", Mean("share_sum", "compared"), share_sum=share)
         both = np.concatenate([sources, sources])  # the images, and their mirror images
         kept.add(
-            "orientation", Mean("facing", "drawn"), facing=(dims[:2], sums(both, by_image("samples"))),
+            "orientation",
+            Mean("facing", "drawn"),
+            facing=(dims[:2], sums(both, by_image("samples"))),
             drawn=(("group",), sums(both, np.ones(len(both)))),
-        )  # fmt: skip
+        )
         inverted = np.moveaxis(sums(test, by_image("inversion")), -1, 0)
         left, whole, nearer, common, odd = ((dims[:2], part) for part in inverted)
         kept.add("r2", Mean("explained", "variance"), explained=(dims[:2], whole[1] - left[1]), variance=whole)

@@ -11,9 +11,15 @@ from sightline.core.results import interval
 from sightline.report.figures import FIRST, Figure, KeyNumber, heatmap, of_encoders
 
 IN_WORDS = {
-    "mirror": "left and right", "upside_down": "up and down", "rotation": "rotation", "grey": "whether there is colour",
-    "colours": "which colours", "blur": "sharpness", "shift": "place", "scale": "scale",
-}  # fmt: skip
+    "mirror": "left and right",
+    "upside_down": "up and down",
+    "rotation": "rotation",
+    "grey": "whether there is colour",
+    "colours": "which colours",
+    "blur": "sharpness",
+    "shift": "place",
+    "scale": "scale",
+}
 LOST = 0.1  # of the gap of a network that is told the image: below that a transformation is forgotten
 SEEN = ("keeps {}", "has forgotten {}", "leaves {} unclear")
 
@@ -32,13 +38,19 @@ def figures(result: xr.Dataset) -> list[Figure]:
             f"Share of {about['n_compared']} test images that are more likely than their transformed copy, given their "
             "representation, and the other way round: 50 % is chance, where the colours begin.",
             heatmap(
-                gaps.assign(shown_z=gaps.z.map("{:.1f}".format)), row_title="transformation", column_title="encoder",
-                value_title="share of images", rows=transformations, columns=encoders, details={"shown_z": "z"},
-                domain=(0.5, 1), step=34,
+                gaps.assign(shown_z=gaps.z.map("{:.1f}".format)),
+                row_title="transformation",
+                column_title="encoder",
+                value_title="share of images",
+                rows=transformations,
+                columns=encoders,
+                details={"shown_z": "z"},
+                domain=(0.5, 1),
+                step=34,
             ),
             gaps,
-        ),
-    ]  # fmt: skip
+        )
+    ]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

@@ -190,10 +190,7 @@ class Detector(nn.Module):
         ]
 
     def _run(
-        self,
-        maps: Sequence[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None,
+        self, maps: Sequence[Tensor], sizes: list[tuple[int, int]], targets: list[dict[str, Tensor]] | None
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         levels = {name: level.float() for name, level in self.pyramid(maps).items()}
         proposals, proposing = self.proposals(ImageList(maps[0], sizes), levels, targets)

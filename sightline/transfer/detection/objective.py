@@ -118,9 +118,5 @@ def _in_image(found: FoundObjects, size: tuple[int, int], fills: tuple[float, fl
         masks = run_lengths(paste(found.masks, found.regions * scale, size).cpu().numpy())
     boxes: NDArray[np.float64] = (found.boxes * scale).double().cpu().numpy()
     return Detections(
-        (int(height), int(width)),
-        found.labels.cpu().numpy(),
-        found.scores.double().cpu().numpy(),
-        boxes,
-        masks,
+        (int(height), int(width)), found.labels.cpu().numpy(), found.scores.double().cpu().numpy(), boxes, masks
     )

@@ -202,9 +202,14 @@ def test_figures_and_headlines(compared: Any) -> None:
     _, _, result = compared
     found = {figure.name: figure for figure in charts.figures(result)}
     assert list(found) == [
-        "distance", "nmi", "spread", "distance-heads", "distance-heads-of-layers", "nmi-heads",
+        "distance",
+        "nmi",
+        "spread",
+        "distance-heads",
+        "distance-heads-of-layers",
+        "nmi-heads",
         "nmi-heads-of-layers",
-    ]  # fmt: skip
+    ]
     assert len(found["distance"].table) == 3 * 3 + 3 * 4
     assert [label for label, _, _ in charts.headlines(result)] == ["vit", "registers"]
     for depth, blocks in ((1, "block 0,"), (2, "block 1,"), (3, "block 2,")):  # a last third at any depth

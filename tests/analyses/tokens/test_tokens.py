@@ -129,9 +129,16 @@ def test_clouds_keep_distances_and_show_a_common_shift() -> None:
 
 @pytest.mark.parametrize(
     ("grid", "count", "sizes"),
-    [((14, 14), 36, (6, 6)), ((2, 20), 36, (2, 18)), ((20, 2), 36, (18, 2)), ((1, 1), 36, (1, 1)), ((3, 4), 36, (3, 4)),
-     ((7, 1), 3, (3, 1)), ((9, 9), 1, (1, 1))],
-)  # fmt: skip
+    [
+        ((14, 14), 36, (6, 6)),
+        ((2, 20), 36, (2, 18)),
+        ((20, 2), 36, (18, 2)),
+        ((1, 1), 36, (1, 1)),
+        ((3, 4), 36, (3, 4)),
+        ((7, 1), 3, (3, 1)),
+        ((9, 9), 1, (1, 1)),
+    ],
+)
 def test_places_are_spread_over_the_grid(grid: tuple[int, int], count: int, sizes: tuple[int, int]) -> None:
     places = module._spread_over(grid, count).numpy()
     assert len(places) == len(set(places)) == sizes[0] * sizes[1] <= count
@@ -270,8 +277,10 @@ def test_reasons() -> None:
     result, _ = streamed(found, layout, LABELS)
     for name in ("silhouette_image_reason", "silhouette_class_reason"):
         assert result[name].values.tolist() == [
-            "all tokens are the same", "the activations are not finite (NaN or infinity)", "",
-        ]  # fmt: skip
+            "all tokens are the same",
+            "the activations are not finite (NaN or infinity)",
+            "",
+        ]
     assert result.cloud_reason.values.tolist()[1:] == ["", "the activations are not finite (NaN or infinity)"]
     for labels, why in (
         (np.zeros(20, int), "the sample has no two classes"),

@@ -31,6 +31,7 @@ transformers = pytest.importorskip("transformers")
 VIT = SMALL
 BEIT = "timm:beit_base_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
 SHARED = "&global_pool=token&use_rel_pos_bias=False&use_shared_rel_pos_bias=True"
+ABSOLUTE = "&use_rel_pos_bias=False&use_abs_pos_emb=True&init_values=0"
 CONVNEXT = "timm:convnextv2_atto@random?size=32&dims=(8,16,16,24)&depths=(1,1,2,1)"
 RESNET = "timm:resnet18@random?size=32&channels=(8,8,16,16)"
 MODELS = {
@@ -44,14 +45,13 @@ MODELS = {
     f"{BEIT}&num_classes=5": "BeitForImageClassification",  # a table for each block, fc_norm
     f"{BEIT}&num_classes=0&use_shared_rel_pos_bias=True": "BeitModel",  # and one for all
     f"{BEIT}&num_classes=0{SHARED}": "BeitModel",
-    f"{BEIT}&num_classes=4&global_pool=token&use_rel_pos_bias=False&use_abs_pos_emb=True&init_values=0":
-        "BeitForImageClassification",
+    f"{BEIT}&num_classes=4&global_pool=token{ABSOLUTE}": "BeitForImageClassification",
     f"{CONVNEXT}&num_classes=3": "ConvNextV2ForImageClassification",
     f"{CONVNEXT}&num_classes=0&conv_mlp=True&patch_size=1": "ConvNextV2Model",
     f"{CONVNEXT.replace('v2', '')}&num_classes=3": "ConvNextForImageClassification",
     f"{RESNET}&num_classes=4": "ResNetForImageClassification",
     f"{RESNET.replace('18', '26')}&num_classes=0": "ResNetModel",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +141,10 @@ def test_transformers_finds_a_file_of_another_name(tmp_path):
     model = evaluate(found.load)
     close(encoder.module.forward_features(images(encoder)), model(images(encoder)).last_hidden_state)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json", "mine.safetensors", "preprocessor_config.json"
-    ]  # fmt: skip
+        "config.json",
+        "mine.safetensors",
+        "preprocessor_config.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
         (f"{RESNET.replace('18', '26')}&cardinality=2", "its blocks are not those of ResNet"),
         ("timm:test_efficientnet@random", "EfficientNet is none of timm's ViT, BEiT, ConvNeXt and ResNet"),
     ],
-)  # fmt: skip
+)
 def test_what_transformers_cannot_compute_is_said(reference, why, tmp_path):
     encoder = load_encoder(reference)
     with pytest.raises(InputError) as error:

@@ -92,8 +92,11 @@ def test_described_by_a_file_beside_it(tmp_path, small):
         found = inspect(path)
         assert (found.format, found.why) == ("Sightline", "encoder.json is beside it")
         assert {key: found.architecture[key] for key in ("width", "depth", "heads", "image size")} == {
-            "width": "48", "depth": "2", "heads": "3", "image size": "32",
-        }  # fmt: skip
+            "width": "48",
+            "depth": "2",
+            "heads": "3",
+            "image size": "32",
+        }
     (tmp_path / "encoder.json").write_text("{")
     assert "not an encoder reference" in inspect(tmp_path).problem
     folder = tmp_path / "vit"

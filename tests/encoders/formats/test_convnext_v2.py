@@ -188,8 +188,7 @@ def test_fine_tuned_with_its_classifier(tmp_path):
     check(encoder, sparse() | head)
     assert encoder.notes == ["the file also has ema; write which=ema for it"]
     check(
-        load_encoder(f"convnext_v2:{path}?which=ema"),
-        {name: 0.9 * value for name, value in (sparse() | head).items()},
+        load_encoder(f"convnext_v2:{path}?which=ema"), {name: 0.9 * value for name, value in (sparse() | head).items()}
     )
 
 

@@ -23,8 +23,12 @@ TEACHER, STUDENT = vit(seed=1), vit(seed=2)
 
 def side(backbone: State, prefix: str = "") -> State:
     """A backbone with DINO's head."""
-    head = {"mlp.0.weight": torch.ones(6, 24), "mlp.0.bias": torch.ones(6), "last_layer.weight_g": torch.ones(9, 1),
-            "last_layer.weight_v": torch.ones(9, 6)}  # fmt: skip
+    head = {
+        "mlp.0.weight": torch.ones(6, 24),
+        "mlp.0.bias": torch.ones(6),
+        "last_layer.weight_g": torch.ones(9, 1),
+        "last_layer.weight_v": torch.ones(9, 6),
+    }
     named = {f"backbone.{name}": value for name, value in backbone.items()}
     named |= {f"head.{name}": value for name, value in head.items()}
     return {prefix + name: value for name, value in named.items()}

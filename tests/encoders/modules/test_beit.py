@@ -253,9 +253,18 @@ def test_measures_of_a_recipe_fall_away_with_its_backbone() -> None:
 
 
 LITTLE = {
-    "images": "shapes?size=16&train=32&val=16&test=16", "backbone": "beit", "size": 16, "width": 16, "depth": 2,
-    "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0, "evaluate_every": 0,
-}  # fmt: skip
+    "images": "shapes?size=16&train=32&val=16&test=16",
+    "backbone": "beit",
+    "size": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "patch": 4,
+    "batch": 16,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "evaluate_every": 0,
+}
 
 
 @pytest.fixture(scope="module", params=["shared", "blocks"])

@@ -39,9 +39,17 @@ from sightline.training.recipe import make_recipe, read_recipe
 
 IMAGES = "shapes?size=16&train=32&val=16&test=16"
 TINY: dict[str, Any] = {
-    "size": 16, "width": 16, "depth": 2, "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0,
-    "images": IMAGES, "evaluate_every": 0,
-}  # fmt: skip
+    "size": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "patch": 4,
+    "batch": 16,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "images": IMAGES,
+    "evaluate_every": 0,
+}
 OWN: dict[str, dict[str, Any]] = {
     "simclr": {"layers": 2, "hidden": 24, "out": 12},
     "moco_v3": {"hidden": 24, "out": 12},
@@ -107,10 +115,13 @@ def test_layers_of_simclr(layers: int, backbone: Backbone) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("backbone", "norms"), [
-    (VIT, ["batch", "batch", "batch, not affine", "batch", "batch, not affine"]),
-    (RESNET, ["batch", "batch, not affine", "batch", ""]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backbone", "norms"),
+    [
+        (VIT, ["batch", "batch", "batch, not affine", "batch", "batch, not affine"]),
+        (RESNET, ["batch", "batch, not affine", "batch", ""]),
+    ],
+)
 def test_layers_of_moco_v3(backbone: Backbone, norms: list[str]) -> None:
     """Those of the trained backbone, which is the one that is kept, and then the predictor's."""
     objective = make("moco_v3", backbone, OWN["moco_v3"])
@@ -131,10 +142,7 @@ def test_layers_of_dino(batch_norm: bool) -> None:
     own = OWN["dino"] | {"batch_norm": batch_norm, "norm_last_layer": False}
     objective = make("dino", VIT, own)
     x = torch.randn(5, 16)
-    for encoder, trained in (
-        (objective.encoder, objective.teacher_head),
-        (objective.backbone, objective.head),
-    ):
+    for encoder, trained in ((objective.encoder, objective.teacher_head), (objective.backbone, objective.head)):
         head = built(objective.head_of(encoder))
         torch.testing.assert_close(head(x), trained(x), rtol=0, atol=1e-6)
         assert torch.equal(head[:-1](x), trained.mlp(x))  # the bottleneck, not yet of length one

@@ -17,14 +17,7 @@ from torch import Tensor
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.encoders.modules.positions import Resize, by_scale, by_size
-from sightline.encoders.modules.vit import (
-    embed,
-    encode,
-    features,
-    fix_positions,
-    grid_of,
-    sincos,
-)
+from sightline.encoders.modules.vit import embed, encode, features, fix_positions, grid_of, sincos
 from sightline.encoders.watching import capture
 from sightline.training.backbones import Backbone
 

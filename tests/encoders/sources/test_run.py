@@ -25,9 +25,17 @@ from sightline.training.monitor import read_metrics
 from sightline.training.watchers import FeatureWatch
 
 TINY = {
-    "size": 16, "width": 16, "depth": 3, "heads": 2, "patch": 4, "batch": 16, "epochs": 1, "warmup_epochs": 0,
-    "images": "shapes?size=16&train=32&val=16&test=16", "evaluate_every": 0,
-}  # fmt: skip
+    "size": 16,
+    "width": 16,
+    "depth": 3,
+    "heads": 2,
+    "patch": 4,
+    "batch": 16,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "images": "shapes?size=16&train=32&val=16&test=16",
+    "evaluate_every": 0,
+}
 
 
 @pytest.fixture(scope="module")

@@ -165,11 +165,16 @@ def test_few_images() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        np.array([-5, 10**15]), np.array(["zebra", "ant"]), np.array([3, 250], dtype=np.uint8), np.array([0.5, -1.5]),
-        np.array([False, True]), torch.tensor([-(2**60), 7]), torch.tensor([1, 0], dtype=torch.int32),
+        np.array([-5, 10**15]),
+        np.array(["zebra", "ant"]),
+        np.array([3, 250], dtype=np.uint8),
+        np.array([0.5, -1.5]),
+        np.array([False, True]),
+        torch.tensor([-(2**60), 7]),
+        torch.tensor([1, 0], dtype=torch.int32),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_any_labels(names: Any) -> None:
     random = np.random.default_rng(6)
     codes = random.integers(0, 2, 60)

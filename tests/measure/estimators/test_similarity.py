@@ -32,9 +32,13 @@ from sightline.measure.estimators.similarity import (
 
 Array = np.ndarray[Any, Any]
 MEASURES: dict[str, Callable[..., float]] = {
-    "procrustes": procrustes, "shape": angular_distance, "svcca": svcca, "pwcca": pwcca, "rsa": rsa,
+    "procrustes": procrustes,
+    "shape": angular_distance,
+    "svcca": svcca,
+    "pwcca": pwcca,
+    "rsa": rsa,
     "mutual_knn": mutual_knn,
-}  # fmt: skip
+}
 SHAPES = ((60, 7, 5), (30, 40, 50), (40, 20, 60))  # more images than features, fewer, between
 
 

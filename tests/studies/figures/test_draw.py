@@ -53,20 +53,36 @@ def test_findings_name_figures_that_can_be_drawn() -> None:
         assert find_figure(finding.figure).parts, finding.id
 
 
-@pytest.mark.parametrize(("written", "meant"), [
-    ("001 Fig 1b", "001 Fig 1b"), ("001 fig. 1 B", "001 Fig 1b"), ("001, Figure 1b", "001 Fig 1b"),
-    ("002 Fig 6", "000 Fig 6"), ("003 Fig e.2", "003 Fig E.2"), ("003 table G.1", "003 Table G.1"),
-    ("003 Fig 1 middle", "003 Fig 1b"), ("004 Fig 5 right", "004 Fig 5b"), ("001 Fig 14", "001 Fig 14"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("001 Fig 1b", "001 Fig 1b"),
+        ("001 fig. 1 B", "001 Fig 1b"),
+        ("001, Figure 1b", "001 Fig 1b"),
+        ("002 Fig 6", "000 Fig 6"),
+        ("003 Fig e.2", "003 Fig E.2"),
+        ("003 table G.1", "003 Table G.1"),
+        ("003 Fig 1 middle", "003 Fig 1b"),
+        ("004 Fig 5 right", "004 Fig 5b"),
+        ("001 Fig 14", "001 Fig 14"),
+    ],
+)
 def test_names_are_read_as_papers_are_cited(written: str, meant: str) -> None:
     assert find_figure(written).id == meant
 
 
-@pytest.mark.parametrize(("written", "told"), [
-    ("Figure one", "names no figure"), ("001 Fig 99", "no measurement"), ("001 Fig 1z", "names no figure"),
-    ("001 Fig 1c", "has no part 'c'"), ("000 Fig 5 middle", "has no part 'middle'"), ("004 Table 1", "no measurement"),
-    ("003 Fig 3b", "has no parts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("Figure one", "names no figure"),
+        ("001 Fig 99", "no measurement"),
+        ("001 Fig 1z", "names no figure"),
+        ("001 Fig 1c", "has no part 'c'"),
+        ("000 Fig 5 middle", "has no part 'middle'"),
+        ("004 Table 1", "no measurement"),
+        ("003 Fig 3b", "has no parts"),
+    ],
+)
 def test_other_names_are_one_sentence(written: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         find_figure(written)

@@ -14,10 +14,13 @@ ODD, EVEN = ([f"block.{n}{end}" for n in EVERY] for end in (".residual", ""))
 ALL = [site for pair in zip(ODD, EVEN, strict=True) for site in pair]
 
 
-@pytest.mark.parametrize(("name", "who", "order"), [
-    ("004 Fig 1", ("simclr 0", "simclr 1"), (ALL, ODD, EVEN)),
-    ("004 Fig 4", ("resnet 0", "resnet 1"), (ALL, EVEN, ODD)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "who", "order"),
+    [
+        ("004 Fig 1", ("simclr 0", "simclr 1"), (ALL, ODD, EVEN)),
+        ("004 Fig 4", ("resnet 0", "resnet 1"), (ALL, EVEN, ODD)),
+    ],
+)
 def test_two_seeds(evidence: Evidence, name: str, who: tuple[str, str], order: tuple[list[str], ...]) -> None:
     cka = evidence.table("cka", *who).cka.sel(tokens="all", encoder_a=who[0], encoder_b=who[1])
     for table, sites in zip(frames(draw(name, evidence).chart), order, strict=True):

@@ -71,16 +71,15 @@ def test_linear_probing_against_fine_tuning(evidence: Evidence) -> None:
         assert drawn_numbers(figure.chart, "x", series=encoder) == {round(linear, 8)}
         assert drawn_numbers(figure.chart, "y", series=encoder) == {round(TUNED_ACCURACY[f"{encoder} ft"], 8)}
     assert figure.table.set_index("series").family[["dino", "mae"]].tolist() == [
-        "joint-embedding (CL)", "reconstruction (MIM)",
-    ]  # fmt: skip
+        "joint-embedding (CL)",
+        "reconstruction (MIM)",
+    ]
 
 
 def test_probes_of_one_figure_are_on_the_images_of_the_study(evidence: Evidence) -> None:
     """Of an encoder that was probed on other images alone nothing is drawn beside those of the study."""
     probes = evidence.runs[0]["probes"]
-    runs = (
-        run_of({"probes": probes.drop_sel(encoder="mae")}), evidence.runs[1], *evidence.runs[2:]
-    )  # fmt: skip
+    runs = (run_of({"probes": probes.drop_sel(encoder="mae")}), evidence.runs[1], *evidence.runs[2:])
     with pytest.raises(Missing):
         draw("003 Fig 1a", replace(evidence, runs=runs))
 
@@ -119,10 +118,13 @@ def test_dense_prediction(evidence: Evidence) -> None:
         assert drawn_numbers(figure.chart, axis, series=encoder) == {expected}
 
 
-@pytest.mark.parametrize(("name", "where"), [
-    ("003 Fig 12a", {0.0: "simmim", 0.2: "mix", 0.5: "even mix", 1.0: "moco"}),
-    ("003 Fig D.1", {3: "windowed", 4: "moco"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("003 Fig 12a", {0.0: "simmim", 0.2: "mix", 0.5: "even mix", 1.0: "moco"}),
+        ("003 Fig D.1", {3: "windowed", 4: "moco"}),
+    ],
+)
 def test_accuracies_over_what_is_varied(evidence: Evidence, name: str, where: dict[float, str]) -> None:
     figure, probes = draw(name, evidence), evidence.table("probes", "mae").accuracy
     for place, encoder in where.items():
@@ -161,12 +163,15 @@ def test_pictures_are_lit_by_the_map() -> None:
     assert not framed[3:].any()
 
 
-@pytest.mark.parametrize(("name", "encoder", "site", "variable"), [
-    ("003 Fig 6a", "moco", f"block.{BLOCKS - 1}", "cloud"),
-    ("003 Fig 6b", "moco", f"block.{BLOCKS - 1}", "cloud_joint"),
-    ("003 Fig 6c", "simmim", "block.0", "cloud"),
-    ("003 Fig E.3a", "moco", "block.0", "cloud"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "encoder", "site", "variable"),
+    [
+        ("003 Fig 6a", "moco", f"block.{BLOCKS - 1}", "cloud"),
+        ("003 Fig 6b", "moco", f"block.{BLOCKS - 1}", "cloud_joint"),
+        ("003 Fig 6c", "simmim", "block.0", "cloud"),
+        ("003 Fig E.3a", "moco", "block.0", "cloud"),
+    ],
+)
 def test_clouds_of_tokens(evidence: Evidence, name: str, encoder: str, site: str, variable: str) -> None:
     figure = draw(name, evidence)
     cloud = evidence.table("tokens", encoder)[variable].sel(encoder=encoder, site=site)
@@ -238,8 +243,11 @@ def test_other_images_and_segmentation_beside_the_papers(evidence: Evidence) -> 
     table = draw("003 Table G.1", evidence).table.set_index(["row", "column"])
     probes = evidence.runs[1]["probes"].accuracy.sel(probe="linear", site="norm", feature="cls")
     miou = evidence.table("segmenters", "mix").miou
-    rows = {"0.0 (simmim)": ("simmim", "62.1", "35.4"), "0.2 (mix)": ("mix", "68.8", "42.2"),
-            "1.0 (moco)": ("moco", "66.2", "39.7")}  # fmt: skip
+    rows = {
+        "0.0 (simmim)": ("simmim", "62.1", "35.4"),
+        "0.2 (mix)": ("mix", "68.8", "42.2"),
+        "1.0 (moco)": ("moco", "66.2", "39.7"),
+    }
     for row, (encoder, *printed) in rows.items():
         ours = [f"{100 * float(values.sel(encoder=encoder)):.1f}" for values in (probes, miou)]
         assert table.ours[row].tolist() == ours

@@ -18,16 +18,23 @@ EVERY = range(BLOCKS)
 MAPS = {  # figure → (upwards, to the right, layer type) of its maps, in the paper's order
     "000 Fig 1": [("dino", "moco", "block"), ("mae", "moco", "block"), ("mae", "dino", "block")],
     "000 Fig 2": [("mae", "moco", layer) for layer in ("qkv", "norm1", "fc1")],
-    "000 Fig 5": [*[(r, j, "block") for r, j in itertools.product(("mae", "mae ft"), ("moco", "moco ft"))],
-                  ("mae", "moco", "qkv"), ("mae ft", "moco ft", "qkv")],
+    "000 Fig 5": [
+        *[(r, j, "block") for r, j in itertools.product(("mae", "mae ft"), ("moco", "moco ft"))],
+        ("mae", "moco", "qkv"),
+        ("mae ft", "moco ft", "qkv"),
+    ],
     "000 Fig 6": [(f"mae{end}", f"moco{end}", layer) for end in ("", " ft") for layer in ("fc1", "norm1", "qkv")],
-    "001 Fig 1": [("dino", "moco", "block"), ("mae", "moco", "block"), ("mae", "dino", "block"),
-                  *[("mae", "moco", layer) for layer in ("norm1", "qkv", "fc1")]],
+    "001 Fig 1": [
+        ("dino", "moco", "block"),
+        ("mae", "moco", "block"),
+        ("mae", "dino", "block"),
+        *[("mae", "moco", layer) for layer in ("norm1", "qkv", "fc1")],
+    ],
     "001 Fig 8": [(r, j, "block") for r, j in itertools.product(("mae", "mae ft"), ("dino", "dino ft"))],
     "001 Fig 9": [(f"mae{end}", f"{j}{end}", "qkv") for j in ("moco", "dino") for end in ("", " ft")],
     "001 Fig 15": [("msn", f"{other}{end}", "block") for end in ("", " ft") for other in ("moco", "dino", "mae")],
     "001 Fig 16": [("msn ft", f"{other}{end}", "block") for end in ("", " ft") for other in ("moco", "dino", "mae")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -59,10 +66,13 @@ def test_fine_tuned_maps_share_their_parts(evidence: Evidence) -> None:
     assert set(draw("001 Fig 10f", evidence).table.site_a) == {f"block.{n}.qkv" for n in EVERY}
 
 
-@pytest.mark.parametrize(("name", "features", "who"), [
-    ("000 Fig 3", ("cls", "gap", "gap_without_cls"), ("moco", "mae")),
-    ("001 Fig 12", ("cls", "gap_without_cls"), ("moco", "dino", "mae")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "features", "who"),
+    [
+        ("000 Fig 3", ("cls", "gap", "gap_without_cls"), ("moco", "mae")),
+        ("001 Fig 12", ("cls", "gap_without_cls"), ("moco", "dino", "mae")),
+    ],
+)
 def test_neighbours_and_the_probe_behind_them(
     evidence: Evidence, name: str, features: tuple[str, ...], who: tuple[str, ...]
 ) -> None:
@@ -118,8 +128,10 @@ def test_the_depth_of_probes_with_the_papers_gain(evidence: Evidence) -> None:
     first, third = (_of_probe(evidence, "mean_of_best", encoder="mae", probe=p) for p in ("linear", "depth 3"))
     assert figure.paper is not None
     assert figure.paper.values.tolist()[0] == [
-        "gain of depth 3, mae, points", "+1.03 (MAE)", f"{100 * (third - first):+.2f}",
-    ]  # fmt: skip
+        "gain of depth 3, mae, points",
+        "+1.03 (MAE)",
+        f"{100 * (third - first):+.2f}",
+    ]
 
 
 def test_the_table_of_two_layers_has_the_papers_numbers_beside_ours(evidence: Evidence) -> None:
@@ -201,10 +213,13 @@ def test_minibatches_of_one_seed_are_drawn(evidence: Evidence) -> None:
     assert draw("001 Fig 6", seeds).table.equals(draw("001 Fig 6", evidence).table)
 
 
-@pytest.mark.parametrize(("name", "run", "paper"), [
-    ("001 Table 6", 2, {("mae", "detection AP"): "30.25", ("single dino", "segmentation AP small"): "12.99"}),
-    ("001 Table 7", 4, {("moco", "detection AP large"): "64.83", ("dino", "segmentation AP"): "30.04"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "run", "paper"),
+    [
+        ("001 Table 6", 2, {("mae", "detection AP"): "30.25", ("single dino", "segmentation AP small"): "12.99"}),
+        ("001 Table 7", 4, {("moco", "detection AP large"): "64.83", ("dino", "segmentation AP"): "30.04"}),
+    ],
+)
 def test_precisions_stand_beside_the_papers(
     evidence: Evidence, name: str, run: int, paper: dict[tuple[str, str], str]
 ) -> None:
@@ -246,10 +261,14 @@ def test_detectors_that_were_trained_otherwise_are_not_drawn_together(evidence: 
         draw(name, replace(evidence, runs=(longer, *others)))
 
 
-@pytest.mark.parametrize(("name", "who"), [
-    ("001 Fig 3", ["mae", "moco", "dino"]), ("001 Fig 17", ["mae", "mae ft"]),
-    ("001 Fig 18", ["mae", "moco", "mae ft", "dino"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        ("001 Fig 3", ["mae", "moco", "dino"]),
+        ("001 Fig 17", ["mae", "mae ft"]),
+        ("001 Fig 18", ["mae", "moco", "mae ft", "dino"]),
+    ],
+)
 def test_pictures_are_the_sheets_of_rcdm(evidence: Evidence, name: str, who: list[str]) -> None:
     import base64
     import io
@@ -286,12 +305,16 @@ def test_roles_decide_who_is_drawn_not_names(evidence: Evidence) -> None:
     ("je", "parts"),
     [
         (["moco"], {"b": [("mae", "moco")]}),
-        (["dino", "moco", "sup"], {
-            "a": [("moco", "dino"), ("sup", "dino"), ("sup", "moco")], "b": [("mae", "dino")],
-            "c": [("mae", "moco"), ("mae", "sup")],
-        }),
+        (
+            ["dino", "moco", "sup"],
+            {
+                "a": [("moco", "dino"), ("sup", "dino"), ("sup", "moco")],
+                "b": [("mae", "dino")],
+                "c": [("mae", "moco"), ("mae", "sup")],
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_parts_show_what_their_titles_say_however_many_there_are(
     evidence: Evidence, je: list[str], parts: dict[str, list[tuple[str, str]]]
 ) -> None:

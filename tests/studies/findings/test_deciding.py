@@ -83,12 +83,19 @@ GOOD, BAD, OPEN = (above(name, number(value, 0.1)) for name, value in (("good", 
 @pytest.mark.parametrize(
     ("cases", "verdict"),
     [
-        ([[GOOD]], HOLDS), ([[BAD]], FAILS), ([[OPEN]], UNCLEAR), ([[GOOD], [GOOD]], HOLDS),
+        ([[GOOD]], HOLDS),
+        ([[BAD]], FAILS),
+        ([[OPEN]], UNCLEAR),
+        ([[GOOD], [GOOD]], HOLDS),
         ([[GOOD], [OPEN]], UNCLEAR),
-        ([[GOOD], [BAD]], UNCLEAR), ([[OPEN], [BAD]], FAILS), ([[GOOD, BAD]], FAILS), ([[GOOD, OPEN]], UNCLEAR),
-        ([[GOOD, BAD], [GOOD, GOOD]], UNCLEAR), ([[OPEN, GOOD], [GOOD, BAD]], FAILS),
+        ([[GOOD], [BAD]], UNCLEAR),
+        ([[OPEN], [BAD]], FAILS),
+        ([[GOOD, BAD]], FAILS),
+        ([[GOOD, OPEN]], UNCLEAR),
+        ([[GOOD, BAD], [GOOD, GOOD]], UNCLEAR),
+        ([[OPEN, GOOD], [GOOD, BAD]], FAILS),
     ],
-)  # fmt: skip
+)
 def test_all_parts_of_a_case_and_all_cases_must_agree(cases: list[list[Part]], verdict: str) -> None:
     assert verdict_of(*cases) == verdict
 

@@ -123,8 +123,10 @@ def test_every_two_seeds_are_compared() -> None:
     found = all_findings()["G1"].decide(Evidence(SEEDS, (run,)))
     np.testing.assert_allclose([part.value for part in found.parts], 3 * [0.4, 0.5], atol=1e-12)
     assert [part.label.rpartition(": ")[2] for part in found.parts[::2]] == [
-        "clr-0, clr-1", "clr-0, clr-2", "clr-1, clr-2",
-    ]  # fmt: skip
+        "clr-0, clr-1",
+        "clr-0, clr-2",
+        "clr-1, clr-2",
+    ]
     one = all_findings()["G1"].decide(Evidence(ROLES, (run_of(ROLES, MADE["G1"](1)),)))
     assert (one.verdict, one.needs.startswith("a CNN trained with two seeds")) == (NOT_MEASURED, True)
 

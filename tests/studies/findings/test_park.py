@@ -109,8 +109,10 @@ def _p20(s: float) -> Callable[[Any], float]:
 
 # What is measured of whom, as a function of the sign.
 MADE: dict[str, tuple[list[str], Callable[[float], Numbers]]] = {
-    "P1": (TUNED, lambda s: {"probes.accuracy": where(je=0.2 * s),
-                             "agreement.test_accuracy": where(rec_tuned=0.2 * s)}),
+    "P1": (
+        TUNED,
+        lambda s: {"probes.accuracy": where(je=0.2 * s), "agreement.test_accuracy": where(rec_tuned=0.2 * s)},
+    ),
     "P2": (SIZES, lambda s: {"agreement.test_accuracy": where(je_s_tuned=0.1 * s, rec_l_tuned=0.3 * s)}),
     "P3": (PAIR, lambda s: {"attention.distance_relative_mean": by_half("je", 0.1, 0.5 + 0.2 * s)}),
     "P4": (PAIR, lambda s: {"attention.nmi_mean": by_half("je", 0.9, 0.5 - 0.2 * s)}),
@@ -119,34 +121,51 @@ MADE: dict[str, tuple[list[str], Callable[[float], Numbers]]] = {
     "P7": (PAIR, lambda s: {"spectra.image_delta": by_half("je", 1, 1 + 0.4 * s, by_half("rec", 1, 1 + 0.1 * s))}),
     "P8": (PAIR, lambda s: {"fourier.high_frequency": where(rec=0.2 * s)}),
     "P9": (PAIR, lambda s: {"shape_bias.overall": where(je=0.2 * s)}),
-    "P10": (PAIR, lambda s: {"noise.drop": lambda at: 0.9 - 0.8 * (at.encoder == "rec") if at.frequency < 0.55
-                             else where(rec=0.2 * s)(at), "noise.test_accuracy": 0.8}),
+    "P10": (
+        PAIR,
+        lambda s: {
+            "noise.drop": lambda at: (
+                0.9 - 0.8 * (at.encoder == "rec") if at.frequency < 0.55 else where(rec=0.2 * s)(at)
+            ),
+            "noise.test_accuracy": 0.8,
+        },
+    ),
     "P11": (PAIR, lambda s: {"probes.accuracy": _p11(s)}),
     "P12": (["mae", "rec"], _p12),
-    "P13": (MIXED, lambda s: {"probes.accuracy": where(mix=0.2 * s),
-                              "agreement.test_accuracy": where(mix_tuned=0.2 * s)}),
+    "P13": (
+        MIXED,
+        lambda s: {"probes.accuracy": where(mix=0.2 * s), "agreement.test_accuracy": where(mix_tuned=0.2 * s)},
+    ),
     "P14": (["je", "rec", "mix"], lambda s: dict.fromkeys(("attention.nmi_mean", "fourier.high_frequency"), _p14(s))),
-    "P15": (["je", "near", "je-tuned", "near-tuned"], lambda s: {
-        "probes.accuracy": where(je=0.2 * s), "agreement.test_accuracy": where(near_tuned=0.2 * s)}),
+    "P15": (
+        ["je", "near", "je-tuned", "near-tuned"],
+        lambda s: {"probes.accuracy": where(je=0.2 * s), "agreement.test_accuracy": where(near_tuned=0.2 * s)},
+    ),
     "P16": (PAIR, lambda s: {"attention.nmi_std": where(je=0.2 * s), "attention.nmi": _p16(s)}),
     "P17": (PAIR, lambda s: {"tokens.silhouette_image": lambda at: where(je=0.2 * s)(at) if at.block == 3 else 0.1}),
     "P18": (PAIR, lambda s: {"spectra.token_uncentred_second": _p18(s)}),
-    "P19": (TUNED, lambda s: {
-        "attention.nmi_mean": where(rec_tuned=0.2 * s), "fourier.high_frequency": where(rec_tuned=0.2 * s),
-        "shape_bias.overall": where(je_tuned=0.2 * s), "noise.drop": where(rec_tuned=0.2 * s)}),
+    "P19": (
+        TUNED,
+        lambda s: {
+            "attention.nmi_mean": where(rec_tuned=0.2 * s),
+            "fourier.high_frequency": where(rec_tuned=0.2 * s),
+            "shape_bias.overall": where(je_tuned=0.2 * s),
+            "noise.drop": where(rec_tuned=0.2 * s),
+        },
+    ),
     "P20": (PAIR, lambda s: {"reinit.accuracy_drop": _p20(s)}),
-    "P21": (["je", "rec", "mix"], lambda s: {"probes.accuracy": where(mix=0.2 * s),
-                                             "segmenters.miou": where(mix=0.1 * s)}),
-}  # fmt: skip
+    "P21": (
+        ["je", "rec", "mix"],
+        lambda s: {"probes.accuracy": where(mix=0.2 * s), "segmenters.miou": where(mix=0.1 * s)},
+    ),
+}
 OTHERS = {  # who changes place with whom, where it is not joint embedding with reconstruction
     "P12": {"mae": "rec", "rec": "mae"},
     "P13": {"mix": "je", "je": "mix", "mix-tuned": "je-tuned", "je-tuned": "mix-tuned"},
     "P15": {"je": "near", "near": "je", "je-tuned": "near-tuned", "near-tuned": "je-tuned"},
     "P21": {"mix": "je", "je": "mix"},
 }
-SITES = [
-    "embed", *block_sites(4, ("attn_map",), more=()), "norm", "decoder.block.0.attn_map", "decoder.block.0",
-]  # fmt: skip
+SITES = ["embed", *block_sites(4, ("attn_map",), more=()), "norm", "decoder.block.0.attn_map", "decoder.block.0"]
 
 
 def runs_of(finding: str, sign: float, **more: Any) -> tuple[Run, ...]:
@@ -262,8 +281,9 @@ def test_a_sweep_has_its_own_ends() -> None:
     evidence = Evidence((*roles_of(names[:3], {}), *sweep), (made_run(names, _p14_of(names), sites=SITES),))
     found = all_findings()["P14"].decide(evidence)
     assert list(dict.fromkeys(part.encoders for part in found.parts)) == [
-        ("mix", "je", "rec"), ("mix-2", "mix-9", "mix-0"),
-    ]  # fmt: skip
+        ("mix", "je", "rec"),
+        ("mix-2", "mix-9", "mix-0"),
+    ]
     assert "mix-2 (λ = 0.3) is from mix-9 than from mix-0" in found.parts[4].label
 
 

@@ -18,11 +18,14 @@ from sightline.studies.findings.shekhar import FINDINGS
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
 
 BASE = {
-    "moco": Role("moco", JE, "moco_v3"), "dino": Role("dino", JE, "dino", multicrop=False),
+    "moco": Role("moco", JE, "moco_v3"),
+    "dino": Role("dino", JE, "dino", multicrop=False),
     "mae": Role("mae", REC, "mae"),
-    "simmim": Role("simmim", REC, "simmim"), "msn": Role("msn", MASKED_JE, "msn"),
-    "resnet": Role("resnet", JE, "moco_v3", "cnn"), "convnext": Role("convnext", REC, "fcmae", "cnn"),
-}  # fmt: skip
+    "simmim": Role("simmim", REC, "simmim"),
+    "msn": Role("msn", MASKED_JE, "msn"),
+    "resnet": Role("resnet", JE, "moco_v3", "cnn"),
+    "convnext": Role("convnext", REC, "fcmae", "cnn"),
+}
 ROLES = (
     *BASE.values(),
     *(replace(BASE[name], name=f"{name}-ft", tuned_from=name) for name in ("moco", "dino", "mae", "simmim", "msn")),
@@ -193,8 +196,7 @@ def straighter(s: int) -> list[Run]:
 
 def masked(s: int) -> list[Run]:
     return cka(
-        lambda at: 0.5 + 0.2 * s * ({base(at.encoder_a), base(at.encoder_b)} <= {"msn", *JES}),
-        [*VITS, "msn", "msn-ft"],
+        lambda at: 0.5 + 0.2 * s * ({base(at.encoder_a), base(at.encoder_b)} <= {"msn", *JES}), [*VITS, "msn", "msn-ft"]
     )
 
 
@@ -216,14 +218,28 @@ def mirrored_after(s: int) -> list[Run]:
 
 SIZES = {"all": 1, "small": 1, "large": -1}
 WORLDS: dict[str, tuple[Callable[[int], list[Run]], str]] = {  # and the verdict where it holds and roles are exchanged
-    "S1": (alike, FAILS), "S2": (weaker_at_the_end, FAILS), "S3": (early_match, FAILS), "S4": (layer_types, HOLDS),
-    "S5": (architectures, UNCLEAR), "S6": (separability, FAILS), "S7": (agreement("tau"), FAILS),
-    "S8": (agreement("f1"), FAILS), "S9": (probes("depth 3"), FAILS), "S10": (probes("multilayer"), FAILS),
-    "S11": (mirrored, FAILS), "S12": (detection("frozen", SIZES), FAILS),
+    "S1": (alike, FAILS),
+    "S2": (weaker_at_the_end, FAILS),
+    "S3": (early_match, FAILS),
+    "S4": (layer_types, HOLDS),
+    "S5": (architectures, UNCLEAR),
+    "S6": (separability, FAILS),
+    "S7": (agreement("tau"), FAILS),
+    "S8": (agreement("f1"), FAILS),
+    "S9": (probes("depth 3"), FAILS),
+    "S10": (probes("multilayer"), FAILS),
+    "S11": (mirrored, FAILS),
+    "S12": (detection("frozen", SIZES), FAILS),
     "S13": (detection("trained along", dict.fromkeys(("all", "small", "medium", "large"), 1)), FAILS),
-    "S14": (more_blocks, HOLDS), "S15": (towards, FAILS), "S16": (layers_after, HOLDS), "S17": (straighter, FAILS),
-    "S18": (added_after, FAILS), "S19": (masked, FAILS), "S20": (minibatches, HOLDS), "S21": (mirrored_after, FAILS),
-}  # fmt: skip
+    "S14": (more_blocks, HOLDS),
+    "S15": (towards, FAILS),
+    "S16": (layers_after, HOLDS),
+    "S17": (straighter, FAILS),
+    "S18": (added_after, FAILS),
+    "S19": (masked, FAILS),
+    "S20": (minibatches, HOLDS),
+    "S21": (mirrored_after, FAILS),
+}
 SECOND = tuple(
     Role(f"{name}-ft-1", BASE[name].family, BASE[name].method, tuned_from=name, seed=1, multicrop=BASE[name].multicrop)
     for name in VITS
@@ -339,12 +355,15 @@ def test_without_a_final_norm_the_block_before_the_last_is_an_intermediate_one()
 @pytest.mark.parametrize(
     ("finding", "number", "labels"),
     [
-        ("S1", "cka.diagonal", {"tokens": ("cls",)}), ("S3", "cka.cka", {"tokens": ("cls",)}),
-        ("S5", "cka.distance_cka", {"tokens": ("cls",)}), ("S7", "agreement.tau", {"k": (3,)}),
-        ("S10", "probes.accuracy", {"probe": ("ridge", "linear")}), ("S10", "probes.accuracy", {"feature": ("gap",)}),
+        ("S1", "cka.diagonal", {"tokens": ("cls",)}),
+        ("S3", "cka.cka", {"tokens": ("cls",)}),
+        ("S5", "cka.distance_cka", {"tokens": ("cls",)}),
+        ("S7", "agreement.tau", {"k": (3,)}),
+        ("S10", "probes.accuracy", {"probe": ("ridge", "linear")}),
+        ("S10", "probes.accuracy", {"feature": ("gap",)}),
         ("S18", "probes.accuracy", {"probe": ("ridge", "linear")}),
     ],
-)  # fmt: skip
+)
 def test_what_other_settings_left_out_was_not_measured(finding: str, number: str, labels: dict[str, Any]) -> None:
     run = made_run([*VITS, *TUNED, "resnet", "convnext"], {number: 0.5}, labels=labels)
     found = all_findings()[finding].decide(
@@ -425,12 +444,16 @@ def test_minibatches_of_one_seed_are_enough() -> None:
     assert all_findings()["S20"].decide(Evidence(roles, tuple(minibatches(1)))).verdict == HOLDS
 
 
-@pytest.mark.parametrize(("counts", "needs"), [
-    ((1024,), "minibatch CKA of more than 2048 images, not 1024, or `--set minibatch.batch=512`"),
-    ((1000, 2000), "minibatch CKA of more than 2000 images, not 2000, or `--set minibatch.batch=512`"),
-    ((512, 1024), "minibatch CKA of more than 1024 images, not 1024"),
-    ((512, 1024, 1500), None), ((1000, 2000, 3000), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "needs"),
+    [
+        ((1024,), "minibatch CKA of more than 2048 images, not 1024, or `--set minibatch.batch=512`"),
+        ((1000, 2000), "minibatch CKA of more than 2000 images, not 2000, or `--set minibatch.batch=512`"),
+        ((512, 1024), "minibatch CKA of more than 1024 images, not 1024"),
+        ((512, 1024, 1500), None),
+        ((1000, 2000, 3000), None),
+    ],
+)
 def test_the_number_of_images_is_varied_or_named_as_missing(counts: tuple[int, ...], needs: str | None) -> None:
     """The images of a single batch have no interval, so their number is none of those that are compared."""
     number = {"minibatch.cka": lambda at: 0.5 + 0.2 * (at.count == max(counts))}

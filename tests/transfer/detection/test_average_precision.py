@@ -14,13 +14,7 @@ from sightline.images.targets import Targets
 from sightline.measure.estimators.intervals import jackknife
 from sightline.transfer.detection.average_precision import MEASURES, Range, ap_of, parts_of, replicates
 from sightline.transfer.detection.masks import run_lengths
-from sightline.transfer.detection.objects import (
-    Detections,
-    Objects,
-    objects_of,
-    read_detections,
-    write_detections,
-)
+from sightline.transfer.detection.objects import Detections, Objects, objects_of, read_detections, write_detections
 
 pytestmark = pytest.mark.unit
 SIDE, CLASSES = 48, 3
@@ -82,11 +76,17 @@ def reference(truth: Any, found: Any, kind: str, ranges: list[Range]) -> np.ndar
     results: list[dict[str, Any]] = []
     for name, one in truth.items():
         for i, label in enumerate(one.labels.tolist()):
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": numbers[name], "category_id": label,
-                "bbox": sides(one.boxes[i]), "area": float(one.areas[i]), "iscrowd": int(one.crowd[i]),
-                "segmentation": one.masks[i],
-            })  # fmt: skip
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": numbers[name],
+                    "category_id": label,
+                    "bbox": sides(one.boxes[i]),
+                    "area": float(one.areas[i]),
+                    "iscrowd": int(one.crowd[i]),
+                    "segmentation": one.masks[i],
+                }
+            )
     for name, one in found.items():
         for i, label in enumerate(one.labels.tolist()):
             row = {"image_id": numbers[name], "category_id": label, "score": float(one.scores[i])}
@@ -113,8 +113,17 @@ def reference(truth: Any, found: Any, kind: str, ranges: list[Range]) -> np.ndar
 
 @pytest.mark.parametrize("kind", ["box", "mask"])
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("ranges", [RANGES, [Range("all", 0, 1e5), *(Range(n, a, b) for n, a, b in (
-    ("small", 0, 32), ("medium", 32, 96), ("large", 96, 1e5)))]], ids=["own", "COCO's"])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        RANGES,
+        [
+            Range("all", 0, 1e5),
+            *(Range(n, a, b) for n, a, b in (("small", 0, 32), ("medium", 32, 96), ("large", 96, 1e5))),
+        ],
+    ],
+    ids=["own", "COCO's"],
+)
 def test_the_numbers_are_those_of_pycocotools(name: str, kind: str, ranges: list[Range]) -> None:
     truth, found = SETS[name]
     ap, ap50, ap75, ar = ap_of(truth, found, CLASSES, ranges, kind)

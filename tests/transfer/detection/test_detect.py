@@ -31,10 +31,24 @@ from sightline.transfer.finetune import make_recipe as make_finetuning
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=12&val=4&test=6"
 TINY: dict[str, Any] = {
-    "size": 32, "batch": 4, "epochs": 2, "lr": 1e-3, "log_every": 1, "evaluate_every": 0, "warmup_epochs": 0.1,
-    "channels": 8, "strides": [4, 8, 16], "box_convolutions": 1, "box_width": 16, "mask_convolutions": 1,
-    "mask_size": 4, "proposals": 12, "regions": 8, "detections": 5, "drop_path": 0.1,
-}  # fmt: skip
+    "size": 32,
+    "batch": 4,
+    "epochs": 2,
+    "lr": 1e-3,
+    "log_every": 1,
+    "evaluate_every": 0,
+    "warmup_epochs": 0.1,
+    "channels": 8,
+    "strides": [4, 8, 16],
+    "box_convolutions": 1,
+    "box_width": 16,
+    "mask_convolutions": 1,
+    "mask_size": 4,
+    "proposals": 12,
+    "regions": 8,
+    "detections": 5,
+    "drop_path": 0.1,
+}
 
 
 def train(out: Path, what: Any = VIT, images: Any = IMAGES, resume: bool = False, **settings: Any) -> Any:
@@ -132,9 +146,17 @@ def test_one_image_is_learned_by_heart(tmp_path: Path) -> None:
     one = dataclasses.replace(scenes, splits={"train": np.array([3]), "test": np.array([3, 3, 3])})
     heads = {"channels": 32, "box_width": 64, "mask_size": 14, "proposals": 50, "regions": 32, "detections": 20}
     found = train(
-        tmp_path / "run", f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""), one, size=48, batch=1, epochs=300,
-        lr=5e-3, warmup_epochs=5, log_every=50, **heads,
-    )  # fmt: skip
+        tmp_path / "run",
+        f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""),
+        one,
+        size=48,
+        batch=1,
+        epochs=300,
+        lr=5e-3,
+        warmup_epochs=5,
+        log_every=50,
+        **heads,
+    )
     truth = truth_of(one, "test")
     assert ap_of(truth, found, 16, [ALL], "box")[1, 0] > 0.9
     assert ap_of(truth, found, 16, [ALL], "mask")[1, 0] > 0.9
@@ -168,10 +190,16 @@ def test_images_of_any_shape_are_found_in_their_own_pixels(tmp_path: Path) -> No
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 50, "height": 20})
         polygon = [4 * number, 5, 4 * number + 10, 5, 4 * number + 10, 15, 4 * number, 15]
-        rows.append({
-            "id": number + 1, "image_id": number, "category_id": 1, "bbox": [4 * number, 5, 10, 10], "area": 100,
-            "segmentation": [polygon],
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": number + 1,
+                "image_id": number,
+                "category_id": 1,
+                "bbox": [4 * number, 5, 10, 10],
+                "area": 100,
+                "segmentation": [polygon],
+            }
+        )
     file = tmp_path / "squares.json"
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": [{"id": 1, "name": "square"}]}))
     found: dict[str, Detections] = train(tmp_path / "run", VIT, f"coco:{file}", epochs=1)

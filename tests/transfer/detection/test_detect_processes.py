@@ -17,10 +17,23 @@ from sightline.transfer.detection.objects import read_detections
 ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=4&test=40"
 SETTINGS: dict[str, Any] = {
-    "size": 32, "batch": 4, "epochs": 1, "lr": 1e-3, "log_every": 1, "channels": 8, "strides": [4, 8, 16],
-    "box_convolutions": 0, "box_width": 16, "mask_convolutions": 1, "mask_size": 4, "proposals": 12, "regions": 8,
-    "detections": 5, "drop_path": 0.0, "evaluate_every": 1,
-}  # fmt: skip
+    "size": 32,
+    "batch": 4,
+    "epochs": 1,
+    "lr": 1e-3,
+    "log_every": 1,
+    "channels": 8,
+    "strides": [4, 8, 16],
+    "box_convolutions": 0,
+    "box_width": 16,
+    "mask_convolutions": 1,
+    "mask_size": 4,
+    "proposals": 12,
+    "regions": 8,
+    "detections": 5,
+    "drop_path": 0.0,
+    "evaluate_every": 1,
+}
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -22,9 +22,16 @@ from sightline.transfer.detection.pyramid import SimplePyramid
 
 pytestmark = pytest.mark.unit
 HEADS = Heads(
-    channels=8, strides=(4, 8, 16, 32), box_convolutions=1, box_width=16, mask_convolutions=1, mask_size=4,
-    proposals=40, regions=8, detections=20,
-)  # fmt: skip
+    channels=8,
+    strides=(4, 8, 16, 32),
+    box_convolutions=1,
+    box_width=16,
+    mask_convolutions=1,
+    mask_size=4,
+    proposals=40,
+    regions=8,
+    detections=20,
+)
 VIT = "timm:vit_tiny_patch16_224@random?depth=2&embed_dim=16&num_heads=2&num_classes=0"
 
 

@@ -60,10 +60,12 @@ def test_regions_and_their_gradients_are_those_of_torchvision(size: int) -> None
     levels = pool.level_of(boxes)
     assert set(levels.tolist()) == {0, 1, 2, 3}
     pooled = pool(ours, boxes, [(256, 192)] * 2)
-    wanted = torch.stack([
-        roi_align(theirs[str(STRIDES[int(level)])][:1], [box[None]], size, 1 / STRIDES[int(level)], 2, True)[0]
-        for level, box in zip(levels, boxes[0], strict=True)
-    ])  # fmt: skip
+    wanted = torch.stack(
+        [
+            roi_align(theirs[str(STRIDES[int(level)])][:1], [box[None]], size, 1 / STRIDES[int(level)], 2, True)[0]
+            for level, box in zip(levels, boxes[0], strict=True)
+        ]
+    )
     torch.testing.assert_close(pooled, wanted, rtol=0, atol=1e-12)
     direction = torch.randn_like(wanted)
     pooled.backward(direction)

@@ -33,9 +33,14 @@ def config() -> Any:
     kinds: Any = transformers  # whose configurations mypy knows without what they inherit
 
     return kinds.UperNetConfig(
-        backbone_config=kinds.ResNetConfig(out_features=["stage1"]), hidden_size=CHANNELS, auxiliary_channels=CHANNELS,
-        num_labels=CLASSES, auxiliary_num_convs=1, auxiliary_concat_input=False, pool_scales=[1, 2, 3, 6],
-    )  # fmt: skip
+        backbone_config=kinds.ResNetConfig(out_features=["stage1"]),
+        hidden_size=CHANNELS,
+        auxiliary_channels=CHANNELS,
+        num_labels=CLASSES,
+        auxiliary_num_convs=1,
+        auxiliary_concat_input=False,
+        pool_scales=[1, 2, 3, 6],
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])

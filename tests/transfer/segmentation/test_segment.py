@@ -75,9 +75,20 @@ def test_a_few_images_are_learned_by_heart_end_to_end(tmp_path: Path) -> None:
     scenes = sl.load_images("shapes:scenes?size=32&train=4&val=0&test=4")
     known = replace(scenes, splits={"train": scenes.indices("train"), "test": scenes.indices("train")})
     settings = {
-        **QUICK, "frozen": False, "epochs": 150, "lr": 3e-3, "scale": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0,
-        "dropout": 0.0, "layer_decay": 1.0, "warmup_epochs": 5, "weight_decay": 0.0, "head": "upernet", "channels": 32,
-    }  # fmt: skip
+        **QUICK,
+        "frozen": False,
+        "epochs": 150,
+        "lr": 3e-3,
+        "scale": (1.0, 1.0),
+        "flip": 0.0,
+        "drop_path": 0.0,
+        "dropout": 0.0,
+        "layer_decay": 1.0,
+        "warmup_epochs": 5,
+        "weight_decay": 0.0,
+        "head": "upernet",
+        "channels": 32,
+    }
     found = train_segmenter(DEEP, known, tmp_path / "run", settings=settings, launch=LAUNCH)
     counts = np.sum([one.counts for one in found.values()], 0)
     assert counts[0].sum() / counts[2].sum() > 0.85

@@ -16,9 +16,16 @@ from sightline.studies.segmenters import segment
 ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=4&test=6"
 SETTINGS: dict[str, Any] = {
-    "size": 32, "batch": 4, "epochs": 2, "lr": 1e-3, "log_every": 1, "dropout": 0.0, "drop_path": 0.0,
-    "evaluate_every": 1, "frozen": False,
-}  # fmt: skip
+    "size": 32,
+    "batch": 4,
+    "epochs": 2,
+    "lr": 1e-3,
+    "log_every": 1,
+    "dropout": 0.0,
+    "drop_path": 0.0,
+    "evaluate_every": 1,
+    "frozen": False,
+}
 
 
 def test_two_processes_make_the_steps_of_one(tmp_path: Path) -> None:
