@@ -227,7 +227,6 @@ class Analysis(DecisionAnalysis):
         self.k = sorted({k for k in config.k if k <= classes}) or [classes]
 
     def compute(self) -> xr.Dataset:
-        """τ, F1 and κ of all pairs of encoders, with intervals; who decided for each, and how well."""
         found, truth = self.fitted(), self.labels("test")
         reason = {name: c.reason or flaw(self.input_of(name, "test"), "test", False) for name, c in found.items()}
         known = {name: c for name, c in found.items() if not reason[name]}
@@ -352,13 +351,11 @@ def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Scores of a block of images beside what the classifiers take."""
     probes = cost_of(config, plan, SPLITS)
     return Cost(probes.memory + 24 * BLOCK_NUMBERS, probes.disk)
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Heat maps encoder × encoder: τ for each k on all, right and wrong images; F1 and κ."""
     encoders = [str(name) for name in result.encoder.values]
 
     def table(name: str) -> pd.DataFrame:
@@ -402,7 +399,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """τ at the smallest k of each pair of encoders: (label, number, detail)."""
     k = int(result.k[0])
     lines = []
     for a, b in itertools.combinations(result.encoder.values, 2):
@@ -416,7 +412,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Mean τ with the other encoders, at the smallest k."""
     like = likeness(result)
     about = f"{like.about}, mean over the other encoders"
     others = np.where(np.eye(len(like.encoders), dtype=bool), np.nan, like.values)
@@ -427,7 +422,6 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
 
 
 def likeness(result: xr.Dataset) -> Likeness:
-    """τ of the classes' order at the smallest k."""
     tau = result.tau.sel(images=SUBSETS[0]).isel(k=0).transpose("encoder_a", "encoder_b").values
     about = f"rank correlation of the first {int(result.k[0])} classes"
     return Likeness(f"τ@{int(result.k[0])}", about, tuple(map(str, result.encoder_a.values)), tau)

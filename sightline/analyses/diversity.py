@@ -213,7 +213,6 @@ class Analysis(contract.Analysis):
         return found
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
-        """Add the cosines of the images of this batch."""
         members = self.groups.members(batch, self.sums.device)
         for key, found in reductions.items():
             for kind, values in found.items():
@@ -222,7 +221,6 @@ class Analysis(contract.Analysis):
                 self.flawed[row] += values.isnan().sum()
 
     def compute(self) -> xr.Dataset:
-        """Mean cosine of every kind, encoder and block, with interval, and the reason where there is none."""
         shape = (len(self.layers), len(KINDS))
         images, flawed = self.sums[:, :, 0, 0].sum(0).tolist(), self.flawed.tolist()
         reasons = [why or _flaw(bad, n) for why, bad, n in zip(self.reasons, flawed, images, strict=True)]
@@ -272,7 +270,6 @@ def _why_not(plan: Plan, encoder: str, block: str, kind: str) -> str:
 
 
 def cost(config: contract.NoSettings, plan: Plan) -> Cost:
-    """Memory for the stream of one layer of each encoder, and the sums."""
     streams = [max(np.prod(shapes[s]) for s in plan.sites[e]) for e, shapes in plan.shapes.items() if e in plan.sites]
     return Cost(memory=4 * plan.batch * int(sum(streams)) + 96 * sum(map(len, plan.sites.values())), disk=0)
 
@@ -282,7 +279,6 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """The cosines over depth: a panel for each, a colour for each encoder."""
     panels = result.transpose("kind", ...).assign_coords(panel_title=("kind", [KINDS[k] for k in result.kind.values]))
     caption = (
         "Cosine between two heads at the same token, between a token before and after the attention layer, and between "
@@ -295,7 +291,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Cosine between tokens in the last block of each encoder: (label, number, detail)."""
     found = []
     for name in result.encoder.values:
         own = result.cosine.sel(encoder=name, site=outside_decoder(result.site.values))
@@ -309,7 +304,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Cosine between tokens in the last block."""
     own = result.sel(kind="tokens")
     return key_number(
         own, "cosine", at="last", title="token cosine", about="cosine between the tokens in the last block"

@@ -154,7 +154,6 @@ class Analysis(contract.Analysis):
         return logs - logs[:, :1], flat
 
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
-        """Add the images of this batch."""
         members = self.groups.members(batch, self.sums.device)
         for key, found in reductions.items():
             if found is not None:
@@ -163,7 +162,6 @@ class Analysis(contract.Analysis):
                 self.flat[layer] += found[1].sum()
 
     def compute(self) -> xr.Dataset:
-        """Δ log amplitude of every encoder, site and frequency, with interval, and the reason where there is none."""
         grids, parts = list(self.grids.values()), np.stack(mean_of_images(self.sums))  # (mean, low, high; S, K)
         images, flat = self.sums[:, :, 0, 0].sum(0).tolist(), self.flat.tolist()
         reasons = [_reason(*about) for about in zip(grids, parts[0, :, 0], images, flat, strict=True)]
@@ -227,7 +225,6 @@ def _grid(plan: Plan, encoder: str, site: str) -> tuple[int, int] | None:
 
 
 def cost(config: contract.NoSettings, plan: Plan) -> Cost:
-    """Memory for the waves and the sums; nothing on disk."""
     grids = [grid for layer in Layers(plan.sites) if (grid := _grid(plan, *layer)) is not None]
     most = max((min(grid) // 2 + 1 for grid in grids), default=1)
     matrices = sum(16 * (min(grid) // 2 + 1) * grid[0] * grid[1] for grid in set(grids))
@@ -239,7 +236,6 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """High frequencies over depth, and the whole half-diagonal of every layer."""
     caption = (
         "Amplitude of the highest frequency (1.0π where the grid is even) relative to frequency 0, after every block. "
         "Lower: the block has smoothed out what differs between neighbouring patches."
@@ -294,7 +290,6 @@ def _spectra(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """High frequency in the last block of each encoder, and where it is highest: (label, number, detail)."""
     blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
     found = []
     for name in blocks.encoder.values:
@@ -308,6 +303,5 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """High frequency in the last block."""
     about = "Δ log amplitude of the highest frequency in the last block; more: more high frequency"
     return key_number(result, "high_frequency", at="last", title="high frequency", about=about, place=FIRST)

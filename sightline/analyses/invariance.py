@@ -89,7 +89,6 @@ class Config:
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
-    """Two copies of the images for each policy."""
     return tuple(f"augment:{policy}:{copy}" for policy in config.policies for copy in range(2))
 
 
@@ -134,7 +133,6 @@ class Analysis(GramSums):
             self.full(name).add(self.features(mine, view, n))
 
     def compute(self) -> xr.Dataset:
-        """CKA of all layers of an encoder on one copy with all on the other; invariance is the diagonal of that."""
         both = self.reasons(self.own.sum(1).permute(0, 3, 1, 2).numpy(force=True))  # (T, S, P, 2)
         reason = np.where(both[..., 0] == "", both[..., 1], both[..., 0])
         values = self._cka(reason == "")
@@ -158,7 +156,6 @@ class Analysis(GramSums):
         return self._kept().beside(result)
 
     def _kept(self) -> Kept:
-        """HSIC by groups of batches, for contrasts."""
         kept, there, sites = self.kept_batches(), self.images.numpy(force=True) > 0, self.layers.sites
         cross, own = (state.numpy(force=True)[:, there] for state in (self.cross, self.own))
         axes = ("tokens", "batches", "policy", "encoder")
@@ -237,7 +234,6 @@ def _sets(config: Config, plan: Plan) -> dict[str, tuple[list[int], Pairs]]:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums and for the Gram matrices of all copies of a batch; nothing on disk."""
     layers, pairs = len(Layers(plan.sites)), sum(len(sites) ** 2 for sites in plan.sites.values())
     each = (GROUPS + 1) * (pairs + 2 * layers) + 2 * layers * plan.batch**2
     full = sum(full_bytes(narrow(widths), pairs) for widths, pairs in _sets(config, plan).values())
@@ -245,7 +241,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Invariance over depth, a panel for each policy; and all layers × all layers for each encoder and policy."""
     tokens = str(result.tokens.values[0])
     text = (
         f"CKA of each block on two augmented copies of the images (tokens: {tokens}), a panel for each policy; dashes: "
@@ -300,7 +295,6 @@ def _layers_by_layers(result: xr.Dataset) -> Figure:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """The last block of each encoder (not of a decoder) under the first policy: (label, number, detail)."""
     table, _ = depth_table(result.isel(policy=[0], tokens=0), "invariance")
     last = table[table.site.str.startswith("block.")].groupby("series", sort=False).tail(1)
     return [
@@ -310,7 +304,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """CKA of two augmented copies at the last block, under the first policy."""
     first = result.isel(policy=0, tokens=0)
     about = f"CKA of two {first.policy.item()} copies of each image at the last block"
     return key_number(first, "invariance", at="last", title="invariance", about=about)

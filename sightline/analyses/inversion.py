@@ -111,7 +111,6 @@ class Config:
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images and their mirror images."""
     return VIEWS
 
 
@@ -132,7 +131,6 @@ class Analysis(Pooled):
         self.files |= _pictures(plan, config)
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
-        """Write features and small pictures of this batch."""
         super().update(batch, reductions)
         rows = batch.rows.numpy(force=True)
         size = (self.config.size, self.config.size)
@@ -144,7 +142,6 @@ class Analysis(Pooled):
             self.files[_picture_of(name, batch.split)].write(rows, small.flatten(1).numpy(force=True))
 
     def compute(self) -> xr.Dataset:
-        """The measures of every encoder, site and feature with intervals, null and ceiling, and pictures of some."""
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files if which.site != PIXELS))
         answers = dict(zip(chosen, shared(chosen, lambda names: self._score(*names)), strict=True))
@@ -293,7 +290,6 @@ def _geometry(encoder: Encoder) -> dict[str, Any]:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Sums and eigenvectors of the largest fit, and blocks of rows, in memory; features and pictures on disk."""
     chosen = every_site(plan, config.features)
     width = max(widths(plan, *key)[name] for key, names in chosen.items() for name in names)
     pictures = {entry.key: entry for entry in _pictures(plan, config).values()}.values()
@@ -303,7 +299,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Each measure over depth: a panel for each feature, a colour for each encoder, the null as dashes."""
     about = result.attrs
     words = (
         f"{about['n_train']} images and their mirror images were fitted, {about['n_selection']} chose the penalty, "
@@ -337,7 +332,6 @@ def _last(result: xr.Dataset) -> Iterator[tuple[str, Any]]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """What comes back from the last site of each encoder: (label, number, detail)."""
     return [
         (
             encoder,
@@ -352,7 +346,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """How much of the pixels comes back from the last block."""
     about = "R² of the pixels that a linear map reads off the last block"
     return key_number(result, "r2", at="last", title="pixels R²", about=about)
 

@@ -83,7 +83,6 @@ class Analysis(Pooled):
         self.config = config
 
     def compute(self) -> xr.Dataset:
-        """Accuracy of every encoder, site and feature, with its interval and the reason where there is none."""
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         # Searches among few images are too small for the threads of an operation; several take the memory of one block.
@@ -132,12 +131,10 @@ class Analysis(Pooled):
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Blocks of features and similarities in memory; on disk the features that are not there yet."""
     return Cost(memory=60 * BLOCK_NUMBERS, disk=disk(plan, SPLITS, every_site(plan)))
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Accuracy, and where there are more than five classes top-5 accuracy, over depth; chance as a line."""
     caption = (
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
         f"{result.attrs['n_train']} training and {result.attrs['n_test']} test images; bands are 95 % Wilson intervals."
@@ -154,7 +151,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Best site and feature of each encoder: (label, number, detail)."""
     table = accuracy_table(result)
     best = table.loc[table.groupby("encoder", sort=False).accuracy.idxmax()] if len(table) else table
     of = {str(name): len(rows) for name, rows in table.groupby("encoder")}

@@ -149,7 +149,6 @@ class Analysis(GramSums):
                     self.hsic[t, c, b, number % GROUPS] += len(rows) * products(centre(block))
 
     def compute(self) -> xr.Dataset:
-        """CKA of all pairs of the layers of an encoder for each batch size and number of images, with interval."""
         hsic = self.hsic.numpy(force=True).cumsum(1)  # of the first so many images
         hsic = hsic[:, :, :, np.arange(GROUPS) < len(self.ends)]
         value = ratio(hsic.sum(3))
@@ -182,7 +181,6 @@ class Analysis(GramSums):
         return self._kept(hsic).beside(result)
 
     def _kept(self, hsic: npt.NDArray[np.float64]) -> Kept:
-        """HSIC by batches of the pass, for contrasts."""
         which = [[self.plan.images.digest(split) for split in self.plan.splits], self.plan.batch, self.plan.seed]
         words = "batches of the pass" if len(self.ends) <= GROUPS else "groups of batches of the pass"
         kept = Kept({"batches": Axis(fingerprint(["minibatch", *which])[:16], words)})
@@ -212,7 +210,6 @@ def _difference(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums, and for the Gram matrices of a batch; nothing on disk."""
     layers = max(min(len(sites), config.layers) for sites in plan.sites.values())
     cells = len(image_counts(plan)) * len(batch_sizes(config, plan)) * GROUPS * layers**2
     return Cost(memory=8 * len(config.tokens) * len(plan.sites) * (cells + layers * plan.batch**2), disk=0)
@@ -222,7 +219,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Over the batch size, over the number of images, and the largest differences of both."""
     view = result.isel(tokens=0)
     found = []
     over = {
@@ -269,7 +265,6 @@ def _means(part: xr.Dataset, axis: str) -> pd.DataFrame:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """The largest difference that the batch size makes, of all images: (label, number, detail)."""
     view = result.isel(tokens=0, count=-1)
     sizes = f"batches of {int(view.batch[0])} … {int(view.batch[-1])}" if len(view.batch) > 1 else "one batch size"
     lines = []
@@ -283,7 +278,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """The largest difference that the batch size makes, of all images."""
     view = result.isel(tokens=0, count=-1).difference.max("batch").to_dataset(name="difference")
     about = "largest difference of CKA between batch sizes, of all images"
     return of_encoders(view, "difference", title="batch size", about=about, style=".3f", best="lowest", place=3)

@@ -87,7 +87,6 @@ class Config(ClassifierChoice):
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images as they are, for testing also with noise of each band."""
     return ("plain", *config.bands.values()) if split == "test" else ("plain",)
 
 
@@ -115,7 +114,6 @@ class Analysis(DecisionAnalysis):
                 )
 
     def compute(self) -> xr.Dataset:
-        """Accuracy without noise, with noise of each band, and the drop, each with its interval."""
         found, truth = self.fitted(), self.labels("test")
         bands = self.config.bands
         jobs = list(itertools.product(found, ["plain", *bands.values()]))
@@ -181,14 +179,12 @@ class Analysis(DecisionAnalysis):
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """The noise of a batch beside what the classifiers take."""
     probes = cost_of(config, plan, SPLITS)
     pixels = max(3 * math.prod(encoder.preprocess.size) for encoder in plan.encoders.values())
     return Cost(probes.memory + 24 * plan.batch * pixels, probes.disk)
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """The drop over frequency, a colour for each encoder."""
     table = result[["drop", "drop_low", "drop_high", "accuracy", "reason"]].to_dataframe().reset_index()
     names = {"encoder": "series", "frequency": "depth", "drop": "value", "drop_low": "low", "drop_high": "high"}
     chart = curve_over_depth(
@@ -215,7 +211,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """The frequency that costs each encoder most: (label, number, detail)."""
     lines = []
     for encoder in result.encoder.values:
         drop = result["drop"].sel(encoder=encoder).dropna("frequency")
@@ -229,7 +224,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """What the worst frequency costs."""
     about = "accuracy lost to noise of the worst frequency"
     found = key_number(
         result, "drop", at="highest", over="frequency", title="noise drop", about=about, style=".1%", best="lowest"

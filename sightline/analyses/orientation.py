@@ -78,7 +78,6 @@ class Config:
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images and their mirror images."""
     return VIEWS
 
 
@@ -113,7 +112,6 @@ class Analysis(Pooled):
         super().__init__(plan, SPLITS, every_site(plan, config.features))
 
     def compute(self) -> xr.Dataset:
-        """Accuracy of every encoder, site and feature, with its interval and the reason where there is none."""
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
         scores = shared(chosen, lambda names: self._score(*names))
@@ -146,14 +144,12 @@ class Analysis(Pooled):
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Sums and eigenvectors of the largest probe, and blocks of features, in memory; features on disk."""
     chosen = every_site(plan, config.features)
     width = max(widths(plan, *key)[name] for key, names in chosen.items() for name in names)
     return Cost(memory=8 * (4 * width**2 + 16 * BLOCK_NUMBERS), disk=disk(plan, SPLITS, chosen))
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Accuracy over depth: a panel for each feature, a colour for each encoder, 0.5 as a line."""
     about = result.attrs
     caption = (
         f"Accuracy of a ridge probe at telling {about['n_test']} test images from their mirror images, fitted to "
@@ -163,7 +159,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """What the last site of each encoder (not of a decoder) still knows: (label, number, detail)."""
     lines = []
     for encoder in result.encoder.values:
         known = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
@@ -177,6 +172,5 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """What the last block still knows."""
     about = "accuracy of a probe that tells mirror images from images, at the last block"
     return key_number(result, "accuracy", at="last", title="left or right", about=about, style=".1%")

@@ -174,7 +174,6 @@ class Analysis(DecisionAnalysis):
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """What the classifiers take."""
     return cost_of(config, plan, SPLITS)
 
 
@@ -221,7 +220,6 @@ def _who(row: xr.Dataset) -> str:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Overall shape bias of each encoder: (label, number, detail)."""
     return [
         (
             str(encoder),
@@ -235,6 +233,5 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Overall shape bias."""
     about = "share of decisions for the shape, of those for shape or texture"
     return of_encoders(result, "overall", title="shape bias", about=about, style=".1%", place=FIRST)

@@ -169,7 +169,6 @@ class Analysis(Pooled):
         self.config, self.layers = config, Layers(plan.sites, plan.stages)
 
     def compute(self) -> xr.Dataset:
-        """All measures of all sites × all sites × all pairs of encoders, with interval, null and reasons."""
         self.finish()
         images = sum(len(rows) for rows in self.rows.values())
         if images < FEWEST:
@@ -245,7 +244,6 @@ class Analysis(Pooled):
         return f"all images have the same direction, so that none is nearer than another, in {names}" if untold else ""
 
     def _kept(self, left_out: npt.NDArray[np.float64]) -> Kept:
-        """The numbers without each group of images, for contrasts."""
         which = [[self.plan.images.digest(split) for split in self.splits], self.plan.seed, self.config.sample]
         words = f"groups of {' and '.join(self.splits)} images"
         kept = Kept({"group": Axis(fingerprint(["similarity", *which])[:16], words)})
@@ -408,7 +406,6 @@ def _grouped(values: Tensor | None, groups: Sequence[Tensor]) -> npt.NDArray[np.
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Components of all layers, ranks of all pairs of sampled images, and blocks of features; features on disk."""
     n = sum(len(plan.images.indices(split)) for split in plan.splits)
     known = [widths(plan, *layer) for layer in Layers(plan.sites)]
     wide = [
@@ -442,7 +439,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """What each measure says of the closest blocks of the first pair of encoders, or of the ends of a single one."""
     return [
         (label, number, f"{MEASURES[name].title}, {detail}")
         for name in result.measure.values.tolist()
@@ -451,7 +447,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def likeness(result: xr.Dataset) -> Likeness | None:
-    """Of the first measure that is no distance."""
     for name in result.measure.values.tolist():
         if not MEASURES[name].distance:
             found = pair_likeness(result.sel(measure=name, drop=True), MEASURES[name])

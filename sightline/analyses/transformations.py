@@ -118,7 +118,6 @@ class Config:
 
 
 def views(config: Config, split: str) -> tuple[str, ...]:
-    """The images, the transformed images, and two light crops."""
     return ("plain", *config.transformations, *(f"augment:{config.crop}:{copy}" for copy in range(2)))
 
 
@@ -184,7 +183,6 @@ class Analysis(contract.Analysis):
                     self.infinite[s, f] += ~values.isfinite().all()
 
     def compute(self) -> xr.Dataset:
-        """Relative distances of all transformations and of two light crops, with interval and reasons."""
         sums = self.sums.numpy(force=True)
         values = _numbers(_distances(self.sums.sum(0)))
         ends = self._bootstrap(self.sums[self.sums[..., -1].flatten(1).any(1)])
@@ -218,7 +216,6 @@ class Analysis(contract.Analysis):
         return self._kept(sums).beside(result)
 
     def _kept(self, sums: npt.NDArray[np.float64]) -> Kept:
-        """Squared distances by groups of images, for contrasts."""
         kept = Kept({"group": self.groups.axis})
         each = self.layers.spread(sums.swapaxes(0, 1))  # (encoders, sites, G, F, K)
         dims = ("encoder", "site", "group", "feature", "transformation")
@@ -278,7 +275,6 @@ def _numbers(found: Mapping[str, Tensor]) -> Numbers:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums, and for the features of a batch in all its views; nothing on disk."""
     layers = [widths(plan, encoder, site) for encoder, site in Layers(plan.sites)]
     features = sum(width for layer in layers for name, width in layer.items() if name in config.features)
     sums = 8 * GROUPS * len(layers) * len(config.features) * (len(config.transformations) + 3)
@@ -289,7 +285,6 @@ def cost(config: Config, plan: Plan) -> Cost:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Transformations × layers for each encoder, and each transformation over depth, for each feature."""
     floor = result.assign(distance_null=result.crops.broadcast_like(result.distance))
     curves = [figure for feature in result.feature.values for figure in _curves(floor.sel(feature=feature))]
     return [_map(result), *curves] if curves else []
@@ -349,7 +344,6 @@ def _curves(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """The first transformation at the last block of each encoder: (label, number, detail)."""
     name = str(result.transformation.values[0])
     lines = []
     for encoder, last in _last_blocks(result):
@@ -363,7 +357,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """How far the first transformation moves an image at the last block."""
     first = result.isel(transformation=0)
     which = str(first.transformation.item())
     about = f"how far {which} moves an image in the last block; 1: as far as another image"

@@ -78,7 +78,6 @@ class Contrast:
         return f"{self.what} = {self.value:.4g} ({ends}, {chance}; {self.how})"
 
     def table(self) -> pd.DataFrame:
-        """As one row of a table."""
         import pandas as pd
 
         return pd.DataFrame([asdict(self)])

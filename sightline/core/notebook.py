@@ -33,7 +33,6 @@ def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def fold(title: str, content: str) -> str:
-    """HTML that opens by a click."""
     return f'<details style="margin:.2em 0"><summary>{escape(title)}</summary>{content}</details>'
 
 

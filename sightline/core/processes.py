@@ -36,17 +36,14 @@ def _joined() -> bool:
 
 
 def world() -> int:
-    """Number of processes."""
     return dist.get_world_size() if _joined() else 1
 
 
 def rank() -> int:
-    """Number of this process."""
     return dist.get_rank() if _joined() else 0
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
     if world() > 1:
         dist.barrier()
 

@@ -41,7 +41,6 @@ class Run(Mapping[str, "xr.Dataset"]):
         self._kept: dict[str, xr.Dataset] = {}
 
     def names(self) -> list[str]:
-        """Finished analyses."""
         on_disk = [] if self.path is None else [file.stem for file in (self.path / "results").glob("*.nc")]
         return sorted({*self._results, *on_disk})
 
@@ -66,7 +65,6 @@ class Run(Mapping[str, "xr.Dataset"]):
         return contrast(self, name, this, that, **more)
 
     def estimate(self, name: str, where: Where | None = None, **more: Any) -> Estimate:
-        """`sl.estimate` of this run."""
         return estimate(self, name, where, **more)
 
     def figure(self, name: str, figure: str | None = None) -> Any:
@@ -140,7 +138,6 @@ class Run(Mapping[str, "xr.Dataset"]):
                     self._write(file, _netcdf(dataset))
 
     def save_request(self) -> None:
-        """Write `run.json`."""
         if self.path is not None:
             self._write(self.path / "run.json", json.dumps(self.request, indent=2).encode())
 

@@ -51,7 +51,6 @@ class AttentionProduct:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the map."""
         return torch.Size((*self.q.shape[:-1], self.k.shape[-2]))
 
     def __getitem__(self, images: slice) -> AttentionProduct:

@@ -73,10 +73,8 @@ def source(name: str) -> ModelSource:
 
 
 def format_named(name: str) -> Format:
-    """A format by its name."""
     return cast(Format, plugins.held_to(Format, "formats", name, {}))
 
 
 def family(name: str) -> Family:
-    """A family by its name."""
     return cast(Family, plugins.held_to(Family, "families", name, {}))

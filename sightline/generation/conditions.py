@@ -60,7 +60,6 @@ class Conditions:
 
     @property
     def width(self) -> int:
-        """Numbers of a representation."""
         return int(self.plain.shape[1])
 
     def at(self, rows: npt.NDArray[np.int64], mirrored: npt.NDArray[np.bool_]) -> Tensor:

@@ -156,12 +156,10 @@ class Model:
 
     @property
     def process(self) -> Process:
-        """Of noise."""
         return process_named(self.denoiser.shape.process)
 
     @property
     def size(self) -> int:
-        """Pixels of a picture."""
         return self.denoiser.shape.size
 
     def embed(self, number: int, features: Tensor) -> Tensor:
@@ -171,7 +169,6 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return next(self.denoiser.parameters()).device
 
     def network(self, embedded: Tensor) -> Any:
@@ -195,7 +192,6 @@ def save_model(folder: Path, denoiser: Denoiser, encoders: Sequence[Mapping[str,
 
 
 def load_model(folder: Path, device: torch.device | str = "cpu") -> Model:
-    """The model in a checkpoint folder."""
     diffusers()
     try:
         about = json.loads((folder / FILE).read_text())

@@ -8,7 +8,6 @@ from sightline.core.extras import explaining
 
 
 def diffusers() -> Any:
-    """The library, if it is installed."""
     with explaining():
         import diffusers as library
     return library

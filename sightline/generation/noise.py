@@ -58,7 +58,6 @@ class Process(Protocol):
 
 
 def process_named(name: str) -> Process:
-    """`flow` or `ddpm`."""
     if name not in PROCESSES:
         raise InputError(f"There is no process {name!r} of noise{nearest(name, PROCESSES)}")
     return PROCESSES[name]()

@@ -20,5 +20,4 @@ class ImageSource(Protocol):
 
 
 def image_source(name: str) -> ImageSource:
-    """The image source that a reference names."""
     return cast(ImageSource, plugins.held_to(ImageSource, "datasets", name, {}))

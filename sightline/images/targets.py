@@ -80,12 +80,10 @@ def filled(start: int, extent: int, length: int, size: int) -> tuple[int, int]:
 
 
 def tensors(targets: Targets[NDArray[Any]], device: torch.device | str = "cpu") -> Targets[Tensor]:
-    """The same for a model."""
     return Targets(*(None if part is None else torch.from_numpy(part).to(device) for part in targets))  # type: ignore[arg-type]
 
 
 def arrays(targets: Targets[Tensor]) -> Targets[NDArray[Any]]:
-    """The same for NumPy."""
     return Targets(*(None if part is None else part.numpy(force=True) for part in targets))  # type: ignore[arg-type]
 
 

@@ -146,5 +146,4 @@ OPTIONAL: Mapping[str, Any] = {
 
 
 def analysis(name: str) -> AnalysisPlugin:
-    """The plugin of an analysis by its name."""
     return cast(AnalysisPlugin, plugins.held_to(AnalysisPlugin, "analyses", name, OPTIONAL))

@@ -44,7 +44,6 @@ class Layers:
 
     @property
     def encoders(self) -> list[str]:
-        """Names of the encoders."""
         return list(self.of)
 
     @property

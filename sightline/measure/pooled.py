@@ -95,7 +95,6 @@ class Matrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
         return len(self.rows), self.values.shape[1]
 
     def __len__(self) -> int:
@@ -158,7 +157,6 @@ class Pooled(Analysis):
         return list(found.items())
 
     def begin(self, batch: Batch) -> None:
-        """Note which split it is of."""
         self.split = batch.split
 
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
@@ -172,7 +170,6 @@ class Pooled(Analysis):
         return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in found.items()}
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
-        """Write the rows of this batch."""
         if batch.split not in self.splits:
             return
         if not self.reserved:  # not before the pass has told its cost and checked the disk

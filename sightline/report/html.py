@@ -39,7 +39,6 @@ def _environment() -> jinja2.Environment:
 
 
 def asset(name: str) -> Markup:
-    """The text of a file of assets/."""
     return Markup((resources.files("sightline.report") / "assets" / name).read_text("utf-8"))
 
 

@@ -72,7 +72,6 @@ def _picture(pixels: np.ndarray[Any, Any], note: str) -> Picture:
 
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    """Bytes (y, x, rgb) as a file."""
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels, np.uint8)).save(file, "PNG")
     return file.getvalue()

@@ -29,7 +29,6 @@ class Provenance:
 
 
 def provenance_page(run: Run) -> Provenance:
-    """From what the folder of a run remembers."""
     request = dict(run.request)
     skipped = request.pop("skipped", None) or []
     command = request.pop("command", None) or ""

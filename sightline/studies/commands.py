@@ -249,7 +249,6 @@ class _Training:
         return [read_recipe(self.name if recipe is None else recipe), _option(step, "set")]
 
     def usual(self, step: Step) -> Mapping[str, Any]:
-        """The defaults of all settings."""
         values: Mapping[str, Any] = self.make().values()
         return values
 
@@ -267,7 +266,6 @@ class _Training:
         return load_images(step.images or training.images, limit=training.limit or None, seed=training.seed)
 
     def splits(self, step: Step) -> set[str]:
-        """All of them."""
         return {"train", "val", "test"}
 
 

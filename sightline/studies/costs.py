@@ -121,7 +121,6 @@ class _Trial:
         return StepCost(MORE * seconds, disk)
 
     def _forward(self, encoder: Encoder) -> float:
-        """Seconds for an image."""
         return self._remembered(["forward", _shape(encoder)], lambda: _forward(encoder, self.machine.device))
 
     # A training
@@ -219,7 +218,6 @@ def _shape(encoder: Encoder) -> Any:
 
 
 def _forward(encoder: Encoder, device: str) -> float:
-    """Seconds for an image."""
     where = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     home = next(encoder.module.parameters()).device
     pixels = torch.full((BATCH, 3, *encoder.preprocess.size), 128, dtype=torch.uint8, device=where)

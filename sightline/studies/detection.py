@@ -343,7 +343,6 @@ def _percent(value: xr.DataArray) -> str:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """AP over the size of the objects, a panel for boxes and one for masks."""
     names = [f"AP_by_size{end}" for end in ENDS]
     table = result[[*names, "bin_side", "bin_objects"]].to_dataframe().reset_index().dropna(subset="AP_by_size")
     if table.empty:
@@ -366,7 +365,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Of each encoder the AP of boxes, and of masks."""
     found = []
     for name, kind in itertools.product(result.encoder.values, result.kind.values):
         one = result.sel(encoder=name, kind=kind, area="all")
@@ -379,7 +377,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """AP of boxes, and of masks."""
     found = []
     for kind in map(str, result.kind.values):
         own = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")

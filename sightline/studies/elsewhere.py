@@ -59,7 +59,6 @@ class Submitit:
         self.machine, self.places = machine, places
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
-        """Queue it."""
         return _Queued(self.executor.submit(Submitted(), ticket(placed, folders, self.machine)))
 
     def close(self) -> None:
@@ -102,7 +101,6 @@ class Ray:
         self.machine, self.places = machine, places
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
-        """Hand it to Ray."""
         return _Task(self.task.remote(ticket(placed, folders, self.machine)))
 
     def close(self) -> None:

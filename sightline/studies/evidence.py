@@ -138,7 +138,6 @@ class Evidence:
         raise Missing(f"{article} {what}{plural}: {add}")
 
     def tuned(self, name: str) -> Role | None:
-        """What was fine-tuned from an encoder."""
         own = self.together(name)
         return next((role for role in self.encoders(None, None, tuned=True) if role.tuned_from == own), None)
 

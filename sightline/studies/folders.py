@@ -53,7 +53,6 @@ class StepFolder:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
         return bool(self.about)
 
     @property
@@ -63,7 +62,6 @@ class StepFolder:
 
     @property
     def holder(self) -> Holder | None:
-        """Who works at it now."""
         held = holder_of(self.beside("lock"))
         return None if held is None or held.gone else held
 

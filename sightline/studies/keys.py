@@ -34,7 +34,6 @@ class Contents:
         self._digests: dict[str, str] = {}
 
     def encoder(self, reference: str) -> Encoder:
-        """An encoder from outside."""
         if reference not in self._encoders:
             self._encoders[reference] = load_encoder(reference)
         return self._encoders[reference]

@@ -164,7 +164,6 @@ def _sized(given: Mapping[str, Given], contents: Contents) -> dict[str, Given]:
 
 
 def _millions(module: nn.Module) -> float:
-    """Parameters."""
     return round(sum(weights.numel() for weights in module.parameters()) / 1e6, 2)
 
 
@@ -187,7 +186,6 @@ def _groups(steps: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
 
 
 def groups_of(finding: str) -> set[str]:
-    """The steps that a finding needs."""
     return set(all_findings()[finding].step.split(",")) & set(GROUPS)
 
 

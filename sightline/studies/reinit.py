@@ -127,7 +127,6 @@ def reinit(
 def _decided(
     tuned: Encoder, data: Images, batch: int, device: torch.device, workers: int | None
 ) -> npt.NDArray[np.int64]:
-    """What the classifier takes each test image for."""
     module = tuned.module.to(device)
     return decisions(module, data, "test", preprocess=tuned.preprocess, device=device, batch=batch, workers=workers)
 
@@ -197,7 +196,6 @@ def _result(
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Drop and accuracy against the number of blocks, a panel for each end."""
     text = (
         "Accuracy after fine-tuning all blocks minus that with n of them re-initialised first, counted from the first "
         "or from the last block: the higher, the more fine-tuning needs what these blocks had learned."
@@ -229,7 +227,6 @@ def _figure(result: xr.Dataset, name: str, title: str, text: str, reference: tup
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Of each encoder and end the drop with the most blocks."""
     found = []
     for name, end in itertools.product(result.encoder.values, result.end.values):
         known = result.sel(encoder=name, end=end).dropna("n", subset=["accuracy_drop"])
@@ -246,7 +243,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Of each end the drop with the most blocks, and over the number of blocks."""
     names = [f"accuracy_drop{end}" for end in ENDS]
     found = []
     for end in map(str, result.end.values):

@@ -50,7 +50,6 @@ class Role:
 
     @property
     def tuned(self) -> bool:
-        """Whether it was fine-tuned."""
         return self.tuned_from is not None
 
 

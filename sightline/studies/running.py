@@ -218,11 +218,9 @@ class Here:
     places: int = 1
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
-        """Do it, now."""
         return _Over(perform(placed, folders, self.machine, self.helpers))
 
     def close(self) -> None:
-        """Nobody is needed any more."""
         if self.helpers is not None:
             self.helpers.close()
 

@@ -242,14 +242,12 @@ def _cells(one: xr.Dataset, name: str, sign: str) -> list[str]:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """IoU of each class."""
     table = result[["iou", "pixels"]].to_dataframe().reset_index().dropna(subset="iou")
     caption = "The easiest class on top; those without test pixels are left out."
     return [] if table.empty else [class_figure(table, caption)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """mIoU of each encoder."""
     lines = []
     for name in result.encoder.values:
         value, low, high = (result[f"miou{end}"].sel(encoder=name).item() for end in ENDS)
@@ -260,6 +258,5 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """mIoU of each encoder."""
     about = f"mIoU, {result.attrs['head']} head, {result.attrs['encoders']}"
     return of_encoders(result, "miou", title="mIoU", about=about, style=".1%", best="highest", place=FIRST)

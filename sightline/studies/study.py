@@ -103,7 +103,6 @@ class Study:
         return decide_all(self.evidence if evidence is None else evidence, only=self.findings)
 
     def save(self, verdicts: Sequence[Verdict]) -> None:
-        """Write verdicts as tables."""
         known = all_findings()
         rows = []
         for verdict in verdicts:
@@ -122,7 +121,6 @@ def _plain(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -92,7 +92,6 @@ class Backbone:
 
     @property
     def name(self) -> str:
-        """timm's."""
         return NAMES.get(self.backbone, self.backbone)
 
     @property
@@ -134,7 +133,6 @@ class Backbone:
 
 
 def build(backbone: Backbone, classes: int = 0, seed: int = 0) -> Encoder:
-    """An encoder with random weights, ready to be trained."""
     encoder = load_encoder(backbone.reference(classes, seed), name=backbone.backbone)
     # As in the papers; timm's ViTs have 0.5, which would change the scale of losses on pixels.
     preprocess = replace(encoder.preprocess, mean=IMAGENET_MEAN, std=IMAGENET_STD)

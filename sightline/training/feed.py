@@ -50,7 +50,6 @@ class Order:
 
     @property
     def per_epoch(self) -> int:
-        """Steps of an epoch."""
         return len(self.keys) // self.batch
 
     def at(self, step: int) -> tuple[NDArray[np.int64], Keys]:

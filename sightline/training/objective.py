@@ -156,5 +156,4 @@ OPTIONAL: Mapping[str, Any] = {"LABELS": False, "TARGETS": False, "first": lambd
 
 
 def objective_named(name: str) -> ObjectivePlugin:
-    """An objective by its name."""
     return cast(ObjectivePlugin, plugins.held_to(ObjectivePlugin, "objectives", name, OPTIONAL))

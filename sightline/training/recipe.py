@@ -93,7 +93,6 @@ class PretrainingRecipe:
 
 
 def recipe_names() -> list[str]:
-    """Recipes that come with Sightline."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -30,7 +30,6 @@ class Mixing(NamedTuple):
 
     @property
     def pairs(self) -> bool:
-        """Whether images are mixed at all."""
         return bool(self.mixup or self.cutmix)
 
     def of(self, views: Views, classes: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ class LightningWatch(Callback):
         self.watch = watch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The start."""
         self.watch(trainer.global_step)
 
     def on_train_batch_end(
@@ -27,7 +26,6 @@ class LightningWatch(Callback):
         self.watch(trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The end."""
         self.watch.end(trainer.global_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -174,7 +174,6 @@ class OfEncoder:
         return by_first(lambda: {} if features is None else features(self.objective.encoder)) or {}
 
     def warning(self, row: Mapping[str, float]) -> str | None:
-        """It has none."""
         return None
 
 

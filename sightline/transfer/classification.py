@@ -51,7 +51,6 @@ class Objective(objective.Objective):
 
     @property
     def pairs(self) -> bool:
-        """Whether images are mixed two by two."""
         return self.mixing.pairs
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
@@ -60,7 +59,6 @@ class Objective(objective.Objective):
         return soft_cross_entropy(logits_of(self.model(pixels)).float(), targets)
 
     def after_step(self, progress: Progress) -> None:
-        """The average follows."""
         if self.average is not None:
             follow(self.average, self.model, self.ema, buffers=True)
 

@@ -234,7 +234,6 @@ class _Accuracies:
             console().print(f"{data.name} has no labelled val split, so accuracy is not measured while training")
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
-        """By split."""
         return {
             f"{split}_accuracy": accuracy(
                 self.objective.encoder,
@@ -249,7 +248,6 @@ class _Accuracies:
         }
 
     def warning(self, row: Mapping[str, float]) -> str | None:
-        """It has none."""
         return None
 
 

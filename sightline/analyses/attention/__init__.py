@@ -176,7 +176,6 @@ class Analysis(contract.Analysis):
             self.add_state(name, torch.zeros(sizes, dtype=torch.uint8), dist_reduce_fx="sum")
 
     def begin(self, batch: Batch) -> None:
-        """Note which images of the batch are for the viewer."""
         self.viewer.begin(batch)
 
     def reduce(self, key: Key, product: AttentionProduct) -> Reduction | None:
@@ -210,7 +209,6 @@ class Analysis(contract.Analysis):
             add_images(self.sums, layer, torch.where(bad[:, None, None], math.nan, found.values).flatten(1), members)
 
     def compute(self) -> xr.Dataset:
-        """Distance, its fraction of the diagonal, and NMI of every head and layer, and the maps of the viewer."""
         layers, axes = self.layers, ("encoder", "site")
         parts = [part.reshape(len(layers), -1, 2) for part in mean_of_images(self.sums)]
         of_layer = [self.plan.encoders[encoder] for encoder, _ in layers]
@@ -241,7 +239,6 @@ class Analysis(contract.Analysis):
         return result.assign(self.viewer.variables(self.metric_state, seen)) if seen.any() else result
 
     def _kept(self, scales: Mapping[str, npt.NDArray[np.float64]]) -> Kept:
-        """Sums by groups of images, for contrasts."""
         layers, kept, axes = self.layers, Kept({"group": self.groups.axis}), ("encoder", "site")
         sums = self.sums.reshape(*self.sums.shape[:-1], -1, 2)  # (G, S, 3, H + 1, 2)
         images = ((*axes, "group"), layers.by_group(sums[:, :, 0, 0, 0]))
@@ -276,7 +273,6 @@ def _deviation(heads: npt.NDArray[np.float64]) -> float:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums and the viewer's maps; nothing on disk."""
     heads = [plan.shapes[encoder][site][0] for encoder, site in Layers(plan.sites)]
     viewer = sum(math.prod(shape) for shape in Viewer(config.viewer_images, plan).shapes.values())
     return Cost(memory=viewer + 8 * 3 * 2 * GROUPS * len(heads) * (max(heads) + 1), disk=0)

@@ -20,7 +20,6 @@ THIRDS = ("first third of the blocks", "middle third", "last third")
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Distance and NMI over depth with a point for each head, the spread over heads, and their densities."""
     layers, heads, title = _tables(result)
     if layers.empty:
         return []
@@ -66,7 +65,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """NMI and distance of the last third of each encoder's blocks: (label, number, detail)."""
     layers, _, _ = _tables(result)
     late = layers[layers.third == THIRDS[2]] if len(layers) else layers
     return [
@@ -83,7 +81,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """NMI and distance in the last third of the blocks, mean over heads."""
     where: dict[str, Any] = {"at": "last third", "types": ("attn_map",), "place": FIRST}
     about = "attention NMI in the last third of the blocks"
     far = "attention distance (part of the diagonal) in the last third of the blocks"

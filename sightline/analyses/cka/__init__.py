@@ -158,7 +158,6 @@ class Analysis(GramSums):
         return products(centred, self.unbiased), products(centred, self.unbiased, shuffled=True)
 
     def compute(self) -> xr.Dataset:
-        """CKA of all sites × all sites × all pairs of encoders, and of all sites with the classes."""
         hsic, null, classes, class_null, images, labelled = (
             state.numpy(force=True)
             for state in (self.hsic, self.null, self.classes, self.class_null, self.images, self.labelled)
@@ -243,7 +242,6 @@ def _with_last(hsic: Tensor) -> Tensor:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums; nothing on disk."""
     layers = sum(len(sites) for sites in plan.sites.values())
     memory = 8 * len(config.tokens) * (GROUPS + 1) * (layers**2 + 4 * layers)
     for widths in widths_of(plan, config.tokens).values() if config.full_batch else ():

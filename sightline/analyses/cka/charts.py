@@ -45,7 +45,6 @@ FEW = 3  # encoders, whose pairs fit into one chart
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Every pair of encoders, what the matrices say in short, class CKA, and the odd and even layers of ResNets."""
     found = pair_figures(result, CKA)
     if "class_cka" in result:
         found += _classes(result)
@@ -72,7 +71,6 @@ def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str]]:
-    """Closest blocks of each pair of encoders, or the ends of a single encoder: (label, number, detail)."""
     kinds, blocks = _kinds(result)
     cells = pair_cells(result, np.where(kinds == "block", blocks, -1), of).dropna(subset="value")
     across = cells[cells.encoder_a != cells.encoder_b]
@@ -91,7 +89,6 @@ def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Mean CKA with the blocks of the other encoders at the same depth."""
     like = likeness(result)
     if like is None or len(like.encoders) < 2:
         return []
@@ -107,7 +104,6 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
 
 
 def likeness(result: xr.Dataset, of: Measure = CKA) -> Likeness | None:
-    """The mean over blocks at the same depth; 1 for an encoder with itself. Distances say nothing of the kind."""
     if of.distance:
         return None
     mean = _diagonal(result, of).mean("site_a").transpose("encoder_a", "encoder_b").values

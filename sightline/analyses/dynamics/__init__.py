@@ -102,7 +102,6 @@ class Analysis(GramSums):
             self.own[t, group] += hsic.diagonal()
 
     def compute(self) -> xr.Dataset:
-        """Path efficiency of weights over epochs, and CKA of all epochs with starts and others."""
         encoders = self.moving.encoders
         places = {name: (training, epoch) for training in self.trainings for epoch, name in training.epochs.items()}
         result = self._cka().assign_coords(
@@ -118,7 +117,6 @@ class Analysis(GramSums):
         return kept.beside(result.merge(paths).assign_attrs(attrs))
 
     def _kept(self) -> Kept:
-        """HSIC by groups of batches, for contrasts."""
         kept, there = self.kept_batches(), self.images.numpy(force=True) > 0
         hsic, own = (state.numpy(force=True)[:, there].swapaxes(0, 1) for state in (self.hsic, self.own))
         cross = np.stack([self._spread(group) for group in hsic])
@@ -196,6 +194,5 @@ def _over(layers: Layers, values: npt.NDArray[Any], fill: Any = ABSENT) -> npt.N
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the sums; nothing on disk."""
     layers, moving, others = map(len, _layers(plan, trainings_of(plan.encoders)))
     return Cost(memory=8 * len(config.tokens) * GROUPS * (moving * others + layers), disk=0)

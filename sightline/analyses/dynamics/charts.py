@@ -13,7 +13,6 @@ from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatma
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Path efficiency over epochs and over blocks, CKA with the start and with the others, before and after."""
     near = _near(result)
     own = near.other == near.start
     found = [
@@ -37,7 +36,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Of each training the efficiency of its whole path, and what is left of its last block."""
     found = []
     near = _near(result)
     for training, name in _ends(result)[1].items():
@@ -55,7 +53,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Path efficiency of each training, at its last epoch."""
     ends = _ends(result)[1]
     totals = result.efficiency.sel(place=ALL, weights=ALL)
     values = {name: float(totals.sel(encoder=name)) for name in ends.values()}

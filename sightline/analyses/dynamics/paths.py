@@ -45,7 +45,6 @@ class Trajectory(NamedTuple):
 
     @property
     def start(self) -> str:
-        """The first of them."""
         return next(iter(self.epochs.values()))
 
 

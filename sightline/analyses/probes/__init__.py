@@ -165,7 +165,6 @@ class Config(Sweep):
 
 
 def precision(config: Config) -> str:
-    """In what probes are trained."""
     return config.precision
 
 
@@ -181,7 +180,6 @@ class Analysis(Pooled):
         self.config = config
 
     def compute(self) -> xr.Dataset:
-        """Accuracy of every probe, what it gains, every setting of its sweep; what is best for each encoder."""
         self.finish()
         asked = ((encoder, feature) for (encoder, _), features in self.wanted.items() for feature in features)
         # All encoders of one pooling, then of the next: the first may have more probes, shared evenly in this order.
@@ -265,7 +263,6 @@ class Analysis(Pooled):
         return hold_out(self.labels("train"), self.config.held_out, self.plan.seed)
 
     def _protocol(self) -> dict[str, Any]:
-        """What makes the numbers comparable with others."""
         own = "val" in self.splits
         train, test = self.labels("train"), self.labels("test")
         kept, held = self._chosen()
@@ -310,7 +307,6 @@ def _answers(swept: Swept, test: Labelled) -> list[ProbeOutcome]:
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """What the probes of some encoders and features take that are trained side by side; features on disk."""
     chosen, classes = every_site(plan, config.poolings), len(plan.images.classes)
     memory = [0]
     for encoder, feature in itertools.product(plan.encoders, config.poolings):

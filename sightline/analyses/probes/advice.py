@@ -26,7 +26,6 @@ LITTLE_LEFT = 0.98  # accuracy from which on fine-tuning has little to add
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """What to take for these images, and the best probe of each encoder: (label, number, detail)."""
     known = _known(result)
     lines = [(name, *_headline(_best(result, name))) for name in known]
     if len(known) > 1:
@@ -96,7 +95,6 @@ def _pair(result: xr.Dataset, a: str, b: str) -> xr.Dataset:
 
 
 def _described(row: xr.Dataset) -> str:
-    """Layer, pooling and probe."""
     return f"{_layer(row)}, {POOLED[str(row.feature.item())]}, {_named(row.probe.item())}"
 
 
@@ -115,7 +113,6 @@ def _interval(row: xr.Dataset, name: str) -> str:
 
 
 def _points(row: xr.Dataset, name: str, sign: int = 1) -> str:
-    """A difference in points."""
     value, *ends = (sign * 100 * float(row[f"{name}{end}"]) for end in ENDS)
     return f"{value:.1f} points (95 % {min(ends):.1f} to {max(ends):.1f})".replace("-", "−")
 

@@ -27,7 +27,6 @@ def _named(probe: str) -> str:
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Accuracy per layer, gain of depth, gain of an added layer, the sweep, the path of the ridge probe."""
     return [*_per_layer(result), *_depth(result), *_added(result), *_sweep(result), *_path(result)]
 
 

@@ -178,7 +178,6 @@ def _of_settings(found: Mapping[ProbePlace, ProbeOutcome], axes: Axes, count: in
 
 
 def _reasons(plan: Plan, axes: Axes, found: Mapping[ProbePlace, ProbeOutcome]) -> npt.NDArray[np.str_]:
-    """Why there is no number, "" where there is one."""
     known = {(at.encoder, at.site, at.feature) for at in found}
     places = (ProbePlace(*names) for names in itertools.product(*axes) if names[2] in plan.sites[names[0]])
     reasons = {

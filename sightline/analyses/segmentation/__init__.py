@@ -141,7 +141,6 @@ class Analysis(contract.Analysis):
         self.reserved = False
 
     def begin(self, batch: Batch) -> None:
-        """Count the classes in the patches of training images, for every grid."""
         if not self.reserved:  # not before the pass has told its cost and checked the disk
             reserve(self.files.values())
             self.reserved = True
@@ -176,7 +175,6 @@ class Analysis(contract.Analysis):
         return add_patches(patches.flatten(0, 1).float(), self.shares[encoder.preprocess, shape[:2]].flatten(0, 1))
 
     def update(self, batch: Batch, reductions: Mapping[Key, PatchSums | None]) -> None:
-        """Add up."""
         for key, sums in reductions.items():
             if sums is not None:
                 number = self.layers.index(key.encoder, key.site)
@@ -188,13 +186,11 @@ class Analysis(contract.Analysis):
         self.seen[self.plan.splits.index(batch.split)] += int(written)
 
     def sums(self, encoder: str, site: str) -> PatchSums:
-        """Of a layer."""
         number = self.layers.index(encoder, site)
         squares, values = (getattr(self, f"{name}_{number}") for name in ("squares", "values"))
         return PatchSums(squares, values, self.weights[number])
 
     def compute(self) -> xr.Dataset:
-        """mIoU and IoU of every layer with LDA, of the chosen one with a softmax, and pictures."""
         splits = self.plan.splits
         found: dict[str, list[Features]] = {split: [] for split in splits}
         for (_, _, split), entry in self.files.items():
@@ -208,7 +204,6 @@ class Analysis(contract.Analysis):
         return self._kept(scores, len(rows["test"])).beside(result)
 
     def _kept(self, scores: Scores, images: int) -> Kept:
-        """IoU without each lot of test images, for contrasts."""
         which = ["lots", self.plan.images.digest("test"), images]
         kept = Kept({"lot": Axis(fingerprint(which)[:16], "lots of test images")})
         lots = max((len(rest) for rest in scores.rest.values()), default=1)
@@ -244,7 +239,6 @@ class Analysis(contract.Analysis):
         return xr.Dataset(data, {**layers.coords(), "class": names}).assign_attrs(self._protocol(scores))
 
     def _protocol(self, scores: Scores) -> dict[str, Any]:
-        """What makes the number comparable with another one."""
         protocol = {
             "labels": "their own resolution, within the window that the encoder sees",
             "upsampling": "bilinear between the centres of patches",
@@ -305,7 +299,6 @@ def patch_files(config: Config, plan: Plan) -> dict[tuple[str, str, str], Featur
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Sums of every layer in memory, and what scores of a few images take; patches on disk."""
     classes = len(plan.images.classes) + 1
     shapes = patch_shapes(plan).values()
     sums = sum(8 * width * (width + classes) for _, _, width in shapes)

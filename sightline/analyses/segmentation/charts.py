@@ -30,7 +30,6 @@ CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """mIoU over depth, IoU of each class, pictures with maps and decisions, components of the patches."""
     curves = over_depth(
         result,
         "miou",
@@ -46,7 +45,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """mIoU at the chosen block of each encoder: (label, number, detail)."""
     lines = []
     for encoder in result.encoder.values:
         at = result.sel(encoder=encoder)

@@ -74,7 +74,6 @@ class Scoring:
     device: torch.device
 
     def run(self, sums: Mapping[Layer, PatchSums]) -> Scores:
-        """All of it."""
         scores = Scores()
         for layer, of_layer in sums.items():
             fitted = fit_lda(of_layer, self.config.shrinkages)
@@ -94,7 +93,6 @@ class Scoring:
         return torch.from_numpy(np.array(values, np.float32)).to(self.device).view(len(rows), height * width, depth)
 
     def preprocess(self, encoder: str) -> Preprocess:
-        """Of an encoder."""
         return self.plan.encoders[encoder].preprocess
 
     # Choosing

@@ -127,7 +127,6 @@ class Analysis(contract.Analysis):
             self.add_state(f"means_{i}", torch.zeros(self.means, d), dist_reduce_fx="sum")
 
     def begin(self, batch: Batch) -> None:
-        """Which rows of the batch are in the two samples."""
         slots = self.slots[batch.split][batch.rows]
         self.kept = (slots >= 0).nonzero()[:, 0]
         self.at = slots[self.kept]
@@ -170,7 +169,6 @@ class Analysis(contract.Analysis):
                 add_images(self.sums, layer, numbers, members[:, ~constant])
 
     def compute(self) -> xr.Dataset:
-        """Spectra of tokens and of images at every layer, the numbers read off them, and reasons."""
         kept = self.seen > 0
         shapes = [(int(kept.sum()) if d else 0, d) for _, d in self.shapes]
         width = NUMBERS + max(1, *map(self._ranks, (*self.shapes, *shapes)))
@@ -305,7 +303,6 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int, ranks: int) -> st
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the mean tokens and for the sums; nothing on disk."""
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
     numbers = NUMBERS + max(_ranks(shape, config.centred) for shape in shapes)

@@ -15,7 +15,6 @@ CLOUDS = {"token": "tokens of an image", "image": "images"}
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Of tokens and of images: Δ log at two ranks over depth, whole spectra, second largest value, effective rank."""
     relative = "Δ log σ, relative to the largest"
     samples = (
         f"Tokens: mean over a sample of {result.attrs['token_sample']} images, bands are 95 % intervals; images: the "
@@ -65,7 +64,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Effective rank of the images at the last block of each encoder: (label, number, detail)."""
     lines = []
     blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
     for encoder in result.encoder.values:
@@ -79,7 +77,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Effective rank of the images at the last block."""
     about = "effective rank of the images at the last block"
     return key_number(result, "image_effective_rank", at="last", title="rank", about=about, style=".1f", place=FIRST)
 

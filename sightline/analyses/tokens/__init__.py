@@ -129,7 +129,6 @@ class Analysis(contract.Analysis):
             self.add_state(f"clouds_{i}", torch.zeros(len(self.shown), patches, width), dist_reduce_fx="sum")
 
     def begin(self, batch: Batch) -> None:
-        """Which rows of the batch are in the sample, and which of them are shown as clouds."""
         slots = self.slots[batch.rows] if batch.split == SPLITS[0] else torch.full_like(batch.rows, -1)
         self.here = (slots >= 0).nonzero()[:, 0]
         self.at = slots[self.here]
@@ -144,7 +143,6 @@ class Analysis(contract.Analysis):
         return patches[self.here[:, None], places].float(), patches[self.cloud_here, :shown].float()
 
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
-        """Put the tokens into their places."""
         self.seen[self.at] += 1
         for (encoder, site, _), found in reductions.items():
             if found is not None:
@@ -156,7 +154,6 @@ class Analysis(contract.Analysis):
         return state
 
     def compute(self) -> xr.Dataset:
-        """Silhouettes of every layer, clouds of every block with attention, t-SNE of the last block; reasons."""
         images, seen = self.plan.images, (self.seen > 0).cpu()
         labels = torch.from_numpy(images.labels_of(SPLITS[0]))[self.rows]
         ids = images.ids[images.indices(SPLITS[0])][self.rows]
@@ -362,7 +359,6 @@ def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[A
 
 
 def cost(config: Config, plan: Plan) -> Cost:
-    """Memory for the tokens, and for the distances of all pairs at the end; nothing on disk."""
     images, clouds = map(len, _choose(plan, config))
     kept = _kept(plan, config)
     numbers = sum((images * len(places) + clouds * patches) * width for places, patches, width in kept)

@@ -14,7 +14,6 @@ from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Silhouettes over depth, t-SNE, clouds before and after attention: of one image, and of all in one basis."""
     how = (
         "Each point is a patch token before or after attention, each cross the centre of a cloud; first, middle and "
         "last block, on the first two singular vectors of what a panel shows. "
@@ -55,7 +54,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """Silhouette by image at the last block of each encoder: (label, number, detail)."""
     lines = []
     for encoder, site in zip(result.encoder.values, result.tsne_site.values, strict=True):
         at = result.sel(encoder=encoder, site=str(site)) if site else None
@@ -67,7 +65,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Silhouette of the tokens by image at the last block."""
     about = "silhouette of the tokens grouped by image at the last block"
     return key_number(result, "silhouette_image", at="last", title="tokens by image", about=about)
 

@@ -40,7 +40,6 @@ class Measured:
 
     @property
     def variables(self) -> list[str]:
-        """Variables that can be contrasted."""
         about = self._about
         return [*about["recipes"], *about["without"]]
 
@@ -79,7 +78,6 @@ class Measured:
         return dim, Axis(*about["axes"][dim])
 
     def groups(self, variable: str) -> int:
-        """How many groups there are."""
         assert self.kept is not None
         return int(self.kept.sizes[self.axis(variable)[0]])
 
@@ -100,7 +98,6 @@ class Measured:
             return rule.values(self, variable, cells, weights)
 
     def used(self, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """Which groups (G,) have images that these cells depend on."""
         rule = self.rule(variable)
         assert rule is not None
         return rule.used(self, variable, cells)

@@ -52,11 +52,9 @@ class Mean:
     root: bool = False
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         return self.sum
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         dim, _ = of.axis(variable)
         found = (weights @ of.part(self.sum, dim, cells)) / (weights @ of.part(self.count, dim, cells))
         found = np.sqrt(found) if self.root else found
@@ -67,7 +65,6 @@ class Mean:
         return found
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         return _any(of.part(self.count, of.axis(variable)[0], cells))
 
 
@@ -80,17 +77,14 @@ class Alignment:
     other: str
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         return self.cross
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         dim, _ = of.axis(variable)
         cross, own, other = (weights @ of.part(name, dim, cells) for name in (self.cross, self.own, self.other))
         return _aligned(cross, own, other)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         return _any(of.part(self.own, of.axis(variable)[0], cells))
 
 
@@ -105,7 +99,6 @@ class Pairs:
     layer: str
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         return self.hsic
 
     def _layers(self, of: Measured, cells: Cells) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -115,7 +108,6 @@ class Pairs:
         return a, b
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         a, b = self._layers(of, cells)
         dim, _ = of.axis(variable)
         cross, own, other = (
@@ -125,7 +117,6 @@ class Pairs:
         return _aligned(cross, own, other)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         a, _ = self._layers(of, cells)
         return _any(of.part(self.hsic, of.axis(variable)[0], {**cells, "pair": pair_number(a, a)}))
 
@@ -155,11 +146,9 @@ class TopChoices:
     kappa: bool
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         return self.both
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         dim, _ = of.axis(variable)
         a, b = (of.part(self.chosen, dim, {"encoder": cells[f"encoder_{end}"]}) for end in "ab")
         n_a, n_b, both = (
@@ -173,7 +162,6 @@ class TopChoices:
         return np.where(expected < 1, (both.sum(-1) / n - expected) / (1 - expected), np.nan)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         dim, _ = of.axis(variable)
         return _any(of.part(self.chosen, dim, {"encoder": cells["encoder_a"]}))
 
@@ -185,11 +173,9 @@ class LeftOut:
     left_out: str
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         return self.left_out
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         whole = _whole(of, variable, cells)
         share = whole - of.part(self.left_out, of.axis(variable)[0], cells)  # what each group gives, (G, n)
         return whole + (weights - 1) @ share
@@ -213,7 +199,6 @@ class _Derived:
     of: str
 
     def first(self, of: Measured) -> str:
-        """A part that has the axis of groups."""
         rule = of.rule(self.of)
         assert rule is not None
         return rule.first(of)
@@ -227,11 +212,9 @@ class _Elsewhere(_Derived, ABC):
         """Where the number is there."""
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         return of.values(self.of, self.cells(of, cells), weights)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         return of.used(self.of, self.cells(of, cells))
 
 
@@ -280,12 +263,10 @@ class Binned(_Derived):
         return inner | {d: np.full(len(where[0]), p, np.int64) for d, p in at.items()}
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         every = (self._cells(of, cells, number) for number in range(_count(cells)))
         return np.stack([np.nanmean(of.values(self.of, inner, weights), 1) for inner in every], 1)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         return of.used(self.of, self._cells(of, cells, 0))
 
 
@@ -296,7 +277,6 @@ class Spread(_Derived):
     dim: str
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         size = of.table.sizes[self.dim]
         inner = {d: np.repeat(positions, size) for d, positions in cells.items()}
         inner[self.dim] = np.tile(np.arange(size), _count(cells))
@@ -305,7 +285,6 @@ class Spread(_Derived):
         return spread
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         return of.used(self.of, {**cells, self.dim: np.zeros(_count(cells), np.int64)})
 
 
@@ -316,7 +295,6 @@ class Best(_Derived):
     depth: bool = False
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
-        """(W, n)."""
         kinds = [of.table[f"layer_type_{end}"].values.astype(str) for end in "ab"]
         known = np.isfinite(of.table[self.of].transpose(*cells, "site_b").values)
         depths = relative_depths(of.table)
@@ -330,7 +308,6 @@ class Best(_Derived):
         return np.stack(found, 1)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
-        """(G,)."""
         own = {**cells, "encoder_b": cells["encoder_a"], "site_b": cells["site_a"]}
         return of.used(self.of, own)
 

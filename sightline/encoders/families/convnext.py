@@ -11,12 +11,10 @@ from sightline.encoders.sites import Anatomy, Tap
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether the module is one of this family."""
     return isinstance(module, ConvNeXt)
 
 
 def anatomy(module: Any, size: tuple[int, int]) -> Anatomy:
-    """Sites of a ConvNeXt; blocks are counted over all stages."""
     blocks = [block for stage in module.stages for block in stage.blocks]
     taps = {"embed": Tap(blocks[0], "input")}
     for number, block in enumerate(blocks):

@@ -11,12 +11,10 @@ from sightline.encoders.sites import Anatomy, Tap
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether the module is one of this family."""
     return isinstance(module, (Beit, Eva))
 
 
 def anatomy(module: Beit | Eva, size: tuple[int, int]) -> Anatomy:
-    """Sites and token layout of a timm Beit or Eva."""
     return timm_anatomy("beit" if isinstance(module, Beit) else "eva", module, size, _block_taps)
 
 

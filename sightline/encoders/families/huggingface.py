@@ -61,7 +61,6 @@ class Classified(nn.Module):
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether there is a vision transformer of this kind inside the module."""
     return find_trunk(module) is not None
 
 

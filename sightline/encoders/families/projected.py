@@ -12,7 +12,6 @@ from sightline.encoders.sites import Anatomy, Tap
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether the module is one of this family."""
     return isinstance(module, Projected)
 
 

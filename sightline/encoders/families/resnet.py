@@ -13,12 +13,10 @@ LAST_LAYERS = ("se", "bn3", "bn2", "conv3", "conv2")
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether the module is one of this family."""
     return isinstance(module, (TimmResNet, TorchvisionResNet))
 
 
 def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
-    """Sites of a ResNet; blocks are counted over all stages."""
     stages = [list(stage.children()) for name, stage in module.named_children() if name.startswith("layer")]
     blocks = [block for stage in stages for block in stage]
     taps = {"embed": Tap(blocks[0], "input")}

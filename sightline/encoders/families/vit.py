@@ -16,17 +16,14 @@ FIRST_LAYERS = ("fc1", "fc1_g", "gate_proj", "up_proj")
 
 
 def matches(module: nn.Module) -> bool:
-    """Whether the module is one of this family."""
     return isinstance(module, VisionTransformer)
 
 
 def anatomy(module: VisionTransformer, size: tuple[int, int]) -> Anatomy:
-    """Sites and token layout of a timm VisionTransformer."""
     return timm_anatomy("vit", module, size, block_taps)
 
 
 def block_taps(prefix: str, block: nn.Module) -> dict[str, Tap]:
-    """Sites of a block of timm's VisionTransformer."""
     if isinstance(block, (Block, ResPostBlock)):
         taps = transformer_taps(
             prefix,

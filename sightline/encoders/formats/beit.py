@@ -39,7 +39,6 @@ def recognizes(checkpoint: Checkpoint) -> str:
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
     part = model_or_average(checkpoint, options)
     part = replace(part, training="lm_head.weight" in part.state)
     second = any(name.startswith("cls_pt_layers.") for name in part.state)

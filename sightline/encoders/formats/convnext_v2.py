@@ -52,13 +52,11 @@ NO_NORM = "FCMAE trains no final norm: the site norm is the mean over all places
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely ConvNeXt-V2's."""
     marks = {"stages.0.0.dwconv.bias", "stages.0.0.grn.gamma"}
     return "it has stages with dwconv and grn" if marks <= set(_part(checkpoint, {}).state) else ""
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
     part = _part(checkpoint, options)
     official = {_name(name): name for name in part.state}
     state = {ours: _value(name, part.state[name]) for ours, name in official.items()}

@@ -26,7 +26,6 @@ OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bicubic", by_sc
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely DINO's."""
     sides = [unwrapped(tensors(checkpoint.content, side)) for side in ("student", "teacher")]
     wanted = ("backbone.", "head.last_layer.")
     if all(any(name.startswith(prefix) for name in state) for state in sides for prefix in wanted):

@@ -48,7 +48,6 @@ DECODER = {
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely MAE's."""
     state = bare(checkpoint).state
     if not holds_vit(state):
         return ""

@@ -23,7 +23,6 @@ OFFICIAL = Official(TITLE, {384: 12, 768: 12, 1024: 16, 1280: 16}, "bilinear", b
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely MoCo-v3's."""
     state = unwrapped(tensors(checkpoint.content, "state_dict"))
     if all(any(name.startswith(f"{prefix}.") for name in state) for prefix in ("base_encoder", "momentum_encoder")):
         return "it has base_encoder and momentum_encoder"

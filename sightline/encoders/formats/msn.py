@@ -26,7 +26,6 @@ OFFICIAL = Official(TITLE, {192: 3, 384: 6, 768: 12, 1024: 16}, "bilinear", by_s
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely MSN's."""
     if "prototypes" not in checkpoint.content or not tensors(checkpoint.content, ENCODERS["target"]):
         return ""
     trained = tensors(checkpoint.content, ENCODERS["anchor"])

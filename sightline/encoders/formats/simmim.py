@@ -32,7 +32,6 @@ def recognizes(checkpoint: Checkpoint) -> str:
 
 
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    """The encoder in a checkpoint."""
     part = _part(checkpoint)
     if any(name.startswith("layers.0.blocks.") for name in part.state):
         raise InputError(

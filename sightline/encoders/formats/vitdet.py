@@ -50,7 +50,6 @@ FOREIGN = ("blocks.", "patch_embed.", "cls_token", "norm.", "neck.", "head.")  #
 
 
 def recognizes(checkpoint: Checkpoint) -> str:
-    """By what a file is surely ViTDet's."""
     part = _part(checkpoint)
     others = any(name.startswith("neck.") or ".attn.pool" in name for name in part.state)  # SAM's ViT, MViT
     if not _holds_vit(part.state) or others:

@@ -17,7 +17,6 @@ WEIGHTS = re.compile(r"(conv1|bn1|layer[1-4]\.\d+\.(conv[123]|bn[123]|downsample
 
 
 def holds_resnet(state: Mapping[str, Tensor]) -> bool:
-    """Whether the weights are those of a ResNet."""
     return "conv1.weight" in state and all(f"{stage}.0.conv1.weight" in state for stage in STAGES)
 
 
@@ -54,7 +53,6 @@ def _refuse_foreign(state: Mapping[str, Tensor]) -> None:
 def vit_or_resnet_layout(
     checkpoint: Checkpoint, part: ModelState, official: Official, options: Mapping[str, str]
 ) -> Layout:
-    """The layout of whichever of the two it is."""
     if holds_resnet(part.state):
         return resnet_layout(part, official, options)
     return vit_layout(checkpoint, part, official, options)

@@ -150,7 +150,6 @@ def unit_layer(weight: Tensor, part: str = "prototypes") -> Trained:  # (outputs
 
 
 def state_of(head: Sequence[Trained]) -> dict[str, Tensor]:
-    """The state dict of an `empty_head` of these layers."""
     return {f"{number}.{name}": value for number, (_, own) in enumerate(head) for name, value in own.items()}
 
 

@@ -82,7 +82,6 @@ class GridAttention(nn.Module):
         return windows.reshape(-1, side, side, qkv.shape[-1])
 
     def _together(self, y: Tensor) -> Tensor:  # (B·W, h, w, D) -> (B, rows, columns, D)
-        """Undoes `_apart`."""
         (rows, columns), side = self.grid, self.window
         down, across = (-(-n // side) for n in self.grid)
         whole = y.view(-1, down, across, side, side, y.shape[-1]).transpose(2, 3)

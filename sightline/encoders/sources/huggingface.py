@@ -90,7 +90,6 @@ def load(reference: Reference) -> Encoder:
 
 
 def _transformers() -> Any:
-    """The library, which is an extra."""
     try:
         return importlib.import_module("transformers")
     except ModuleNotFoundError as error:

@@ -26,7 +26,6 @@ class Arrays:
     pixels: Sequence[np.ndarray]  # uint8 (H, W, 3) each
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        """Images at these positions."""
         return [Item(self.pixels[index], None) for index in indices]
 
 

@@ -59,7 +59,6 @@ class Annotated:
         return [self._read(Path(str(self.files[i])), (int(self.sizes[i, 0]), int(self.sizes[i, 1]))) for i in indices]
 
     def contents(self, indices: Sequence[int]) -> bytes:
-        """The hashes of the files at these positions."""
         names = [str(Path(str(self.files[i])).absolute()) for i in indices]
         if not names:
             return b""

@@ -37,18 +37,15 @@ class Files:
     names: np.ndarray  # str (n,), relative
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        """Images at these positions."""
         return [decode(self.root / str(self.names[index])) for index in indices]
 
     def contents(self, indices: Sequence[int]) -> bytes:
-        """The hashes of the files at these positions."""
         names = [str(self.names[index]) for index in indices]
         found = hashes(self.root, names)
         return b"".join(found[name] for name in names)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
-    """All images below a folder."""
     names = read_options("folder", options, {"names": "any"})["names"]
     if names not in ("any", "shape-texture"):
         raise InputError(f"The option names of folder is {names!r}, but only 'shape-texture' is known")

@@ -30,7 +30,6 @@ class Tables:
         self.starts = np.cumsum([0, *map(len, tables)])
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        """Images at these positions."""
         return [self._read(index, int(np.searchsorted(self.starts, index, side="right")) - 1) for index in indices]
 
     def _read(self, index: int, table: int) -> Item:

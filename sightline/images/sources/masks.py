@@ -108,7 +108,6 @@ class Masked:
     classes: int
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        """Images at these positions."""
         return [decode(self.root / str(self.images[index])) for index in indices]
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
@@ -171,7 +170,6 @@ def _by(size: Sequence[int]) -> str:
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
-    """All images of a folder that have a mask."""
     chosen = read_options("masks", options, {"classes": 0, "zero": "", "ignored": 255})
     if chosen["zero"] not in ("", *ZERO):
         raise InputError(f"zero is {chosen['zero']!r}, but 0 can be {', '.join(ZERO)}{nearest(chosen['zero'], ZERO)}")

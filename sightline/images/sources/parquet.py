@@ -76,7 +76,6 @@ class ParquetRows:
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
-    """A Parquet file or a folder of them."""
     chosen = read_options("parquet", options, {"image": "", "label": ""})
     files, root = _files(where)
     opened = [_open(file) for file in files]

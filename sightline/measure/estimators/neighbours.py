@@ -164,7 +164,6 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
         count, width = self.values.shape
         return count, width
 

@@ -267,7 +267,6 @@ class _Sweep:
                 self.parts.append(_Heads(probes, members, width, classes, schedule, self.device))
 
     def train(self, joined: JoinedFeatures, labels: Tensor) -> Iterator[None]:
-        """Train the heads, step by step."""
         steps, per_epoch = self.schedule.steps(joined.rows), self.schedule.per_epoch(joined.rows)
         batches = joined.batches(labels, self.schedule.batch, self.schedule.seed)
         for step, (x, y) in enumerate(islice(batches, steps)):

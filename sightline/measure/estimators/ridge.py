@@ -46,9 +46,7 @@ class Sliceable(Protocol):
     """Rows of features, in memory or on disk."""
 
     @property
-    def shape(self) -> Any:
-        """Rows and width."""
-        ...
+    def shape(self) -> Any: ...
 
     def __getitem__(self, part: slice, /) -> Any: ...
 
@@ -143,7 +141,6 @@ class _Data:
 
     @property
     def images(self) -> int:
-        """Number of images."""
         return int(self.views[0].shape[0])
 
     @property

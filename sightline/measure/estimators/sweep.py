@@ -167,11 +167,9 @@ class Chosen:
     accuracy: float  # on the images for selection
 
     def scores(self, features: Mapping[str, Sliceable]) -> npt.NDArray[np.float32]:
-        """Scores of the classes (n, C)."""
         return np.concatenate(list(self.trained.scores(self.which, features)))
 
     def decisions(self, features: Mapping[str, Sliceable]) -> npt.NDArray[np.int64]:
-        """The class of each row (n,)."""
         return self.trained.decisions(self.which, features)
 
 

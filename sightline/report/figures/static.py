@@ -31,7 +31,6 @@ def svg_of(spec: dict[str, Any], colours: Sequence[str] = ()) -> str:
 
 
 def pdf_of(svg: str) -> bytes:
-    """The same drawing as a PDF file."""
     import vl_convert
 
     return bytes(vl_convert.svg_to_pdf(svg))

@@ -32,7 +32,6 @@ def contrastive_and_masked(evidence: Evidence) -> list[str]:
 
 
 def tuned(evidence: Evidence, *names: str) -> list[str]:
-    """What was fine-tuned from each of these encoders."""
     return [first_seed(evidence, evidence.need_tuned(name).name) for name in names]
 
 

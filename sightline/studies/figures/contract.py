@@ -85,5 +85,4 @@ class PaperDrawing(Figure):
         return svg_of(specification(self.chart.properties(title=title), self.encoders))
 
     def pdf(self) -> bytes:
-        """The same as a PDF file."""
         return pdf_of(self.svg())

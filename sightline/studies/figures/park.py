@@ -46,7 +46,6 @@ CL, MIM = "joint-embedding (CL)", "reconstruction (MIM)"
 
 
 def _everybody(evidence: Evidence) -> list[str]:
-    """All methods of both families."""
     return [*cast(evidence, JE), *cast(evidence, REC)]
 
 

@@ -94,7 +94,6 @@ class Verdict:
 
 
 def _numbers(what: Verdict | Part) -> str:
-    """An effect and its interval."""
     value = what.effect if isinstance(what, Verdict) else what.value
     return f"{value:.3g} (95 % {what.low:.3g} – {what.high:.3g})"
 
@@ -115,7 +114,6 @@ class Finding:
     cases: Callable[[Evidence], Sequence[Case]]  # one for each choice of encoders; may raise Missing
 
     def decide(self, evidence: Evidence) -> Verdict:
-        """What these results make of it."""
         from sightline.studies.findings.deciding import decide
 
         return decide(self, evidence)

@@ -95,7 +95,6 @@ def _first_pair(evidence: Evidence, number: str, a: str, b: str, **where: Any) -
 
 
 def _diagonal(evidence: Evidence, encoder: str, other: str, layer_type: str = "block", **where: Any) -> Estimate:
-    """Mean CKA of layers at the same depth."""
     return evidence.estimate("cka.diagonal", encoder=encoder, other=other, layer_type=layer_type, tokens="all", **where)
 
 

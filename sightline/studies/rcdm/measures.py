@@ -80,7 +80,6 @@ class Seen(NamedTuple):
     rows: npt.NDArray[np.int64]
 
     def some(self, count: int) -> Seen:
-        """The first ones."""
         pixels = {preprocess: values[:count] for preprocess, values in self.pixels.items()}
         rest = self.keys[:count], self.ids[:count], self.labels[:count], self.rows[:count]
         return Seen(self.pictures[:count], pixels, *rest)

@@ -25,7 +25,6 @@ SEEN = ("keeps {}", "has forgotten {}", "leaves {} unclear")
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    """Transformations against encoders."""
     about, encoders = result.attrs, [str(name) for name in result.encoder.values]
     columns = {"share": "value", "share_low": "low", "share_high": "high", "share_null": "null"}
     table = result[[*columns, "z", "kept"]].to_dataframe().reset_index()
@@ -54,7 +53,6 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    """The gap of the mirror image (or of the first transformation) of each encoder: (label, number, detail)."""
     which = "mirror" if "mirror" in result.transformation.values else str(result.transformation.values[0])
     found = []
     for name in result.encoder.values:
@@ -70,7 +68,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    """Share of images that are more likely than their transformed copy, for each transformation."""
     found = []
     for which in map(str, result.transformation.values):
         own = result[["share", "share_low", "share_high"]].sel(transformation=which)

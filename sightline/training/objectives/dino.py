@@ -220,7 +220,6 @@ class Objective(objective.Objective):
 
     @torch.no_grad()
     def after_step(self, progress: Progress) -> None:
-        """Let teacher and centre follow."""
         # Once per step, however many batches were accumulated for it; as in the official code, the loss of a step sees
         # the centre of the steps before.
         self.center.lerp_(mean(torch.stack(self.seen).mean(0)), 1 - self.config.center_momentum)

@@ -62,7 +62,6 @@ class Config:
             self.part(name)
 
     def part(self, name: str) -> Any:
-        """Settings of a part."""
         config = objective_named(name).Config
         known = [entry.name for entry in fields(config)]
         values = self.settings.get(name, {})
@@ -164,7 +163,6 @@ class Objective(objective.Objective):
             part.before_step(progress)
 
     def after_step(self, progress: Progress) -> None:
-        """Whatever the parts do after the optimiser's step."""
         for part in self._parts():
             part.after_step(progress)
 

@@ -120,7 +120,6 @@ class Objective(objective.Objective):
         return [self.momentum_projector(h) for h in features_of_each(self.momentum_backbone, views.pixels)]
 
     def after_step(self, progress: Progress) -> None:
-        """Let the momentum encoder follow."""
         if not self.config.momentum:
             return
         # The official code updates in the step, before the keys, by the weights that the step before has left and with

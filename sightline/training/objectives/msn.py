@@ -187,7 +187,6 @@ class Objective(objective.Objective):
         return loss, {"cross_entropy": cross_entropy.detach(), "me_max": me_max.detach()}
 
     def after_step(self, progress: Progress) -> None:
-        """Let the target encoder follow."""
         rise, config = MOMENTUM_SCHEDULES[self.config.momentum_schedule], self.config
         momentum = rise(config.momentum, config.momentum_end, (progress.step - 1) / progress.steps)  # of this step
         follow(self.target_backbone, self.backbone, momentum)

@@ -58,7 +58,6 @@ class Config:
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
-    """Two views by the same policy."""
     views = policies.simclr(backbone.size, crop=config.crop)
     return tuple(replace(view, jitter=config.jitter, blur=config.blur) for view in views)
 
@@ -75,7 +74,6 @@ class Objective(objective.Objective):
 
     @property
     def encoder(self) -> nn.Module:
-        """The trained backbone."""
         return self.backbone
 
     @property

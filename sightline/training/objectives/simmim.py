@@ -53,7 +53,6 @@ class Config:
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
-    """One crop, mirrored or not."""
     return (Policy(backbone.size, config.crop, interpolation="bilinear"),)
 
 
@@ -75,7 +74,6 @@ class Objective(objective.Objective):
 
     @property
     def encoder(self) -> nn.Module:
-        """The backbone."""
         return self.backbone
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:

@@ -70,7 +70,6 @@ class Objective(objective.Objective):
 
     @property
     def encoder(self) -> nn.Module:
-        """The backbone."""
         return self.backbone
 
     @property

@@ -160,7 +160,6 @@ def _said(one: Detections, image: int, kind: str) -> list[dict[str, Any]]:
 
 
 def _sides(boxes: NDArray[np.float64]) -> list[list[float]]:
-    """x, y, width, height."""
     found: list[list[float]] = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     return found
 

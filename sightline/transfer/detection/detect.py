@@ -228,12 +228,10 @@ class _Precision:
         self.truth = truth_of(data, "val")
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
-        """Of boxes, and of masks if there are any."""
         found = _found_in(self.parts, self.data, "val", self.device, self.workers)
         return {f"val_{key}": value for key, value in _numbers(self.parts, self.data, self.truth, found).items()}
 
     def warning(self, row: Mapping[str, float]) -> str | None:
-        """It has none."""
         return None
 
 

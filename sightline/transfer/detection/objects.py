@@ -72,7 +72,6 @@ def write_detections(found: Mapping[str, Detections], classes: Sequence[str]) ->
 
 
 def read_detections(file: Path) -> dict[str, Detections]:
-    """The same again."""
     try:
         return parse_detections(file.read_bytes())
     except (OSError, ValueError, KeyError, TypeError) as error:

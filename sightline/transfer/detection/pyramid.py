@@ -56,7 +56,6 @@ class SimplePyramid(nn.Module):
         )
 
     def forward(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:  # one (B, D, h, w) -> stride: (B, C, …)
-        """The maps by their strides."""
         (whole,) = maps
         return _with_coarsest({name: branch(whole) for name, branch in self.branches.items()}, self.strides)
 
@@ -75,7 +74,6 @@ class StagePyramid(nn.Module):
                 self.stages.layer_blocks[number] = nn.Identity()
 
     def forward(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:  # (B, D_s, h_s, w_s) -> stride: (B, C, …)
-        """The maps by their strides."""
         every = self.stages(dict(zip(self.names, maps, strict=True)))
         return _with_coarsest({name: x for name, x in every.items() if int(name) in self.strides}, self.strides)
 

@@ -41,7 +41,6 @@ class LinearHead(nn.Module):
         nn.init.zeros_(self.classifier.bias)  # type: ignore[arg-type]
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:  # one (B, D, h, w) -> (B, K, h, w)
-        """Scores of each cell."""
         (whole,) = maps
         scores: Tensor = self.classifier(self.dropout(whole))
         return scores

@@ -201,11 +201,9 @@ class _Overlap:
         self.data, self.sliding = data, sliding
 
     def evaluate(self, progress: Progress) -> dict[str, float]:
-        """Over all images of the split."""
         return {"val_miou": _miou(self.sliding.over(self.data, "val"))}
 
     def warning(self, row: Mapping[str, float]) -> str | None:
-        """It has none."""
         return None
 
 

@@ -70,7 +70,6 @@ class Config:
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
-    """One crop, mirrored or not."""
     return policies.reconstruction(backbone.size, config.crop)
 
 
@@ -106,7 +105,6 @@ class Objective(objective.Objective):
 
     @property
     def encoder(self) -> nn.Module:
-        """The backbone."""
         return self.backbone
 
     def train(self, mode: bool = True) -> Objective:

@@ -56,7 +56,6 @@ class Config:
 
 
 def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
-    """One crop, mirrored or not."""
     return policies.reconstruction(backbone.size, config.crop)
 
 
@@ -87,7 +86,6 @@ class Objective(objective.Objective):
 
     @property
     def encoder(self) -> nn.Module:
-        """The backbone."""
         return self.backbone
 
     def saved_decoder(self) -> nn.Module:
