@@ -47,7 +47,7 @@ PASS = ["--images", IMAGES, "--batch", "4", "--workers", "0"]
 COMMANDS: dict[str, list[str]] = {
     "compare": ["compare", f"a={VIT}", f"b={VIT}&seed=1", *PASS, "--only", "attention,fourier,knn"],
     "pretrain": ["pretrain", "mae", "--images", IMAGES, *TRAINED, *SMALL],
-    "finetune": ["finetune", VIT, "--images", IMAGES, *TRAINED, "--set", "save_epochs=true"],
+    "finetune": ["finetune", VIT, "--images", IMAGES, *TRAINED, "--set", "keep=3"],
     "detect": ["detect", f"a={VIT.replace('size=16', 'size=32')}", "--images", SCENES, *DETECTOR, "--workers", "0"],
     "rcdm": ["rcdm", f"a={VIT}", "--images", IMAGES, *PICTURES, "--workers", "0"],
     "study": ["study", "study.toml", "--workers", "0"],

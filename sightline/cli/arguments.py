@@ -17,14 +17,14 @@ def load_encoders(words: list[str]) -> dict[str, Encoder]:
     """`name=source:id` or `source:id`; names that occur twice get a number."""
     from sightline.encoders.encoder import name_apart
     from sightline.encoders.loading import load_encoder
-    from sightline.encoders.sources.run import every_epoch
+    from sightline.encoders.sources.run import every_step
 
     given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
     encoders = [
         load_encoder(str(reference), name=name)
         for match in given
         if match
-        for name, reference in every_epoch(match[1], parse_reference(match[2]))
+        for name, reference in every_step(match[1], parse_reference(match[2]))
     ]
     for encoder in encoders:
         for note in encoder.notes:

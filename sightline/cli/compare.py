@@ -142,9 +142,7 @@ def take_part(words: dict[str, Any]) -> None:
 
 @app.command(rich_help_panel="Measure")
 def dynamics(
-    runs: Annotated[
-        list[str], typer.Argument(help="Folders of fine-tunings with `save_epochs=true`, or `NAME=FOLDER`.")
-    ],
+    runs: Annotated[list[str], typer.Argument(help="Folders of fine-tunings with `keep=10`, or `NAME=FOLDER`.")],
     with_: Annotated[
         list[str] | None, typer.Option("--with", help="An encoder to compare with; may be repeated.")
     ] = None,
@@ -161,15 +159,15 @@ def dynamics(
 
     Examples:
 
-    - `sightline finetune zoo:moco_v3 --set save_epochs=true -o runs/tuned`: run this first; it keeps every epoch
+    - `sightline finetune zoo:moco_v3 --set keep=10 -o runs/tuned`: run this first; it keeps ten points
 
     - `sightline dynamics runs/tuned --with zoo:supervised -o runs/dynamics`
 
-    Short for `sightline compare 'run:runs/tuned?epoch=*' zoo:supervised --only dynamics`.
+    Short for `sightline compare 'run:runs/tuned?step=*' zoo:supervised --only dynamics`.
     """
-    epochs = [_every_epoch(run) for run in runs]
+    steps = [_every_step(run) for run in runs]
     compare(
-        [*epochs, *(with_ or [])],
+        [*steps, *(with_ or [])],
         images,
         out,
         "dynamics",
@@ -245,14 +243,14 @@ def demo(
     compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
 
 
-def _every_epoch(run: str) -> str:
-    """The epochs of FOLDER, or of NAME=FOLDER; a folder may have an = in its own name.
+def _every_step(run: str) -> str:
+    """The kept steps of FOLDER, or of NAME=FOLDER; a folder may have an = in its own name.
 
-    >>> _every_epoch("mine=runs/lr=0.1/tuned")
-    'mine=run:runs/lr=0.1/tuned?epoch=*'
+    >>> _every_step("mine=runs/lr=0.1/tuned")
+    'mine=run:runs/lr=0.1/tuned?step=*'
     """
     name, equals, folder = ("", "", run) if "=" not in run or Path(run).expanduser().is_dir() else run.partition("=")
-    return f"{name}{equals}{Reference('run', folder, None, {'epoch': '*'})}"
+    return f"{name}{equals}{Reference('run', folder, None, {'step': '*'})}"
 
 
 def _shapes_for(encoders: dict[str, Encoder]) -> str:

@@ -107,10 +107,10 @@ def finetune(
     - `sightline finetune mae:mae_pretrain_vit_base.pth --recipe finetune_vit_b16 --images folder:/data/imagenet
       -o runs/mae --devices 8`
 
-    - `sightline finetune run:runs/mae --set pool=gap --set save_epochs=true -o runs/mae-tuned`
+    - `sightline finetune run:runs/mae --set pool=gap --set keep=10 -o runs/mae-tuned`
 
     Ctrl-C and SIGTERM save and stop; `--resume` continues bit-exactly. The classifier is `run:FOLDER`; with
-    `save_epochs`, that of each epoch is `run:FOLDER?epoch=3`. Accuracy on val is in `metrics.csv`, that on test in
+    `keep`, `run:FOLDER?step=*` is that at every kept step. Accuracy on val is in `metrics.csv`, that on test in
     `run.json`.
     """
     from sightline.transfer.finetune import finetune as tune

@@ -24,11 +24,11 @@ def latest(run: Path) -> Path | None:
     return folder
 
 
-def kept_epochs(folder: Path) -> dict[int, Path]:
-    """Where the weights after each epoch are that a fine-tuning was told to keep."""
+def kept_steps(folder: Path) -> dict[int, Path]:
+    """Where the encoder is at each step that a training was told to keep."""
     if not folder.is_dir():
-        raise InputError(f"There is no run folder {str(folder)!r}; give that of a fine-tuning, as given to its -o")
-    kept = {int(path.name): path for path in sorted((folder / "epochs").glob("[0-9]*"))}
+        raise InputError(f"There is no run folder {str(folder)!r}; give that of a training, as given to its -o")
+    kept = {int(path.name): path for path in sorted((folder / "steps").glob("[0-9]*")) if path.name.isdecimal()}
     if not kept:
-        raise InputError(f"No epochs are kept in {str(folder)!r}; fine-tune with --set save_epochs=true")
+        raise InputError(f"No steps are kept in {str(folder)!r}; train with --set keep=log, or keep=10 for ten points")
     return kept

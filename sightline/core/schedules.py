@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sightline.core.errors import InputError
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -23,6 +25,23 @@ class Progress:
     def fraction(self) -> float:
         """Share of the training that is done, 0 … 1."""
         return self.step / self.steps
+
+
+LOG = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def points(keep: str | int, steps: int) -> tuple[int, ...]:
+    """Steps after which weights are kept: none for "", `log` or so many, start and end among them.
+
+    >>> points("log", 1000), points(3, 1000), points("", 1000)
+    ((0, 10, 20, 50, 100, 200, 500, 1000), (0, 500, 1000), ())
+    """
+    if keep == "":
+        return ()
+    if keep != "log" and not (isinstance(keep, int) and keep >= 2):
+        raise InputError(f"keep is {keep!r}; give log, or how many points of the training to keep, at least 2")
+    shares = LOG if isinstance(keep, str) else [point / (keep - 1) for point in range(keep)]
+    return tuple(sorted({round(share * steps) for share in shares}))
 
 
 def cosine(start: float, end: float, fraction: float) -> float:

@@ -67,7 +67,7 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
         raise InputError(
             f"{reference} comes with its own weights and settings; write {reference.source}:{reference.id}, and after "
             "it ?decoder=true for the decoder of MAE, ?head=true for the projection head of a joint-embedding "
-            "objective, ?window=none for attention to all patches, or ?epoch=3 for an epoch that a fine-tuning has kept"
+            "objective, ?window=none for attention to all patches, or ?step=1200 for a step that the training has kept"
         )
     wanted = [key for key, value in reference.options.items() if value == "true"]
     if len(wanted) > 1:

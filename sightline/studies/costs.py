@@ -20,6 +20,7 @@ import torch
 from sightline.core.errors import InputError
 from sightline.core.files import user_cache, write_atomically
 from sightline.core.provenance import fingerprint
+from sightline.core.schedules import points
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import FEWEST, Images
 from sightline.measure.contract import analysis
@@ -37,6 +38,7 @@ from sightline.transfer.trainings import finished, folder_of
 
 BATCH = 32  # images of a trial
 MORE = 1.4  # what analyses add to the forward passes, with the end of a pass
+MANY = 10**6  # steps, more than points are kept at
 STEPS = 3  # of a training that are timed
 EVALUATION = 1.1  # what a training takes besides its steps
 FILE = "speeds.json"
@@ -80,18 +82,16 @@ class _Trial:
         return build(recipe.backbone, 0, recipe.training.seed)
 
     def members(self, step: Step) -> dict[str, Encoder]:
-        """Those of a step; epochs that are not there yet are as many as there will be."""
+        """Those of a step; steps that are not there yet are as many as there will be."""
         found = {}
         for name, reference in step.encoders.items():
             needed, encoder = step_of(reference), self.encoder(reference)
-            if needed is None or needed.options.get("epoch") != "*":
+            if needed is None or needed.options.get("step") != "*":
                 found[name] = encoder
                 continue
             tuning = self.steps[needed.id].step
-            epochs = int(command_of(tuning).recipe(tuning).optimization.epochs)
-            for epoch in range(epochs + 1):
-                about = f"run:{needed.id}?epoch={epoch}"
-                found[f"{name}, epoch {epoch}"] = replace(encoder, reference=about)
+            for point in points(command_of(tuning).recipe(tuning).config.keep, MANY):
+                found[f"{name}, step {point}"] = replace(encoder, reference=f"run:{needed.id}?step={point}")
         return found
 
     # A pass
@@ -146,7 +146,7 @@ class _Trial:
             )
             seconds += EVALUATION * times * seen / speed
             size = sum(p.numel() * 4 for p in self._trained(step, encoder).parameters())
-            kept = optimization.epochs + 1 if getattr(recipe.config, "save_epochs", False) else 0
+            kept = len(points(getattr(recipe.config, "keep", ""), MANY)) / 2  # in bfloat16
             disk += times * size * (8 + kept)  # two checkpoints of weights, their copy and Adam's two moments
             if step.command == "rcdm":  # one model for all encoders
                 seconds += self._pictures(step, members, images, 1 / speed)

@@ -209,15 +209,15 @@ class Evidence:
         )
 
     def trainings(self, result: str, name: str) -> dict[str, tuple[Run, list[str]]]:
-        """What was fine-tuned from an encoder: of each training a run that follows it, and its epochs in order."""
+        """What was fine-tuned from an encoder: of each training a run that follows it, and its steps in order."""
         members = self._members([name])
         known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
         found: dict[str, tuple[Run, list[str]]] = {}
         for run in self.runs:
             if result in run:
-                epochs = run[result][["training", "epoch"]].to_dataframe().sort_values("epoch")
-                for training, of in epochs[epochs.training.isin(known)].groupby("training"):
-                    found.setdefault(str(training), (run, [str(epoch) for epoch in of.index]))
+                steps = run[result][["training", "step"]].to_dataframe().sort_values("step")
+                for training, of in steps[steps.training.isin(known)].groupby("training"):
+                    found.setdefault(str(training), (run, [str(step) for step in of.index]))
         if not found:
             raise self._nobody(result, [f"the fine-tuning of {name}"])
         return found

@@ -30,7 +30,7 @@ from sightline.core.references import Reference
 from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
-from sightline.encoders.sources.run import every_epoch
+from sightline.encoders.sources.run import every_step
 from sightline.studies.steps import Step, step_of
 
 SHORT = 8  # letters of the key in the name of a folder
@@ -160,7 +160,7 @@ def members_of(step: Step, folders: Mapping[str, Path]) -> dict[str, Encoder]:
             members[name] = load_encoder(reference, name=name)
             continue
         folder = folders[needed.id]
-        for one, where in every_epoch(name, Reference("run", str(folder), None, needed.options)):
+        for one, where in every_step(name, Reference("run", str(folder), None, needed.options)):
             members[str(one)] = replace(
                 load_encoder(str(where), name=one), reference=str(replace(where, id=folder.name))
             )

@@ -407,16 +407,16 @@ class _Plan:
         ]
 
     def _tuning(self, name: str) -> Step:
-        """The fine-tuning of an encoder, its epochs kept."""
-        options = {"set": {"save_epochs": True}, **self._recipe("finetune")}
+        """The fine-tuning of an encoder, ten points of it kept."""
+        options = {"set": {"keep": 10}, **self._recipe("finetune")}
         return Step(
             _tuning_of(name), "finetune", {name: self.given[name].reference}, self.images, options, group="finetune"
         )
 
     def _dynamics(self) -> list[Step]:
-        """Epochs of the fine-tunings of what was given; those of short trainings say nothing new.
+        """Steps of the fine-tunings of what was given; those of short trainings say nothing new.
 
-        What is given fine-tuned has no epochs, so that its start is fine-tuned here as well, for this alone: once, also
+        What is given fine-tuned has no steps, so that its start is fine-tuned here as well, for this alone: once, also
         where several were fine-tuned from it.
         """
         if "dynamics" not in self.groups:
@@ -431,8 +431,8 @@ class _Plan:
         if not tuned:
             return []
         tuning = [self._tuning(start) for start, name in tuned.items() if not self.given[name].step]
-        epochs = {name: f"step:{_tuning_of(start)}?epoch=*" for start, name in tuned.items()}
-        encoders = {**epochs, **self._of(JE, trained=False)}
+        steps = {name: f"step:{_tuning_of(start)}?step=*" for start, name in tuned.items()}
+        encoders = {**steps, **self._of(JE, trained=False)}
         only = {"only": ["dynamics"]}
         return [*tuning, Step("dynamics", "compare", encoders, self.images, only, group="dynamics")]
 

@@ -1,7 +1,7 @@
 """A step of a study: an existing command with its encoders, images and settings; and the order of steps.
 
 An encoder of a step is a reference, or `step:NAME` for what another step has trained, also with the options of `run:`,
-such as `step:mae-tuned?epoch=*`.
+such as `step:mae-tuned?step=*`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Step:
 def step_of(reference: str) -> Reference | None:
     """The step that a reference names, with its options; None if it is an encoder of another kind.
 
-    >>> step_of("step:mae?epoch=*"), step_of("zoo:mae")
-    (Reference(source='step', id='mae', weights=None, options={'epoch': '*'}), None)
+    >>> step_of("step:mae?step=*"), step_of("zoo:mae")
+    (Reference(source='step', id='mae', weights=None, options={'step': '*'}), None)
     """
     source, where, options = take_apart(reference) or ("", "", {})
     return Reference("step", where, None, options) if source == "step" else None

@@ -181,7 +181,7 @@ def _step(
     options = {key: value for key, value in table.items() if key not in ("command", "images", "name", "group")}
     if command in SHORTS:
         options = {**SHORTS[command], **options}
-    epochs, command = command == "dynamics", "compare" if command in SHORTS else command
+    steps, command = command == "dynamics", "compare" if command in SHORTS else command
     if command not in COMMANDS:
         raise InputError(f"The step {name!r} has no command {command!r}{nearest(command, [*COMMANDS, *SHORTS])}")
     if command == "pretrain":
@@ -196,7 +196,7 @@ def _step(
         options["set"] = _by_analysis(options["set"])
     encoders: dict[str, str] = {}
     for word in words:
-        for one, reference in _encoders(name, word, values, copies, epochs):
+        for one, reference in _encoders(name, word, values, copies, steps):
             if one in encoders:
                 raise InputError(
                     f"The step {name!r} has two encoders {one!r}; name one of them, such as other={reference}"
@@ -217,7 +217,7 @@ def _encoders(
     word: str,
     values: Mapping[str, Any],
     copies: Mapping[str, list[tuple[dict[str, Any], dict[str, Any]]]],
-    epochs: bool,
+    steps: bool,
 ) -> list[tuple[str, str]]:
     """What a word of a command stands for: `NAME=REFERENCE`, or a step, which may be several of a matrix."""
     given, _, reference = word.rpartition("=") if re.match(r"[^:?@=]+=", word) else ("", "", word)
@@ -227,7 +227,7 @@ def _encoders(
     if needed is None:
         return [(given or reference.partition(":")[2].partition("?")[0] or reference, reference)]
     query = "".join(f"{'&' if k else '?'}{key}={value}" for k, (key, value) in enumerate(needed.options.items()))
-    query = query or ("?epoch=*" if epochs else "")
+    query = query or ("?step=*" if steps else "")
     if needed.id not in copies:
         exact = [str(table["name"]) for of in copies.values() for table, _ in of]
         if needed.id not in exact:

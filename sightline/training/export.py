@@ -22,7 +22,19 @@ from sightline.training.checkpoints import tensors_of
 
 def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
     """What `run:FOLDER` loads: the encoder of an objective, and the decoder and the head of those that have them."""
-    built = build_encoder(
+    save_encoder(as_encoder(objective, encoder), folder)
+    decoder = objective.saved_decoder()
+    if decoder is not None:
+        weights = {key: value.cpu().contiguous() for key, value in tensors_of(decoder).items()}
+        write_atomically(folder / "decoder.safetensors", save(weights))
+    if isinstance(decoder, Decoder):  # that of FCMAE has no layers to look at, and is not built again
+        write_atomically(folder / "decoder.json", json.dumps(decoder.describe(), indent=2).encode())
+    export_head(objective, folder)
+
+
+def as_encoder(objective: Any, encoder: Encoder) -> Encoder:
+    """The encoder of an objective as it is now; `encoder` says how it is called, built and used."""
+    return build_encoder(
         objective.encoder,
         reference=encoder.reference,
         name=encoder.name,
@@ -31,14 +43,6 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
         classes=encoder.classes,
         resize=encoder.resize,
     )
-    save_encoder(built, folder)
-    decoder = objective.saved_decoder()
-    if decoder is not None:
-        weights = {key: value.cpu().contiguous() for key, value in tensors_of(decoder).items()}
-        write_atomically(folder / "decoder.safetensors", save(weights))
-    if isinstance(decoder, Decoder):  # that of FCMAE has no layers to look at, and is not built again
-        write_atomically(folder / "decoder.json", json.dumps(decoder.describe(), indent=2).encode())
-    export_head(objective, folder)
 
 
 def export_head(objective: Any, folder: Path) -> None:

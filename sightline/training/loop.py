@@ -27,8 +27,10 @@ from sightline.core.schedules import Progress
 from sightline.core.stopping import Stopped, signals
 from sightline.encoders.attention import without_fused_attention
 from sightline.encoders.encoder import Encoder
+from sightline.encoders.saved import save_encoder
 from sightline.training.checkpoints import load, save_checkpoint, tidy
 from sightline.training.collectives import gather, mean, sync_batch_norm
+from sightline.training.export import as_encoder
 from sightline.training.feed import Feed
 from sightline.training.monitor import Monitor
 from sightline.training.objective import Learner
@@ -61,9 +63,9 @@ def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric
 class Loop:
     """Trains one objective to its end, or until it is told to stop.
 
-    `objective` follows the contract of objective.py. What it exports lies in the checkpoints, and with `keep_epochs`
-    also in epochs/0000, 0001, …, as it is before the first step and after every epoch; `encoder` says how its encoder
-    is called, built and used, and is None for an objective that ends in none.
+    `objective` follows the contract of objective.py. What it exports lies in the checkpoints; `encoder` says how its
+    encoder is called, built and used, and is None for an objective that ends in none. After the steps of `keep` the
+    encoder, rounded to bfloat16, is kept in steps/00000000, ….
     """
 
     objective: Learner
@@ -75,7 +77,7 @@ class Loop:
     encoder: Encoder | None = None
     watchers: Sequence[Watcher] = ()
     evaluate_every: float = 5
-    keep_epochs: bool = False
+    keep: Sequence[int] = ()
     log_every: int = 20
     save_minutes: float = 2.0
     show_progress: bool = True
@@ -95,7 +97,7 @@ class Loop:
         by_first(lambda: tidy(self.folder))
         if step >= self.feed.steps:
             return {}
-        if self.keep_epochs and step == 0:
+        if 0 in self.keep and step == 0:
             self._keep(0)
         self.monitor = by_first(lambda: Monitor(self.folder, step))
         earlier = self.monitor.rows[-1:] if self.monitor else []
@@ -184,15 +186,15 @@ class Loop:
     def _save_when_due(self, watch: _Watch, done: Progress) -> None:
         last = done.step == done.steps
         stop, due = self._largest(self._told_to_stop(), watch.since_save() > 60 * self.save_minutes)
-        whole = self.keep_epochs and done.step % done.per_epoch == 0  # an epoch to be kept
-        if not last and not stop and not due and not whole:
+        kept = done.step in self.keep
+        if not last and not stop and not due and not kept:
             return
         sound = watch.finite() and all(bool(p.isfinite().all()) for p in self.objective.parameters())
         if self._largest(not sound)[0]:
             self._fail(f"The loss or the weights are no longer finite after step {done.step}")
         before = time.monotonic()
-        if whole:  # before the checkpoint: a training that is resumed from it would not come back here
-            self._keep(done.epoch)
+        if kept:  # before the checkpoint: a training that is resumed from it would not come back here
+            self._keep(done.step)
         if last or stop or due:
             self._save(done.step, watch)
             watch.last_save = time.monotonic()
@@ -227,13 +229,14 @@ class Loop:
         optimizer, sums = getattr(self.optimizer, "optimizer", self.optimizer), watch.kept()
         by_first(lambda: save_checkpoint(self.folder, step, self.objective, optimizer, generators, sums, self._export))
 
-    def _keep(self, epoch: int) -> None:
-        by_first(lambda: self._keep_epoch(epoch))
+    def _keep(self, step: int) -> None:
+        by_first(lambda: self._keep_step(step))
 
-    def _keep_epoch(self, epoch: int) -> None:
-        """What is exported after an epoch, a whole folder or none."""
-        with ownership.new_folder(self.folder, self.folder / "epochs" / f"{epoch:04d}") as temporary:
-            self._export(temporary)
+    def _keep_step(self, step: int) -> None:
+        """The encoder after a step, a whole folder or none."""
+        assert self.encoder is not None
+        with ownership.new_folder(self.folder, self.folder / "steps" / f"{step:08d}") as temporary:
+            save_encoder(as_encoder(self.objective, self.encoder), temporary, dtype=torch.bfloat16)
 
     def _export(self, folder: Path) -> None:
         self.objective.export(folder, self.encoder)
@@ -261,7 +264,7 @@ class Loop:
 
 def _shown(name: str, value: float) -> str:
     """A number in the terminal: ranks as they are, accuracies in per cent."""
-    return f"{value:.1f}" if name.startswith("rank_") else f"{value:.1%}"
+    return f"{value:.1f}" if name.startswith(("rank_", "centred_rank_")) else f"{value:.1%}"
 
 
 class _Watch:

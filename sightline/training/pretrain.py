@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
+from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import by_first, rank
+from sightline.core.schedules import points
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 from sightline.training.backbones import build
@@ -97,6 +100,15 @@ def _classes(wanted: PretrainingRecipe, data: Images) -> int:
     return len(data.classes)
 
 
+def random_start(objective: str, seed: int) -> int:
+    """The seed of the first weights: encoders of one seed and different objectives begin apart.
+
+    >>> random_start("mae", 0) == random_start("dino", 0), random_start("mae", 0) == random_start("mae", 0)
+    (False, True)
+    """
+    return int(mix(id_keys(np.array([objective])), seed)[0] >> np.uint64(33))
+
+
 class _Parts(NamedTuple):
     encoder: Encoder
     objective: Objective
@@ -106,11 +118,12 @@ class _Parts(NamedTuple):
 
 def _prepare(wanted: PretrainingRecipe, data: Images, fabric: Fabric, workers: int | None) -> _Parts:
     """Everything that a training consists of; settings that do not fit are found here, before anything is written."""
-    encoder = build(wanted.backbone, classes := _classes(wanted, data), wanted.training.seed)
+    start = random_start(wanted.objective, wanted.training.seed)
+    encoder = build(wanted.backbone, classes := _classes(wanted, data), start)
     encoder = replace(encoder, classes=data.classes if classes else None)
-    torch.manual_seed(wanted.training.seed)
+    torch.manual_seed(start)
     first = wanted.plugin.first(wanted.config, wanted.backbone)
-    torch.manual_seed(wanted.training.seed)  # again: λ = 0 of a hybrid and its part must draw the same weights
+    torch.manual_seed(start)  # again: what comes first does not change what the objective draws
     objective = wanted.plugin.Objective(encoder.module, wanted.config, *([] if first is None else [first.objective]))
     policies = wanted.plugin.views(wanted.config, wanted.backbone)
     objective.check_views(policies)
@@ -166,6 +179,7 @@ def _train(
             show_progress=show_progress,
         ),
         evaluate_every=wanted.training.evaluate_every,
+        keep=points(wanted.training.keep, parts.feed.steps),
         log_every=wanted.training.log_every,
         **saving,
     ).run()

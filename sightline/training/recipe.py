@@ -14,6 +14,7 @@ from typing import Any
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 from sightline.core.files import is_file, read_toml
+from sightline.core.schedules import points
 from sightline.core.settings import flatten, make_settings, to_toml
 from sightline.training.backbones import Backbone
 from sightline.training.objective import ObjectivePlugin, objective_named
@@ -60,9 +61,11 @@ class Pretraining(Training):
     """Settings of the loop of a pre-training."""
 
     watch: tuple[str, ...] = WATCHERS  # what is told on the way, see watchers.py
+    keep: str | int = ""  # points at which the encoder is kept: "log", or so many at equal distances; "": none
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        points(self.keep, 1)
         for name in self.watch:
             if name not in WATCHERS:
                 raise InputError(f"There is no watcher {name!r}{nearest(name, WATCHERS)}")

@@ -277,7 +277,7 @@ def _of_features(look: Look, analyses: Sequence[str]) -> dict[str, float]:
     if "knn" in analyses:
         found |= knn_accuracies(train, held_out) | {f"knn_{name}": math.nan for name in lost}
     if "rank" in analyses:
-        found |= ranks(train) | {f"rank_{name}": math.nan for name in lost}
+        found |= ranks(train) | {f"{kind}_{name}": math.nan for name in lost for kind in ("rank", "centred_rank")}
     return found
 
 

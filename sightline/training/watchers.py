@@ -83,8 +83,12 @@ def knn_accuracies(train: WatchedFeatures, held_out: WatchedFeatures) -> dict[st
 
 
 def ranks(train: WatchedFeatures) -> dict[str, float]:
-    """RankMe of each pooling, `rank_cls`, `rank_gap`."""
-    return {f"rank_{name}": rankme(values) for name, values in train.values.items()}
+    """RankMe of each pooling, `rank_cls`, `rank_gap`, and that of the features less their mean, `centred_rank_cls`."""
+    centred = {name: values.double() - values.double().mean(0) for name, values in train.values.items()}
+    return {
+        **{f"rank_{name}": rankme(values) for name, values in train.values.items()},
+        **{f"centred_rank_{name}": rankme(values) for name, values in centred.items()},
+    }
 
 
 class FeatureWatch:

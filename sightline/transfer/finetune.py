@@ -1,7 +1,7 @@
 """Fine-tuning: an encoder and labelled images become a classifier, `run:FOLDER`, end to end.
 
-The folder is described in training/folder.py; with `save_epochs`, RUN/epochs/0000, 0001, … hold the weights at the
-start and after every epoch, `run:FOLDER?epoch=3`.
+The folder is described in training/folder.py; with `keep`, RUN/steps/00000000, … hold the classifier at points of the
+training, `run:FOLDER?step=*`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sightline.core import ownership
 from sightline.core.errors import InputError, nearest
 from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
-from sightline.core.schedules import Progress
+from sightline.core.schedules import Progress, points
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.augment.policy import RADII, Policy
@@ -58,7 +58,7 @@ class Config:
     label_smoothing: float = 0.1
     erase: float = 0.0  # probability that a rectangle of an image becomes noise
     ema: float = 0.0  # momentum of an average of the weights, which is then what is kept; 0: without
-    save_epochs: bool = False  # keep the weights at the start and after every epoch
+    keep: str | int = ""  # points at which the classifier is kept: "log", or so many at equal distances; "": none
 
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
@@ -68,6 +68,7 @@ class Config:
         for key in ("drop_path", "ema"):
             if not 0 <= getattr(self, key) < 1:
                 raise InputError(f"{key} is {getattr(self, key)}; it must be in [0, 1)")
+        points(self.keep, 1)
         Mixing(self.mixup, self.cutmix, self.label_smoothing).check()
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
@@ -194,7 +195,7 @@ def _train(
         encoder=parts.encoder,
         watchers=[_Accuracies(parts.objective, parts.encoder, data, fabric.device, launch)],
         evaluate_every=wanted.training.evaluate_every,
-        keep_epochs=wanted.config.save_epochs,
+        keep=points(wanted.config.keep, parts.feed.steps),
         log_every=wanted.training.log_every,
         save_minutes=wanted.training.save_minutes,
         show_progress=launch.show_progress,

@@ -57,8 +57,8 @@ def members(name: str, encoders: dict[str, sl.Encoder]) -> dict[str, sl.Encoder]
     """The encoders; for the dynamics of a training also two that pass for its epochs."""
     if name != "dynamics":
         return encoders
-    epochs = {n: sl.load_encoder(f"{SMALL}&seed={n}", name=f"run, epoch {n}") for n in (0, 1)}
-    return {e.name: dataclasses.replace(e, reference=f"run:run?epoch={n}") for n, e in epochs.items()} | encoders
+    epochs = {n: sl.load_encoder(f"{SMALL}&seed={n}", name=f"run, step {n}") for n in (0, 1)}
+    return {e.name: dataclasses.replace(e, reference=f"run:run?step={n}") for n, e in epochs.items()} | encoders
 
 
 def plan_of(name: str, encoders: Any, images: Images, cache: Path, batch: int = BATCH) -> Plan:

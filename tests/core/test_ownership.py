@@ -37,7 +37,7 @@ IMAGES = "shapes?size=16&train=32&val=16&test=16"
 BACKBONE: dict[str, Any] = {"backbone": "vit", "size": 16, "width": 16, "depth": 1, "heads": 2, "patch": 8}
 BRIEF: dict[str, Any] = {"images": IMAGES, "batch": 16, "epochs": 2, "evaluate_every": 0, "log_every": 1}
 SIMCLR = BACKBONE | BRIEF | {"hidden": 16, "out": 8}
-TUNED = BRIEF | {"save_epochs": True, "mixup": 0.0, "cutmix": 0.0}
+TUNED = BRIEF | {"keep": 3, "mixup": 0.0, "cutmix": 0.0}
 NOT_OURS = "is not a run folder: Sightline did not write what is in it; choose a new folder"
 EARLIER = "from a version of Sightline that kept no list of its files"
 
@@ -123,7 +123,9 @@ def copy(runs: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
 def test_the_folder_of_another_tool_stays_as_it_is(tmp_path: Path, more: dict[str, bool]) -> None:
     recipe = to_toml(make_recipe("simclr", SIMCLR).values())
     files = {"recipe_toml": recipe, "checkpoints__best_pth": "weights", "checkpoints__00000001__best_pth": "weights"}
-    before = put(tmp_path, **files, tensorboard__events_out_tfevents_1_host="curve", epochs__0001__model_pth="weights")
+    before = put(
+        tmp_path, **files, tensorboard__events_out_tfevents_1_host="curve", steps__00000002__model_pth="weights"
+    )
     assert len(before) == 5
     for write in (
         lambda: train(tmp_path, None, {}, recipe=tmp_path / "recipe.toml", **more),
@@ -229,7 +231,7 @@ MINE = {
     "checkpoints__best_pth": "mine",
     "checkpoints__00000004__notes_txt": "mine",
     "tensorboard__events_out_tfevents_1_host": "mine",
-    "epochs__0001__notes_txt": "mine",
+    "steps__00000002__notes_txt": "mine",
     "trainings__a__none__notes_txt": "mine",
 }
 
@@ -251,11 +253,11 @@ def test_overwriting_leaves_what_is_yours_and_removes_what_is_not(
     assert len(boards) == {"training": 1, "comparison": 0, "reinit": 2}[kind]
 
 
-def test_fine_tuning_replaces_what_it_has_kept_of_each_epoch(copy: Callable[[str], Path]) -> None:
+def test_fine_tuning_replaces_the_steps_that_it_has_kept(copy: Callable[[str], Path]) -> None:
     out = copy("finetune")
-    assert sorted(path.name for path in (out / "epochs").iterdir()) == ["0000", "0001", "0002"]
+    assert sorted(path.name for path in (out / "steps").iterdir()) == ["00000000", "00000002", "00000004"]
     finetune(VIT, IMAGES, out, settings=TUNED | {"epochs": 1}, workers=0, show_progress=False, overwrite=True)
-    assert sorted(path.name for path in (out / "epochs").iterdir()) == ["0000", "0001"]
+    assert sorted(path.name for path in (out / "steps").iterdir()) == ["00000000", "00000001", "00000002"]
 
 
 def test_a_file_of_yours_with_one_of_our_names_is_not_replaced(copy: Callable[[str], Path]) -> None:
@@ -574,15 +576,15 @@ def test_trainings_without_a_list_go_on_as_if_nothing_had_happened(
         train(out, overwrite=True)
 
 
-def test_kept_epochs_without_a_list_are_written_again(copy: Callable[[str], Path], runs: dict[str, Path]) -> None:
-    """A fine-tuning of an earlier version that was killed after it kept an epoch and before its checkpoint."""
+def test_kept_steps_without_a_list_are_written_again(copy: Callable[[str], Path], runs: dict[str, Path]) -> None:
+    """A fine-tuning of an earlier version that was killed after it kept a step and before its checkpoint."""
     out = copy("finetune")
     forget(out)
     (out / "latest.json").unlink()
     shutil.rmtree(out / "checkpoints")
     tune(out, resume=True)
-    for epoch in (1, 2):
-        names = [f"run:{run}?epoch={epoch}" for run in (out, runs["finetune"])]
+    for step in (2, 4):
+        names = [f"run:{run}?step={step}" for run in (out, runs["finetune"])]
         assert sl.load_encoder(names[0]).weights == sl.load_encoder(names[1]).weights
     assert latest(out) is not None
 

@@ -40,7 +40,7 @@ def test_the_grammar(text: str, parts: tuple[str, str, dict[str, str]] | None) -
         ("timm:resnet18", Reference("timm", "resnet18", None, {})),
         ("timm:resnet18@random?seed=1", Reference("timm", "resnet18", "random", {"seed": "1"})),
         ("timm:a@/x@y.pth", Reference("timm", "a", "/x@y.pth", {})),
-        ("run:runs/a b?epoch=3", Reference("run", "runs/a b", None, {"epoch": "3"})),
+        ("run:runs/a b?step=3", Reference("run", "runs/a b", None, {"step": "3"})),
         ("mae:f?a=1+2%2B%26", Reference("mae", "f", None, {"a": "1 2+&"})),
     ],
 )

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 
 def step(name: str, *needs: str) -> Step:
-    return Step(name, "compare", {need: f"step:{need}?epoch=1" for need in needs})
+    return Step(name, "compare", {need: f"step:{need}?step=1" for need in needs})
 
 
 def test_each_step_comes_after_those_it_needs():

@@ -46,7 +46,7 @@ decoder_heads = 2
 watch = []
 [step.tuned]
 command = "finetune step:mae"
-set = {{ epochs = 1, batch = 16, save_epochs = true }}
+set = {{ epochs = 1, batch = 16, keep = 2 }}
 [step.all]
 command = "compare step:mae step:tuned"
 only = ["cka", "fourier"]
@@ -265,7 +265,7 @@ def test_the_path_of_what_is_given_fine_tuned_is_that_of_its_start():
     made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["dynamics"], out="x")
     steps = {placed.step.name: placed.step for placed in made.steps}
     assert set(steps) == {"finetune-a", "finetune-c", "dynamics"}
-    paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
+    paths = {"c-ft": "step:finetune-c?step=*", "a-tuned": "step:finetune-a?step=*"}
     assert steps["dynamics"].encoders == {**paths, "a": SMALL}
     without = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["finetune"], out="x")
     assert [placed.step.name for placed in without.steps] == [
@@ -282,7 +282,7 @@ def test_two_that_are_given_fine_tuned_from_one_share_its_path():
     roles = {"a": ROLES["a"], "c": ROLES["c"], **tuned}
     made = make_study("papers", encoders, roles=roles, images=IMAGES, steps=["dynamics"], out="x")
     assert [placed.step.name for placed in made.steps] == ["finetune-a", "finetune-c", "dynamics"]
-    paths = {"c-ft": "step:finetune-c?epoch=*", "a-tuned": "step:finetune-a?epoch=*"}
+    paths = {"c-ft": "step:finetune-c?step=*", "a-tuned": "step:finetune-a?step=*"}
     assert made.steps[2].step.encoders == {**paths, "a": SMALL}
 
 

@@ -20,7 +20,7 @@ command = "pretrain mae"
 set = { seed = "{seed}", depth = 2 }
 [step.tuned]
 command = "finetune step:mae"
-set = { seed = "{seed}", save_epochs = true }
+set = { seed = "{seed}", keep = 2 }
 [step.cka]
 command = "compare step:mae step:tuned moco=zoo:moco_v3"
 only = ["cka", "knn"]
@@ -62,7 +62,7 @@ def test_a_step_that_mentions_an_axis_becomes_one_for_each_value(write):
     assert steps["cka"].options["set"] == {"knn": {"k": 10}, "cka": {"bootstrap": 10}}
     assert steps["one"].encoders == {"mae-1": "step:mae-1", "mae": "zoo:mae"}
     assert (steps["one"].images, steps["cka"].images) == ("shapes?size=64", "shapes?size=32")
-    assert steps["path"].encoders == {"tuned-0": "step:tuned-0?epoch=*", "tuned-1": "step:tuned-1?epoch=*"}
+    assert steps["path"].encoders == {"tuned-0": "step:tuned-0?step=*", "tuned-1": "step:tuned-1?step=*"}
     assert steps["path"].options == {"only": ["dynamics"]}
     order = [step.name for step in design.steps]
     assert order.index("mae-0") < order.index("tuned-0") < order.index("cka")

@@ -267,12 +267,12 @@ def _rcdm() -> xr.Dataset:
 
 def _dynamics() -> xr.Dataset:
     trainings = ["mae ft", "moco ft", "dino ft"]
-    names = [f"{training}, epoch {epoch}" for training, epoch in itertools.product(trainings, range(3))]
+    names = [f"{training}, step {epoch}" for training, epoch in itertools.product(trainings, range(3))]
     dims = {"encoder": names, "place": ["all"], "weights": ["all", "attention"]}
     result = made(dims, {"efficiency": ("encoder", "place", "weights")}, 11)
     return result.assign_coords(
-        start=("encoder", [f"{name.partition(',')[0]}, epoch 0" for name in names]),
-        epoch=("encoder", [0, 1, 2] * 3),
+        start=("encoder", [f"{name.partition(',')[0]}, step 0" for name in names]),
+        step=("encoder", [0, 1, 2] * 3),
         training=("encoder", [name.partition(",")[0] for name in names]),
     )
 

@@ -98,6 +98,25 @@ def test_a_training_leaves_an_encoder_and_its_numbers(whole: Path) -> None:
     assert about["images"]["splits"]["train"] == 96
 
 
+def test_objectives_of_one_seed_begin_apart(tmp_path: Path) -> None:
+    starts = {}
+    for objective, seed in (("simclr", 0), ("mae", 0), ("simclr", 1)):
+        train(out := tmp_path / f"{objective}{seed}", objective, seed=seed, epochs=0.2, keep=2)
+        starts[objective, seed] = sl.load_encoder(f"run:{out}?step=0").module.state_dict()["blocks.0.attn.qkv.weight"]
+    first = starts.pop(("simclr", 0))
+    assert all((first - other).abs().mean() > 0.01 for other in starts.values())
+
+
+def test_the_encoder_is_kept_at_points_of_the_training(tmp_path: Path) -> None:
+    train(tmp_path / "run", keep="log")
+    points = {step: sl.load_encoder(f"run:{tmp_path / 'run'}?step={step}") for step in (0, 1, 2, 6, 12)}
+    assert sorted(int(path.name) for path in (tmp_path / "run" / "steps").iterdir()) == list(points)
+    last = sl.load_encoder(f"run:{tmp_path / 'run'}").module.state_dict()
+    own = points[12].module.state_dict()
+    assert all(torch.equal(own[name], value.bfloat16().float()) for name, value in last.items())
+    assert len({encoder.weights for encoder in points.values()}) == 4  # the first step of a warm-up moves nothing
+
+
 def test_the_encoder_is_the_one_that_was_evaluated(whole: Path) -> None:
     encoder = sl.load_encoder(f"run:{whole}")
     knn = FeatureWatch(sl.load_images(TINY["images"]), encoder.preprocess, torch.device("cpu"))
@@ -150,7 +169,7 @@ def test_attention_is_fused_but_in_bfloat16_on_a_cpu(tmp_path: Path, monkeypatch
             train(tmp_path / precision, precision=precision, epochs=1, evaluate_every=0)
     assert set(asked) == {"float32"}
     plain, rounded = (pd.read_csv(tmp_path / name / "metrics.csv").loss.to_numpy() for name in ("float32", "bf16"))
-    np.testing.assert_allclose(rounded, plain, rtol=0.02)
+    np.testing.assert_allclose(rounded[:3], plain[:3], rtol=0.005)  # later, rounding has moved the weights apart
 
 
 def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path, tmp_path: Path) -> None:

@@ -125,7 +125,14 @@ def test_a_resumed_training_keeps_its_start(tmp_path: Path) -> None:
 def test_networks_without_attention_or_of_no_known_family(tmp_path: Path) -> None:
     cnn = sl.load_encoder("timm:resnet10t@random?size=32")
     row = sl.watch(cnn, IMAGES, out=tmp_path / "cnn", limit=16, show_progress=False)(0)
-    assert {key.partition(".")[0] for key in row} == {"step", "knn_gap", "rank_gap", "cka_start", "seconds"}
+    assert {key.partition(".")[0] for key in row} == {
+        "step",
+        "knn_gap",
+        "rank_gap",
+        "centred_rank_gap",
+        "cka_start",
+        "seconds",
+    }
     own = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 6))
     known = sl.load_encoder(own, preprocess=sl.Preprocess(size=(32, 32), resize=32))
     row = sl.watch(known, IMAGES, out=tmp_path / "own", limit=16, show_progress=False)(0)

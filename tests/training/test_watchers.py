@@ -15,7 +15,7 @@ import torch
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.training.backbones import Backbone, build
-from sightline.training.watchers import Collapse, FeatureWatch, pooled
+from sightline.training.watchers import Collapse, FeatureWatch, WatchedFeatures, pooled, ranks
 
 IMAGES = "shapes?size=16&train=64&val=32&test=0"
 SETTINGS: dict[str, Any] = {
@@ -82,6 +82,15 @@ def test_images_without_labels_have_a_rank(tmp_path: Path) -> None:
     table = train(tmp_path / "run", images)
     assert not [name for name in table if str(name).startswith("knn_")]
     assert table.rank_gap.dropna().between(1, 16).all()
+    assert table.centred_rank_gap.dropna().between(1, 16).all()
+
+
+def test_ranks_with_and_without_the_mean() -> None:
+    """Directions of a spread far from zero: uncentred the mean is nearly all there is, centred they count."""
+    spread = torch.eye(4).double().repeat(8, 1)
+    found = ranks(WatchedFeatures({"cls": spread + 1000}, np.full(32, -1)))
+    assert found["rank_cls"] == pytest.approx(1, abs=0.02)
+    assert found["centred_rank_cls"] == pytest.approx(3)  # four corners around their mean
 
 
 def test_features_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +99,14 @@ def test_features_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     features = FeatureWatch._features
     monkeypatch.setattr(FeatureWatch, "_features", lambda *a: (asked.append(1), features(*a))[1])
-    assert watch(encoder.module).keys() == {"knn_cls", "knn_gap", "rank_cls", "rank_gap"}
+    assert watch(encoder.module).keys() == {
+        "knn_cls",
+        "knn_gap",
+        "rank_cls",
+        "rank_gap",
+        "centred_rank_cls",
+        "centred_rank_gap",
+    }
     assert len(asked) == 2  # training images and those that are held out
 
 

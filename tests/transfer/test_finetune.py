@@ -1,4 +1,4 @@
-"""Fine-tuning as a user has it: from any reference to a classifier, stop and go, epochs, re-initialised blocks."""
+"""Fine-tuning as a user has it: from any reference to a classifier, stop and go, kept steps, re-initialised blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tune(out: Path, what: Any = VIT, images: Any = IMAGES, resume: bool = False,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
-    tune(run, save_epochs=True, ema=0.9)
+    tune(run, keep=3, ema=0.9)
     return run
 
 
@@ -106,8 +106,8 @@ def test_a_stopped_training_goes_on_bit_exactly(
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
         with pytest.raises(Stopped, match=f"after step {stop_after} of 12; continue with --resume"):
-            tune(run, save_epochs=True, ema=0.9)
-    assert len(list((run / "epochs").iterdir())) == 1 + stop_after // 6
+            tune(run, keep=3, ema=0.9)
+    assert len(list((run / "steps").iterdir())) == 1 + stop_after // 6
     finetune(out=run, resume=True, show_progress=False)  # the rest is in the folder
     folders = [latest(path) for path in (whole, run)]
     for name in ("training.safetensors", "optimizer.safetensors", "encoder.safetensors"):
@@ -116,8 +116,8 @@ def test_a_stopped_training_goes_on_bit_exactly(
         assert all(torch.equal(value, other[key]) for key, value in one.items())
     tables = [pd.read_csv(path / "metrics.csv").drop(columns=["images_per_second", "seconds"]) for path in (whole, run)]
     pd.testing.assert_frame_equal(*tables)
-    for epoch in range(3):
-        kept = [(path / "epochs" / f"{epoch:04d}" / "encoder.safetensors").read_bytes() for path in (whole, run)]
+    for step in (0, 6, 12):
+        kept = [(path / "steps" / f"{step:08d}" / "encoder.safetensors").read_bytes() for path in (whole, run)]
         assert kept[0] == kept[1]
     assert "already finished" in finetune(out=run, resume=True, show_progress=False).notes[0]
 
@@ -127,52 +127,61 @@ def _finished(loop: Loop) -> int:
     return int(loop.monitor.rows[-1]["step"]) if loop.monitor.rows else 0
 
 
-def test_the_weights_of_each_epoch_are_kept(whole: Path) -> None:
-    assert sorted(path.name for path in (whole / "epochs").iterdir()) == ["0000", "0001", "0002"]
-    epochs = [sl.load_encoder(f"run:{whole}?epoch={epoch}") for epoch in range(3)]
+def kept(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "steps").iterdir())
+
+
+def test_the_classifier_is_kept_at_points_of_the_training(whole: Path) -> None:
+    assert kept(whole) == ["00000000", "00000006", "00000012"]
+    points = [sl.load_encoder(f"run:{whole}?step={step}") for step in (0, 6, 12)]
     last = sl.load_encoder(f"run:{whole}")
-    assert len({encoder.weights for encoder in epochs}) == 3
-    assert epochs[2].weights == last.weights
+    assert len({encoder.weights for encoder in points}) == 3
     start = sl.load_encoder(VIT).module.state_dict()
-    assert all(
-        torch.equal(value, start[name]) for name, value in epochs[0].module.state_dict().items() if "head" not in name
-    )
-    assert [encoder.classes for encoder in epochs] == [last.classes] * 3
-    assert epochs[1].reference == f"run:{whole}?epoch=1"
-    assert epochs[1].name == "run, epoch 1"
+    for point, exact in ((points[0], start), (points[2], last.module.state_dict())):
+        own = point.module.state_dict()
+        assert all(torch.equal(own[name], value.bfloat16().float()) for name, value in exact.items())
+    assert [encoder.classes for encoder in points] == [last.classes] * 3
+    assert points[1].reference == f"run:{whole}?step=6"
+    assert points[1].name == "run, step 6"
 
 
-def test_epochs_that_are_not_there_are_sentences(whole: Path, tmp_path: Path) -> None:
-    for epoch in ("7", "-1", "last", ""):
-        with pytest.raises(InputError, match=f"there is no epoch {epoch}; those kept are 0, 1, 2"):
-            sl.load_encoder(f"run:{whole}?epoch={epoch}")
+def test_steps_that_were_not_kept_are_sentences(whole: Path, tmp_path: Path) -> None:
+    for step in ("7", "-1", "last", ""):
+        with pytest.raises(InputError, match=f"step '{step}' was not kept; these were: 0, 6, 12"):
+            sl.load_encoder(f"run:{whole}?step={step}")
     tune(tmp_path / "run", epochs=0.1)
-    with pytest.raises(InputError, match=r"No epochs are kept in .*; fine-tune with --set save_epochs=true"):
-        sl.load_encoder(f"run:{tmp_path / 'run'}?epoch=0")
+    with pytest.raises(InputError, match=r"No steps are kept in .*; train with --set keep=log"):
+        sl.load_encoder(f"run:{tmp_path / 'run'}?step=0")
 
 
-def test_half_an_epoch_is_not_one(tmp_path: Path) -> None:
-    tune(tmp_path / "run", epochs=1.5, save_epochs=True)
-    assert sorted(path.name for path in (tmp_path / "run" / "epochs").iterdir()) == ["0000", "0001"]
+def test_a_new_training_keeps_nothing_of_the_one_before(tmp_path: Path) -> None:
+    tune(tmp_path / "run", epochs=1.5, keep="log")
+    assert kept(tmp_path / "run") == ["00000000", "00000001", "00000002", "00000004", "00000009"]
     finetune(VIT, IMAGES, tmp_path / "run", settings=TINY | {"epochs": 0.1}, overwrite=True, show_progress=False)
-    assert not (tmp_path / "run" / "epochs").exists()
+    assert not (tmp_path / "run" / "steps").exists()
 
 
-def test_a_full_disk_leaves_whole_epochs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", ["all", 1, 0, -3])
+def test_points_that_cannot_be_are_sentences(keep: Any) -> None:
+    with pytest.raises(InputError, match=f"keep is {keep!r}; give log, or how many points"):
+        make_recipe({"keep": keep})
+
+
+def test_a_full_disk_leaves_whole_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Path.write_bytes
 
     def until_full(self: Path, data: Any) -> int:
-        if ".0001." in str(self) and "encoder.json" in self.name:
+        if ".00000006." in str(self) and "encoder.json" in self.name:
             raise OSError(28, "No space left on device", str(self))
         return written(self, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", until_full)
         with pytest.raises(InputError, match="The disk is full"):
-            tune(tmp_path / "run", epochs=1, save_epochs=True)
-    assert [path.name for path in (tmp_path / "run" / "epochs").iterdir()] == ["0000"]
+            tune(tmp_path / "run", epochs=1, keep=2)
+    assert kept(tmp_path / "run") == ["00000000"]
     finetune(out=tmp_path / "run", resume=True, show_progress=False)
-    assert sorted(path.name for path in (tmp_path / "run" / "epochs").iterdir()) == ["0000", "0001"]
+    assert kept(tmp_path / "run") == ["00000000", "00000006"]
 
 
 def test_the_average_is_what_is_kept(whole: Path) -> None:
@@ -236,11 +245,14 @@ def test_an_encoder_in_memory_can_be_tuned(colours: sl.Images, tmp_path: Path) -
 
 
 def test_reinitialised_blocks_begin_from_the_seed(tmp_path: Path) -> None:
-    tune(tmp_path / "run", epochs=0.2, reinit="last:1", seed=3, save_epochs=True)
-    start = sl.load_encoder(f"run:{tmp_path / 'run'}?epoch=0").module.state_dict()
+    tune(tmp_path / "run", epochs=0.2, reinit="last:1", seed=3, keep=2)
+    start = sl.load_encoder(f"run:{tmp_path / 'run'}?step=0").module.state_dict()
     given = sl.load_encoder(VIT).module.state_dict()
-    assert torch.equal(start["blocks.0.mlp.fc1.weight"], given["blocks.0.mlp.fc1.weight"])
-    assert not torch.equal(start["blocks.1.mlp.fc1.weight"], given["blocks.1.mlp.fc1.weight"])
+    same = [
+        torch.equal(start[f"blocks.{n}.mlp.fc1.weight"], given[f"blocks.{n}.mlp.fc1.weight"].bfloat16().float())
+        for n in (0, 1)
+    ]
+    assert same == [True, False]
     assert float(start["blocks.1.mlp.fc1.weight"].std()) == pytest.approx(0.02, rel=0.1)  # of timm's ViTs
 
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "cutmix": 1.0,
     "randaugment": [9, 0.5],
     "erase": 0.5,
-    "save_epochs": True,
+    "keep": 3,
 }
 
 
@@ -70,4 +70,4 @@ def test_one_process_writes_for_all(runs: tuple[Path, Path]) -> None:
         sorted(str(path.relative_to(run)) for path in run.rglob("*") if "tfevents" not in path.name) for run in runs
     ]
     assert names[0] == names[1]
-    assert {"epochs/0000", "epochs/0002"} <= set(names[0])
+    assert {"steps/00000000", "steps/00000006"} <= set(names[0])

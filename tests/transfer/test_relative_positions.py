@@ -154,7 +154,7 @@ LAUNCH = Launch(device="cpu", workers=0, show_progress=False)
 
 
 def tune(out: Path, resume: bool = False) -> None:
-    more = {"batch": 16, "epochs": 2, "save_epochs": True, "pool": "gap", "reinit": "last:1", "ema": 0.5}
+    more = {"batch": 16, "epochs": 2, "keep": 3, "pool": "gap", "reinit": "last:1", "ema": 0.5}
     finetune(beit(), IMAGES, out, settings=QUICK | more, resume=resume, show_progress=False, workers=0)
 
 
@@ -197,12 +197,12 @@ def test_a_training_leaves_tables_of_blocks(
     assert not torch.equal(tables[0], TABLES[ONE][SHARED])
     assert convert(trained, tmp_path / "timm").difference == 0
     if train is tune:
-        epochs = {str(t): sl.load_encoder(f"run:{tmp_path / 'run'}?epoch={t}") for t in range(3)}
-        assert torch.equal(epochs["0"].module.get_parameter(own(0)), TABLES[ONE][SHARED])
-        assert not epochs["0"].module.get_parameter(own(1)).any()  # reinit
-        paths = paths_of(epochs, trainings_of(epochs))
+        steps = {str(t): sl.load_encoder(f"run:{tmp_path / 'run'}?step={t}") for t in (0, 3, 6)}
+        assert torch.equal(steps["0"].module.get_parameter(own(0)), TABLES[ONE][SHARED].bfloat16().float())
+        assert not steps["0"].module.get_parameter(own(1)).any()  # reinit
+        paths = paths_of(steps, trainings_of(steps))
         assert not [str(name) for name in paths.weights.values if "rel_pos_bias" in str(name)]
-        assert (paths.distance.sel(encoder="2", weights="attn")[1:] > 0).sum() == DEPTH
+        assert (paths.distance.sel(encoder="6", weights="attn")[1:] > 0).sum() == DEPTH
 
 
 @pytest.mark.parametrize("train", TRAININGS)

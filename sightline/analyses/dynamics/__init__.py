@@ -1,13 +1,13 @@
 """How training moves an encoder: how straight its weights go, and how far each block goes from what it was.
 
-    path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
+    path efficiency at point T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
 
 of all weights, of each block, of each type of layer and of both (paths.py); and the CKA (estimators/cka.py) of every
-layer of every epoch with the layers of the start and of other encoders, minibatch and unbiased.
+layer at every kept step with the layers of the start and of other encoders, minibatch and unbiased.
 
 Source: Shekhar et al. 2023, "Objectives Matter", Section 2.3, Fig. 4 and 14.
 
-Shapes: n images of a batch, S layers (encoder, site), M of them of epochs, O of those that they are compared with, T
+Shapes: n images of a batch, S layers (encoder, site), M of them of steps, O of those that they are compared with, T
 token views, G groups of batches.
 """
 
@@ -44,15 +44,16 @@ TOPIC = "transfer"
 TITLE = "Dynamics"
 QUESTION = "How straight is the path of the weights during a training, and how much does each block change?"
 FORMULA = """\
-path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights after epoch t
-CKA as on its own page, of every block of every epoch with the blocks of the start and of the other encoders"""
+path efficiency at point T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂      θ_t the weights at the t-th kept step
+CKA as on its own page, of every block of every kept step with the blocks of the start and of the other encoders"""
 HOW_TO_READ = """\
 Path efficiency is 1 where weights went straight from the start to where they are, and near 0 where they moved a lot and
-got nowhere; after the first epoch it is 1 by definition, since a single step is straight, and noise of any kind makes
+got nowhere; at the first point it is 1 by definition, since a single step is straight, and noise of any kind makes
 it fall. Compare only trainings of the same length and the same learning rates: smaller steps at the end of a schedule
 add little to the path. The CKA with the start says how far a block still sees images as it did before: 1 where nothing
 but rotation and scale has changed. The CKA with another encoder says whether training leads towards it; compare its
-last epoch with its first. The path is measured over the epochs that were given: with fewer of them it looks straighter.
+last point with its first. The path is measured over the steps that were given: with fewer of them it looks straighter.
+Kept steps are rounded to bfloat16, so that a move of less than 0.2 % of the weights is mostly rounding.
 """
 SOURCE = (
     'Shekhar, Bordes, Vincent, Morcos 2023, "Objectives Matter", Section 2.3, Fig. 4 (CKA before and after '
@@ -77,7 +78,7 @@ class Config:
 
 
 class Analysis(GramSums):
-    """Sums HSIC of the layers of all epochs with those of starts and others; the weights are looked at in the end."""
+    """Sums HSIC of the layers of all steps with those of starts and others; the weights are looked at in the end."""
 
     hsic: Tensor  # (T, G, M, O)
     own: Tensor  # (T, G, S): of each layer with itself
@@ -103,10 +104,10 @@ class Analysis(GramSums):
 
     def compute(self) -> xr.Dataset:
         encoders = self.moving.encoders
-        places = {name: (training, epoch) for training in self.trainings for epoch, name in training.epochs.items()}
+        places = {name: (training, step) for training in self.trainings for step, name in training.steps.items()}
         result = self._cka().assign_coords(
             training=("encoder", [places[name][0].name for name in encoders]),
-            epoch=("encoder", [places[name][1] for name in encoders]),
+            step=("encoder", [places[name][1] for name in encoders]),
             start=("encoder", [places[name][0].start for name in encoders]),
         )
         attrs = {"estimator": "unbiased minibatch", "batch": self.plan.batch, "interval": "95 % bootstrap over batches"}
@@ -136,7 +137,7 @@ class Analysis(GramSums):
     def _cka(self) -> xr.Dataset:
         hsic, own, images = (state.numpy(force=True) for state in (self.hsic, self.own, self.images))
         parts = []
-        for encoder in self.moving.encoders:  # one epoch at a time, because all replicates of all would not fit
+        for encoder in self.moving.encoders:  # one step at a time, because all replicates of all would not fit
             mine = [k for k, (name, _) in enumerate(self.moving) if name == encoder]
             both = own[..., np.take(self.rows, mine)], own[..., self.columns]
             parts.append(self.cka("cka", hsic[:, :, mine], images, both))
@@ -179,11 +180,11 @@ class Analysis(GramSums):
 
 
 def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers, Layers]:
-    """All layers, those of epochs, and those that epochs are compared with: of the starts and of all other encoders."""
-    epochs = [name for training in trainings for name in training.epochs.values()]
-    others = [training.start for training in trainings] + [name for name in plan.sites if name not in epochs]
+    """All layers, those of steps, and those that steps are compared with: of the starts and of all other encoders."""
+    steps = [name for training in trainings for name in training.steps.values()]
+    others = [training.start for training in trainings] + [name for name in plan.sites if name not in steps]
     every, moving, fixed = (
-        Layers({name: plan.sites[name] for name in part}, plan.stages) for part in (plan.sites, epochs, others)
+        Layers({name: plan.sites[name] for name in part}, plan.stages) for part in (plan.sites, steps, others)
     )
     return every, moving, fixed
 

@@ -16,19 +16,19 @@ def figures(result: xr.Dataset) -> list[Figure]:
     near = _near(result)
     own = near.other == near.start
     found = [
-        _over_epochs(result),
+        _over_steps(result),
         _over_blocks(result),
         _similarity(
             near[own],
             "start",
             "Similarity with the start",
-            "CKA of each block of each epoch with the same block before the training: where it is dark, much changed.",
+            "CKA of each block at each step with the same block before the training: where it is dark, much changed.",
         ),
         _similarity(
             near[~own],
             "others",
-            "Similarity with others over epochs",
-            "CKA of each block of each epoch with the block of the other encoder at the same relative depth.",
+            "Similarity with others over steps",
+            "CKA of each block at each step with the block of the other encoder at the same relative depth.",
         ),
         _before_and_after(result),
     ]
@@ -41,8 +41,8 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     for training, name in _ends(result)[1].items():
         total = result.sel(encoder=name, place=ALL, weights=ALL)
         way = f"distance {float(total.distance):.3g} on a path of {float(total.length):.3g}"
-        epochs = int(total.epoch) - int(result.epoch[result.training == training].min())
-        after = counted(epochs, "epoch")
+        steps = int(total.step) - int(result.step[result.training == training].min())
+        after = counted(steps, "step")
         found.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {after}: {way}"))
         last = near[(near.encoder == name) & (near.other == near.start)].tail(1)
         found += [
@@ -71,27 +71,27 @@ def _several(result: xr.Dataset) -> bool:
     return len(set(map(str, result.training.values))) > 1
 
 
-def _over_epochs(result: xr.Dataset) -> Figure:
+def _over_steps(result: xr.Dataset) -> Figure:
     """One training: a line for each layer; several: a panel for each layer, a line for each training."""
     values = result[["efficiency", "distance", "length"]].sel(place=ALL, drop=True).reset_coords("start", drop=True)
     table = values.to_dataframe(dim_order=["weights", "encoder"]).reset_index().dropna(subset="efficiency")
     series, facet = ("training", "weights") if _several(result) else ("weights", None)
-    table = table.assign(series=table[series], depth=table.epoch).rename(columns={"efficiency": "value"})
+    table = table.assign(series=table[series], depth=table.step).rename(columns={"efficiency": "value"})
     chart = curve_over_depth(
         table,
         value_title="path efficiency",
-        depth_title="epoch",
+        depth_title="step",
         series_title=series,
         facet=facet,
         series=list(table.series.unique()),
-        details={"training": "training", "epoch": "epoch"},
+        details={"training": "training", "step": "step"},
     )
     text = (
-        "Distance from the start over the length of the path, up to each epoch: 1 is a straight path. all: the weights "
+        "Distance from the start over the length of the path, up to each step: 1 is a straight path. all: the weights "
         "of the whole encoder; attention: those of all its attention layers; the others: those of one type of layer, "
         "in all blocks together."
     )
-    return Figure("efficiency", "Path efficiency over epochs", text, chart, table.drop(columns=["series", "depth"]))
+    return Figure("efficiency", "Path efficiency over steps", text, chart, table.drop(columns=["series", "depth"]))
 
 
 def _over_blocks(result: xr.Dataset) -> Figure:
@@ -109,7 +109,7 @@ def _over_blocks(result: xr.Dataset) -> Figure:
         rows=list(map(str, result.weights.values)),
         columns=[str(place).removeprefix("block.") for place in result.place.values],
         facet="training" if _several(result) else None,
-        details={"training": "training", "epoch": "epoch"},
+        details={"training": "training", "step": "step"},
     )
     text = "Efficiency of the whole path of the weights of each layer of each block. Hatched: weights that never moved."
     return Figure("blocks", "Path efficiency over blocks", text, chart, cells)
@@ -143,24 +143,24 @@ def _numbers(sites: pd.Series) -> pd.Series:
 
 
 def _similarity(near: pd.DataFrame, name: str, title: str, text: str) -> Figure:
-    """Blocks over epochs, a panel for each training and other encoder."""
-    cells = near.assign(pair=near.training + " × " + near.other, row=_numbers(near.site), column=near.epoch)
+    """Blocks over steps, a panel for each training and other encoder."""
+    cells = near.assign(pair=near.training + " × " + near.other, row=_numbers(near.site), column=near.step)
     cells = cells.iloc[np.lexsort([pd.factorize(cells[key])[0] for key in ("other", "training")])]
     chart = heatmap(
         cells,
         row_title="block",
-        column_title="epoch",
+        column_title="step",
         value_title="CKA",
         rows=list(cells.row.unique()),
         facet="pair",
         details={"training": "training", "other": "compared with", "other_site": "its layer"},
     )
-    cells = cells[["training", "epoch", "site", "other", "other_site", "value", "low", "high", "reason"]]
+    cells = cells[["training", "step", "site", "other", "other_site", "value", "low", "high", "reason"]]
     return Figure(name, title, text, chart, cells)
 
 
 def _before_and_after(result: xr.Dataset) -> Figure:
-    """All pairs of blocks of the first and of the last epoch of a training with every other encoder."""
+    """All pairs of blocks of the first and of the last step of a training with every other encoder."""
     ends = {name for end in _ends(result) for name in end.values()}
     cells = _pairs(result)
     cells = cells[cells.encoder.isin(ends) & (cells.other != cells.start)]

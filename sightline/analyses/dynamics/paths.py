@@ -1,13 +1,13 @@
-"""Paths through the space of weights: which encoders are epochs of one training, and how straight it went.
+"""Paths through the space of weights: which encoders are steps of one training, and how straight it went.
 
-    path efficiency at epoch T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
+    path efficiency at point T = ‖θ_T − θ_0‖₂ / Σ_{t < T} ‖θ_{t+1} − θ_t‖₂
 
 The norm of a group of weights (a block, a type of layer, all) is that of all its tensors together: their squares are
 summed before the root is taken.
 
 Source: Shekhar et al. 2023, "Objectives Matter", Section 2.3 and Fig. 14.
 
-Shapes: E points of a path (epochs), P tensors of weights.
+Shapes: E points of a path (steps), P tensors of weights.
 """
 
 from __future__ import annotations
@@ -38,42 +38,40 @@ START, STILL = "the path starts here", "these weights have not moved"
 
 
 class Trajectory(NamedTuple):
-    """A training, and the encoders that are its epochs."""
+    """A training, and the encoders that are steps of it."""
 
     name: str
-    epochs: dict[int, str]  # in order
+    steps: dict[int, str]  # in order
 
     @property
     def start(self) -> str:
-        return next(iter(self.epochs.values()))
+        return next(iter(self.steps.values()))
 
 
 def trainings_of(encoders: Mapping[str, Encoder]) -> list[Trajectory]:
-    """The trainings whose epochs, `run:FOLDER?epoch=3`, are among the encoders."""
+    """The trainings of which steps, `run:FOLDER?step=1200`, are among the encoders."""
     found: dict[str, dict[int, str]] = {}
     for name, encoder in encoders.items():
         source, where, options = take_apart(encoder.reference) or ("", "", {})
-        if source == "run" and options.get("epoch", "").isdecimal():
-            found.setdefault(f"run:{where}", {})[int(options["epoch"])] = name
+        if source == "run" and options.get("step", "").isdecimal():
+            found.setdefault(f"run:{where}", {})[int(options["step"])] = name
     if not found:
         raise InputError(
-            "dynamics follows an encoder through the epochs of its training, but none of these is such an epoch; "
-            "fine-tune with --set save_epochs=true, and compare 'run:FOLDER?epoch=*'"
+            "dynamics follows an encoder through its training, but none of these is a step of one; train with "
+            "--set keep=log (or keep=10 for ten points), and compare 'run:FOLDER?step=*'"
         )
-    for training, epochs in found.items():
-        if len(epochs) < 2:
-            raise InputError(f"A path needs two epochs, but of {training} there is one; give '{training}?epoch=*'")
-    trainings = [
-        Trajectory(_name(training, epochs), dict(sorted(epochs.items()))) for training, epochs in found.items()
-    ]
+    for training, steps in found.items():
+        if len(steps) < 2:
+            raise InputError(f"A path needs two steps, but of {training} there is one; give '{training}?step=*'")
+    trainings = [Trajectory(_name(training, steps), dict(sorted(steps.items()))) for training, steps in found.items()]
     if len({training.name for training in trainings}) < len(trainings):
         return [training._replace(name=name) for training, name in zip(trainings, found, strict=True)]
     return trainings
 
 
-def _name(training: str, epochs: Mapping[int, str]) -> str:
-    """What the names of the epochs have in common, `mine` of `mine, epoch 3`, or else the name of the folder."""
-    names = {re.sub(rf",? epoch {epoch}\b", "", name) for epoch, name in epochs.items()}
+def _name(training: str, steps: Mapping[int, str]) -> str:
+    """What the names of the steps have in common, `mine` of `mine, step 1200`, or else the name of the folder."""
+    names = {re.sub(rf",? step {step}\b", "", name) for step, name in steps.items()}
     return names.pop() if len(names) == 1 else training.rstrip("/").rpartition("/")[2].removeprefix("run:")
 
 
@@ -96,7 +94,7 @@ def _squares(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
     """‖θ_t − θ_0‖² and ‖θ_t − θ_{t−1}‖² of every tensor in float64, (2, E, P)."""
     names = list(path[0].keys())
     if any(set(weights.keys()) != set(names) for weights in path):
-        raise InputError("A path leads through the same weights, but their names differ; give epochs of one training")
+        raise InputError("A path leads through the same weights, but their names differ; give steps of one training")
     found = np.zeros((2, len(path), len(names)))
     for p, name in enumerate(names):
         start = before = _tensor(path[0], name)
@@ -105,7 +103,7 @@ def _squares(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
             if now.shape != start.shape:
                 raise InputError(
                     f"{name} has shape {tuple(start.shape)} at the start and {tuple(now.shape)} at point {t} of the "
-                    "path; give epochs of one training"
+                    "path; give steps of one training"
                 )
             found[:, t, p] = [float((now - other).square().sum()) for other in (start, before)]
             before = now
@@ -163,7 +161,7 @@ def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -
         axes[1].insert(1, ATTENTION)
     parts, reasons = [], []
     for training, found in zip(trainings, groups, strict=True):
-        path = [dict(encoders[name].module.named_parameters()) for name in training.epochs.values()]
+        path = [dict(encoders[name].module.named_parameters()) for name in training.steps.values()]
         squares = np.zeros((2, len(path), *map(len, axes)))
         there = np.zeros(squares.shape[2:], bool)
         for group, values in zip(found, np.moveaxis(_squares(path), -1, 0), strict=True):
@@ -182,5 +180,5 @@ def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -
     variables = {name: (dims, value) for name, value in zip(names, np.concatenate(parts, 1), strict=True)}
     return xr.Dataset(
         variables | {"efficiency_reason": (dims, np.concatenate(reasons))},
-        coords={"encoder": [n for t in trainings for n in t.epochs.values()], "place": axes[0], "weights": axes[1]},
+        coords={"encoder": [n for t in trainings for n in t.steps.values()], "place": axes[0], "weights": axes[1]},
     )

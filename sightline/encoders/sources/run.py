@@ -2,7 +2,7 @@
 
 `run:FOLDER?decoder=true` also loads the decoder that MAE has trained, and shows its layers as sites;
 `run:FOLDER?head=true` the projection head of a joint-embedding objective;
-`run:FOLDER?epoch=3` is a fine-tuning after its third epoch, if it was told to keep them (`save_epochs`);
+`run:FOLDER?step=1200` the encoder after that step, if the training was told to keep it (`keep=log`, `keep=10`);
 `run:FOLDER?window=none` lets all patches attend to all where the training restricted them (`attention_window`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sightline.core.errors import InputError
-from sightline.core.folders import kept_epochs, latest
+from sightline.core.folders import kept_steps, latest
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.saved import load_folder
@@ -29,30 +29,30 @@ def load(reference: Reference) -> Encoder:
     """Build the architecture that the folder names and load its weights."""
     folder = Path(reference.id).expanduser()
     options = dict(reference.options)
-    epoch = options.pop("epoch", None)
-    if epoch is None:
+    step = options.pop("step", None)
+    if step is None:
         return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
-    kept = _epoch(folder, epoch, reference)
+    kept = _kept(folder, step, reference)
     plain = replace(reference, options=options)
-    encoder = load_folder(kept, f"{folder.name}, epoch {int(epoch)}", plain, folder / "recipe.toml")
+    encoder = load_folder(kept, f"{folder.name}, step {int(step)}", plain, folder / "recipe.toml")
     return replace(encoder, reference=str(reference))
 
 
-def every_epoch(name: str | None, reference: Reference) -> list[tuple[str | None, Reference]]:
-    """`run:FOLDER?epoch=*` stands for all epochs that are kept there, with their names; another for itself."""
-    if reference.source != "run" or reference.weights is not None or reference.options.get("epoch") != "*":
+def every_step(name: str | None, reference: Reference) -> list[tuple[str | None, Reference]]:
+    """`run:FOLDER?step=*` stands for all steps that are kept there, with their names; another for itself."""
+    if reference.source != "run" or reference.weights is not None or reference.options.get("step") != "*":
         return [(name, reference)]
     return [
         (
-            None if name is None else f"{name}, epoch {epoch}",
-            replace(reference, options=reference.options | {"epoch": str(epoch)}),
+            None if name is None else f"{name}, step {step}",
+            replace(reference, options=reference.options | {"step": str(step)}),
         )
-        for epoch in kept_epochs(Path(reference.id).expanduser())
+        for step in kept_steps(Path(reference.id).expanduser())
     ]
 
 
-def _epoch(folder: Path, epoch: str, reference: Reference) -> Path:
-    kept = kept_epochs(folder)
-    if not epoch.isdecimal() or int(epoch) not in kept:
-        raise InputError(f"{reference}: there is no epoch {epoch}; those kept are {', '.join(map(str, kept))}")
-    return kept[int(epoch)]
+def _kept(folder: Path, step: str, reference: Reference) -> Path:
+    kept = kept_steps(folder)
+    if not step.isdecimal() or int(step) not in kept:
+        raise InputError(f"{reference}: step {step!r} was not kept; these were: {', '.join(map(str, kept))}")
+    return kept[int(step)]

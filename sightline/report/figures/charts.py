@@ -237,7 +237,7 @@ class _Curve:
         self.value_title, self.style = value_title, ".1%" if percent else ".4f"
         self.base = alt.Chart(points).transform_calculate(between=_between(self.style))
         # Over two or three blocks Vega has ticks at halves as well, whatever the least step: these have no label.
-        whole = depth_title.startswith(("block", "epoch", "depth", "log2", "window"))
+        whole = depth_title.startswith(("block", "epoch", "step", "depth", "log2", "window"))
         words = "datum.value % 1 ? '' : format(datum.value, 'd')" if whole else "datum.label"
         for depth, name in (named or {}).items():
             words = f"datum.value == {depth} ? {json.dumps(name)} : ({words})"

@@ -179,23 +179,23 @@ def _over_distance(evidence: Evidence, family: str) -> Panel:
 
 
 def _path(evidence: Evidence) -> Panel:
-    """Distance from the start over the length of the path, of the attention parameters, after each epoch."""
+    """Distance from the start over the length of the path, of the attention parameters, at each kept step."""
     je, rec = pair_of_families(evidence)
     tables = []
     for name in (*rec, *je):
-        run, epochs = next(iter(evidence.apart().trainings("dynamics", name).values()))
-        own = run["dynamics"].efficiency.sel(encoder=epochs, place=ALL)
+        run, steps = next(iter(evidence.apart().trainings("dynamics", name).values()))
+        own = run["dynamics"].efficiency.sel(encoder=steps, place=ALL)
         weights = "attention" if "attention" in own.weights.values else ALL
         values = own.sel(weights=weights)
-        table = pd.DataFrame({"series": name, "depth": values.epoch.values, "value": values.values, "weights": weights})
+        table = pd.DataFrame({"series": name, "depth": values.step.values, "value": values.values, "weights": weights})
         tables.append(table.dropna(subset="value"))
     note = (
-        "Distance of the attention parameters from where fine-tuning began over the length of their path, after each "
-        "epoch: 1 is straight."
+        "Distance of the attention parameters from where fine-tuning began over the length of their path, at each "
+        "kept step: 1 is straight."
     )
     return lines(
         pd.concat(tables, ignore_index=True),
-        x_title="epoch of fine-tuning",
+        x_title="step of fine-tuning",
         y_title="path efficiency",
         series_title="fine-tuned from",
         domain=(0, 1),

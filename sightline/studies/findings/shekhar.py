@@ -708,8 +708,8 @@ def _layers_after(evidence: Evidence) -> Sequence[Case]:
     figure="001 Fig 14",
     step="finetune,dynamics",
     claim="Fine-tuning of reconstruction takes a straighter path through the parameters of attention.",
-    measure="‖θ_T − θ_0‖ / Σ_t ‖θ_{t+1} − θ_t‖ over epochs, all attention parameters as one group: REC > JE",
-    says="no number is printed; curves over epochs",
+    measure="‖θ_T − θ_0‖ / Σ_t ‖θ_{t+1} − θ_t‖ over kept steps, all attention parameters as one group: REC > JE",
+    says="no number is printed; curves over steps",
 )
 def _straighter(evidence: Evidence) -> Sequence[Case]:
     def efficiency(name: str) -> Estimate:

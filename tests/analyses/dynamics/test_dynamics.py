@@ -33,7 +33,7 @@ def walk(folder: Path, seed: int) -> None:
     """A run folder with the weights of a made training, three epochs after the start."""
     encoder, random = load_encoder(f"{SMALL}&seed={seed}"), torch.Generator().manual_seed(seed)
     for epoch in range(EPOCHS + 1):
-        save_encoder(encoder, folder / "epochs" / f"{epoch:04d}")
+        save_encoder(encoder, folder / "steps" / f"{epoch:08d}")
         for weights in encoder.module.parameters():
             weights.data += 0.05 * torch.randn(weights.shape, generator=random)
 
@@ -53,7 +53,7 @@ def images() -> Images:
 
 @pytest.fixture(scope="module")
 def encoders(folder: Path) -> dict[str, Encoder]:
-    found = [load_encoder(f"run:{folder / run}?epoch={n}") for run in ("mae", "moco") for n in range(EPOCHS + 1)]
+    found = [load_encoder(f"run:{folder / run}?step={n}") for run in ("mae", "moco") for n in range(EPOCHS + 1)]
     return {encoder.name: encoder for encoder in [*found, load_encoder(DEEPER, name="deeper")]}
 
 
@@ -89,13 +89,13 @@ def test_cka_is_that_of_the_plain_function(run: Run, encoders: dict[str, Encoder
         assert float(values.sel(encoder=e, site=s, other=o, other_site=t)) == pytest.approx(cka(x, y, 16), abs=1e-6)
         compared += 1
     assert compared == 8 * 2 * (2 + 2 + 4)
-    assert values.other.values.tolist() == ["mae, epoch 0", "moco, epoch 0", "deeper"]
+    assert values.other.values.tolist() == ["mae, step 0", "moco, step 0", "deeper"]
 
 
 def test_the_start_is_like_itself_and_later_epochs_are_not(run: Run) -> None:
-    result = run["dynamics"].sel(tokens="mean", other="mae, epoch 0")
+    result = run["dynamics"].sel(tokens="mean", other="mae, step 0")
     own = result.sel(encoder=result.training == "mae", site="block.1", other_site="block.1")
-    assert own.epoch.values.tolist() == [0, 1, 2, 3]
+    assert own.step.values.tolist() == [0, 1, 2, 3]
     assert float(own.cka[0]) == pytest.approx(1)
     assert (own.cka[1:] < 0.99).all()
     assert (own.cka_low <= own.cka + 1e-12).all()
@@ -110,14 +110,14 @@ def test_a_missing_token_view_has_its_reason(run: Run) -> None:
 
 
 def test_twins_lie_at_the_same_relative_depth(run: Run) -> None:
-    of = run["dynamics"].diagonal_site.sel(encoder="mae, epoch 2")
+    of = run["dynamics"].diagonal_site.sel(encoder="mae, step 2")
     assert of.sel(other="deeper").values.tolist() == ["block.0", "block.3"]
-    assert of.sel(other="moco, epoch 0").values.tolist() == ["block.0", "block.1"]
+    assert of.sel(other="moco, step 0").values.tolist() == ["block.0", "block.1"]
 
 
 def test_the_path_is_that_of_the_weights(run: Run, encoders: dict[str, Encoder]) -> None:
     result = run["dynamics"].sel(place="all", weights="all")
-    path = [dict(encoders[f"moco, epoch {n}"].module.named_parameters()) for n in range(EPOCHS + 1)]
+    path = [dict(encoders[f"moco, step {n}"].module.named_parameters()) for n in range(EPOCHS + 1)]
     found = result.efficiency.sel(encoder=result.training == "moco")
     np.testing.assert_allclose(found, path_efficiency(path), rtol=1e-12)
 
@@ -127,31 +127,31 @@ def test_figures_show_all_of_it(run: Run) -> None:
     found = {figure.name: figure.table for figure in figures(result)}
     assert list(found) == ["efficiency", "blocks", "start", "others", "pairs"]
     start = found["start"]
-    assert (start.other == start.training + ", epoch 0").all()
+    assert (start.other == start.training + ", step 0").all()
     assert len(start) == 2 * (EPOCHS + 1) * 2
-    np.testing.assert_allclose(start[start.epoch == 0].value, 1)
+    np.testing.assert_allclose(start[start.step == 0].value, 1)
     assert len(found["others"]) == 2 * (EPOCHS + 1) * 2 * 2  # trainings, epochs, blocks; the other start and deeper
     pairs = found["pairs"]
-    assert set(pairs.encoder) == {f"{name}, epoch {n}" for name in ("mae", "moco") for n in (0, EPOCHS)}
+    assert set(pairs.encoder) == {f"{name}, step {n}" for name in ("mae", "moco") for n in (0, EPOCHS)}
     assert len(pairs) == 2 * 2 * 2 * (2 + 4)
-    last = found["efficiency"].query("training == 'mae' and epoch == 3 and weights == 'attn.qkv'").value.item()
-    assert last == float(result.efficiency.sel(encoder="mae, epoch 3", place="all", weights="attn.qkv"))
+    last = found["efficiency"].query("training == 'mae' and step == 3 and weights == 'attn.qkv'").value.item()
+    assert last == float(result.efficiency.sel(encoder="mae, step 3", place="all", weights="attn.qkv"))
     words = headlines(result)
     assert [word[0] for word in words] == ["mae", "mae", "moco", "moco"]
-    total = result.sel(encoder="mae, epoch 3", place="all", weights="all")
+    total = result.sel(encoder="mae, step 3", place="all", weights="all")
     assert words[0][1] == f"{float(total.efficiency):.2f}"
     assert words[1][2].startswith("CKA of block.1 with its start, 95 % ")
 
 
 def test_one_training_alone_has_no_others(encoders: dict[str, Encoder], images: Images) -> None:
-    alone = {name: encoder for name, encoder in encoders.items() if name.startswith("mae, epoch")}
+    alone = {name: encoder for name, encoder in encoders.items() if name.startswith("mae, step")}
     result = analyze(alone, images, ["dynamics"], batch=16, workers=0, show_progress=False)["dynamics"]
     assert [figure.name for figure in figures(result)] == ["efficiency", "blocks", "start"]
-    assert result.other.values.tolist() == ["mae, epoch 0"]
+    assert result.other.values.tolist() == ["mae, step 0"]
 
 
 def test_other_sites_than_blocks(encoders: dict[str, Encoder], images: Images) -> None:
-    alone = {name: encoders[name] for name in ("mae, epoch 0", "mae, epoch 3")}
+    alone = {name: encoders[name] for name in ("mae, step 0", "mae, step 3")}
     run = analyze(alone, images, ["dynamics"], sites=["block.*.attn", "norm"], batch=16, workers=0, show_progress=False)
     (start,) = (figure.table for figure in figures(run["dynamics"]) if figure.name == "start")
     assert start.site.tolist() == 2 * ["block.0.attn", "block.1.attn", "norm"]
@@ -165,7 +165,7 @@ def made(tmp_path: Path) -> Plan:
     layers = {name: {"block.0": TOKENS, "block.1": TOKENS} for name in ("vit-0", "vit-1", "vit")}
     plan = make_plan(tmp_path, layers=layers | {"cnn": {"block.0": MAP}}, views={"test": ("plain",)})
     for epoch in (0, 1):
-        plan.encoders[f"vit-{epoch}"].reference = f"run:x?epoch={epoch}"
+        plan.encoders[f"vit-{epoch}"].reference = f"run:x?step={epoch}"
         plan.encoders[f"vit-{epoch}"].module = torch.nn.Linear(2, 2)
         plan.encoders[f"vit-{epoch}"].sites = {}
     return plan
@@ -210,27 +210,27 @@ def test_settings_and_images_that_do_not_fit(tmp_path: Path) -> None:
 # The command
 
 
-def test_the_command_and_every_epoch(folder: Path, tmp_path: Path) -> None:
+def test_the_command_and_every_step(folder: Path, tmp_path: Path) -> None:
     words = ["--with", f"other={SMALL}", "--images", "shapes?size=32", "--limit", "16", "--batch", "8", "--verbose"]
     done = CliRunner().invoke(app, ["dynamics", f"mine={folder / 'mae'}", *words, "-o", str(tmp_path / "x")])
     assert done.exit_code == 0, done.output
     assert "mine: " in done.output
-    assert "path efficiency after 3 epochs" in done.output
+    assert "path efficiency after 3 steps" in done.output
     result = open_run(tmp_path / "x")["dynamics"]
-    assert result.encoder.values.tolist() == [f"mine, epoch {n}" for n in range(EPOCHS + 1)]
-    assert result.other.values.tolist() == ["mine, epoch 0", "other"]
+    assert result.encoder.values.tolist() == [f"mine, step {n}" for n in range(EPOCHS + 1)]
+    assert result.other.values.tolist() == ["mine, step 0", "other"]
     assert set(result.training.values) == {"mine"}
     assert (tmp_path / "x" / "report.html").is_file()
 
-    every = load_encoders([f"run:{folder / 'mae'}?epoch=*", f"NAME=run:{folder / 'moco'}?epoch=*", SMALL])
-    names = [f"{name}, epoch {n}" for name in ("mae", "NAME") for n in range(EPOCHS + 1)]
+    every = load_encoders([f"run:{folder / 'mae'}?step=*", f"NAME=run:{folder / 'moco'}?step=*", SMALL])
+    names = [f"{name}, step {n}" for name in ("mae", "NAME") for n in range(EPOCHS + 1)]
     assert list(every) == [*names, "vit_tiny_patch16_224"]
-    assert every["NAME, epoch 2"].weights == load_encoder(f"run:{folder / 'moco'}?epoch=2").weights
+    assert every["NAME, step 2"].weights == load_encoder(f"run:{folder / 'moco'}?step=2").weights
 
 
 def test_a_folder_without_epochs_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, sentence in (("empty", "No epochs are kept"), ("nothing", "There is no run folder")):
+    for name, sentence in (("empty", "No steps are kept"), ("nothing", "There is no run folder")):
         done = CliRunner().invoke(app, ["dynamics", str(tmp_path / name)])
         assert isinstance(done.exception, InputError)
         assert sentence in str(done.exception)

@@ -107,14 +107,14 @@ def test_a_path_leads_through_the_same_weights() -> None:
 
 def epochs(run: str, count: int, reference: str = SMALL) -> dict[str, Encoder]:
     """A random walk from random weights that leaves position embeddings where they are."""
-    found = [dataclasses.replace(load_encoder(reference), reference=f"run:{run}?epoch={n}") for n in range(count)]
+    found = [dataclasses.replace(load_encoder(reference), reference=f"run:{run}?step={n}") for n in range(count)]
     random = torch.Generator().manual_seed(0)
     for before, after in itertools.pairwise(found):
         after.module.load_state_dict(before.module.state_dict())
         for name, weights in after.module.named_parameters():
             if name != "pos_embed":
                 weights.data += 0.1 * torch.randn(weights.shape, generator=random)
-    return {f"{run}, epoch {n}": encoder for n, encoder in enumerate(found)}
+    return {f"{run}, step {n}": encoder for n, encoder in enumerate(found)}
 
 
 def test_weights_are_found_by_block_and_layer() -> None:
@@ -135,7 +135,7 @@ def test_every_group_is_its_weights_as_one_vector() -> None:
     encoders = epochs("runs/mine", 4) | {"other": load_encoder(SMALL)}
     result = paths_of(encoders, trainings_of(encoders))
     parameters = [dict(e.module.named_parameters()) for e in encoders.values() if e.reference.startswith("run:")]
-    groups = groups_of(encoders["runs/mine, epoch 0"])
+    groups = groups_of(encoders["runs/mine, step 0"])
     for place in result.place.values:
         for weights in result.weights.values:
             several = {"all": lambda _: True, "attention": lambda layer: layer.startswith("attn.")}
@@ -162,18 +162,18 @@ def test_every_group_is_its_weights_as_one_vector() -> None:
 def test_trainings_of_other_architectures_lie_side_by_side() -> None:
     encoders = epochs("a", 3) | epochs("b", 2, "timm:resnet18@random?size=32")
     result = paths_of(encoders, trainings_of(encoders))
-    for name, weights in (("a, epoch 1", "conv1"), ("b, epoch 1", "attn.qkv")):
+    for name, weights in (("a, step 1", "conv1"), ("b, step 1", "attn.qkv")):
         assert str(result.efficiency_reason.sel(encoder=name, place="all", weights=weights).item()) == ABSENT
-    assert float(result.efficiency.sel(encoder="b, epoch 1", place="block.7", weights="conv2")) == pytest.approx(1)
+    assert float(result.efficiency.sel(encoder="b, step 1", place="block.7", weights="conv2")) == pytest.approx(1)
     assert result.encoder.values.tolist() == list(encoders)
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["mine, epoch 1", "mine, epoch 10"], "mine"),
-        (["mine epoch 1", "mine epoch 10"], "mine"),
-        (["mine, epoch 1 (2)", "mine, epoch 10 (2)"], "mine (2)"),
+        (["mine, step 1", "mine, step 10"], "mine"),
+        (["mine step 1", "mine step 10"], "mine"),
+        (["mine, step 1 (2)", "mine, step 10 (2)"], "mine (2)"),
         (["before", "after"], "tuned"),
     ],
 )
@@ -181,20 +181,20 @@ def test_trainings_have_the_name_of_their_epochs_or_of_their_folder(names: list[
     encoder: Any = load_encoder(SMALL)
     # In any order, with other options beside the epoch.
     of = {
-        names[1]: dataclasses.replace(encoder, reference="run:runs/tuned?decoder=true&epoch=10"),
+        names[1]: dataclasses.replace(encoder, reference="run:runs/tuned?decoder=true&step=10"),
         "other": encoder,
-        names[0]: dataclasses.replace(encoder, reference="run:runs/tuned?epoch=1&decoder=true"),
+        names[0]: dataclasses.replace(encoder, reference="run:runs/tuned?step=1&decoder=true"),
     }
     (training,) = trainings_of(of)
     assert training.name == expected
-    assert training.epochs == {1: names[0], 10: names[1]}
+    assert training.steps == {1: names[0], 10: names[1]}
     assert training.start == names[0]
 
 
 def test_trainings_of_one_name_are_told_apart_by_their_references() -> None:
     encoder = load_encoder(SMALL)
     of = {
-        f"x, epoch {n}": dataclasses.replace(encoder, reference=f"run:{run}/x?epoch={n}")
+        f"x, step {n}": dataclasses.replace(encoder, reference=f"run:{run}/x?step={n}")
         for run, n in [("a", 0), ("a", 1), ("b", 2), ("b", 3)]
     }
     assert [training.name for training in trainings_of(of)] == ["run:a/x", "run:b/x"]
@@ -202,7 +202,7 @@ def test_trainings_of_one_name_are_told_apart_by_their_references() -> None:
 
 def test_what_is_no_path_is_one_sentence() -> None:
     encoder = load_encoder(SMALL)
-    with pytest.raises(InputError, match="none of these is such an epoch; fine-tune with --set save_epochs=true"):
+    with pytest.raises(InputError, match="none of these is a step of one; train with --set keep=log"):
         trainings_of({"a": encoder, "b": dataclasses.replace(encoder, reference="run:runs/x")})
-    with pytest.raises(InputError, match=r"of run:runs/x there is one; give 'run:runs/x\?epoch=\*'"):
-        trainings_of({"a": dataclasses.replace(encoder, reference="run:runs/x?epoch=3")})
+    with pytest.raises(InputError, match=r"of run:runs/x there is one; give 'run:runs/x\?step=\*'"):
+        trainings_of({"a": dataclasses.replace(encoder, reference="run:runs/x?step=3")})

@@ -190,10 +190,10 @@ def test_distance_in_depth_across_architectures(evidence: Evidence) -> None:
 
 def test_the_path_of_attention_parameters(evidence: Evidence) -> None:
     """The start of a path is its first epoch, as `dynamics` has it, not the encoder that was fine-tuned."""
-    figure, result = draw("001 Fig 14b", evidence), evidence.table("dynamics", "mae ft, epoch 0")
-    assert result.start.values[1] == "mae ft, epoch 0"
+    figure, result = draw("001 Fig 14b", evidence), evidence.table("dynamics", "mae ft, step 0")
+    assert result.start.values[1] == "mae ft, step 0"
     for start, epoch in itertools.product(("mae", "moco", "dino"), range(3)):
-        expected = float(result.efficiency.sel(encoder=f"{start} ft, epoch {epoch}", place="all", weights="attention"))
+        expected = float(result.efficiency.sel(encoder=f"{start} ft, step {epoch}", place="all", weights="attention"))
         assert drawn_numbers(figure.chart, series=start, depth=epoch) == {round(expected, 8)}
 
 
@@ -248,7 +248,7 @@ def test_detectors_that_were_trained_otherwise_are_not_drawn_together(evidence: 
     from sightline.studies.evidence import Missing
 
     plain, several = evidence.runs[2]["detection"], evidence.runs[3]["detection"]
-    longer = run_of({"detection": plain.sel(encoder=["mae"]) + 0.05}, blocks="last", epochs=99)
+    longer = run_of({"detection": plain.sel(encoder=["mae"]) + 0.05}, blocks="last", steps=99)
     longer["detection"].attrs["encoders"] = "frozen"
     figure = draw(name, replace(evidence, runs=(longer, *evidence.runs)))
     assert figure.table.equals(draw(name, evidence).table)

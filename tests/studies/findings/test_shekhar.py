@@ -181,15 +181,15 @@ def straighter(s: int) -> list[Run]:
     """Two trainings of each, in runs of their own."""
     runs = []
     for seed in (0, 1):
-        epochs = [f"{name}-ft, epoch {n}" for name in VITS for n in range(3)]
+        epochs = [f"{name}-ft, step {n}" for name in VITS for n in range(3)]
 
         def number(at: Any, seed: int = seed) -> float:
-            name, epoch = at.encoder.split("-ft, epoch ")
+            name, epoch = at.encoder.split("-ft, step ")
             straight = 0.6 + 0.2 * s * (name in RECS) + 0.001 * (seed - 0.5) * (1 if name in RECS else 2)
             return straight if epoch == "2" else 0.9
 
         trainings = [f"{name.split(',')[0]}{'-1' if seed else ''}" for name in epochs]
-        coords = {"training": ("encoder", trainings), "epoch": ("encoder", [int(name[-1]) for name in epochs])}
+        coords = {"training": ("encoder", trainings), "step": ("encoder", [int(name[-1]) for name in epochs])}
         runs.append(made_run(epochs, {"dynamics.efficiency": number}, noise=None, coords=coords))
     return runs
 
