@@ -5,6 +5,7 @@ Shapes: n images of a batch, S layers or other rows, T token views, G groups of 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -218,7 +219,8 @@ class GramSums(Analysis):
     def reasons(self, own: npt.NDArray[np.float64]) -> npt.NDArray[np.str_]:
         """Why rows have no value, "" where they have one, from the HSIC of each with itself, (T, S)."""
         flaws, seen = self.flaws.numpy(force=True).reshape(-1, 3), bool(self.images.any())
-        whys = [_reason(of_row, value, seen) for of_row, value in zip(flaws, own.ravel(), strict=True)]
+        exact = self.device.type == "cpu"
+        whys = [_reason(of_row, value, seen, exact) for of_row, value in zip(flaws, own.ravel(), strict=True)]
         found = np.array(whys, dtype=object).reshape(own.shape)
         for t, view in enumerate(self.config.tokens if self.full_batch else ()):
             for s, width in enumerate(self.widths[view]):
@@ -295,15 +297,22 @@ def _stacked(found: Sequence[Mapping[str, Tensor]], view: str, none: Tensor) -> 
     return matrices, torch.stack([seen, seen & constant, infinite], 1)
 
 
-def _reason(flaws: npt.NDArray[np.float64], own: float, images: bool) -> str:
-    """Why a layer has no value, from its summed flaws, its own HSIC, and whether any batch had images."""
+def _reason(flaws: npt.NDArray[np.float64], own: float, images: bool, exact: bool) -> str:
+    """Why a layer has no value, from its summed flaws, its own HSIC, and whether any batch had images.
+
+    `exact`: activations whose squares float32 cannot hold were multiplied in float64.
+    """
     seen, constant, infinite = flaws
     if not images:
         return f"no batch had {FEWEST} images that could be read"
     if seen == 0:
         return "this site has no such token view"
     if infinite:
-        return f"the activations are not finite (NaN or infinity) in {infinite:.0f} of {seen:.0f} batches"
+        large = "" if exact else ", or their squares are too large for float32,"
+        return f"the activations are not finite (NaN or infinity){large} in {infinite:.0f} of {seen:.0f} batches"
     if constant == seen:
-        return "the activations are the same for all images"
+        small = "" if exact else ", or their squares are too small for float32"
+        return f"the activations are the same for all images{small}"
+    if not math.isfinite(own):
+        return "the activations are so large that their products are not finite"
     return "" if own > 0 else "all pairs of images are equally alike, so there is nothing to compare"

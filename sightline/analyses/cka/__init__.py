@@ -192,7 +192,11 @@ class Analysis(GramSums):
     def _kept(self, result: xr.Dataset) -> Kept:
         """HSIC by groups of batches, of each pair of layers once, for contrasts."""
         kept, there = self.kept_batches(), self.images.numpy(force=True) > 0
-        hsic = self.hsic.numpy(force=True)[:, there][..., *np.tril_indices(len(self.layers))].astype(np.float32)
+        hsic = self.hsic.numpy(force=True)[:, there]
+        # CKA does not see the scale of a layer, but float32 would: powers of two bring HSIC with itself to about 1.
+        scale = np.frexp(np.diagonal(hsic.sum(1), axis1=1, axis2=2))[1][:, None] // 2  # (T, 1, S)
+        hsic = np.ldexp(hsic, -(scale[..., :, None] + scale[..., None, :]))
+        hsic = hsic[..., *np.tril_indices(len(self.layers))].astype(np.float32)
         classes = self.classes.numpy(force=True)[:, there].transpose(2, 1, 0, 3, 4)  # (S, G, T, 2, 2)
         layers, over = self.layers.spread(np.arange(len(self.layers)), -1), ("encoder", "site", "batches", "tokens")
         kept.add(

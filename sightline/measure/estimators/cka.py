@@ -38,6 +38,7 @@ GROUPS = 32  # batches are summed in this many groups, so that memory does not g
 ROWS = 8  # of a matrix that are resampled side by side, if there are as many threads
 CHUNK = 16384  # columns whose mean is taken off at a time; 32 rows of them stay in the cache
 PIECE = 4096  # columns of one product in the precision of the features; products are summed in float64
+SQUARES = 1e-20, 1e30  # sums of squares between which no square of a float32 is too small or too large for float32
 NUMBERS = 2**20  # of the products of pieces that are made at a time
 
 Own = tuple["npt.NDArray[np.float64]", "npt.NDArray[np.float64]"]  # HSIC of rows and of columns, each with itself
@@ -126,6 +127,14 @@ def gram(x: Tensor) -> Tensor:
     mean dominates, in a sample or in the end, it is taken off all rows, chunk by chunk while in the cache.
     """
     x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    eps = torch.finfo(x.dtype).eps
+    total = _gram(x, eps)
+    if x.device.type == "cpu" and x.dtype == torch.float32 and not SQUARES[0] < float(total.trace()) < SQUARES[1]:
+        return _gram(x.double(), eps)
+    return total
+
+
+def _gram(x: Tensor, eps: float) -> Tensor:
     # The look at the sample waits for the device, which is worth it only where products are slower than that.
     if x.device.type == "cpu":
         total = _products(x[:, :CHUNK])
@@ -135,7 +144,7 @@ def gram(x: Tensor) -> Tensor:
                 return total
     total = _products(x, shift=True)
     # What is left of constant features is rounding: about eps of each feature.
-    rounding = len(x) * x[0].double().square().sum() * (8 * torch.finfo(x.dtype).eps) ** 2
+    rounding = len(x) * x[0].double().square().sum() * (8 * eps) ** 2
     return torch.where(total.trace() <= rounding, 0.0, total)
 
 
@@ -187,7 +196,7 @@ def centre(grams: Tensor, unbiased: bool = True) -> Tensor:
     centred = centred - torch.diag_embed(centred.diagonal(dim1=-2, dim2=-1))
     # Where all images but one are the same, nothing but rounding is left, and its ratio would look like a value.
     whole, left = (torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True) for part in (grams, centred))
-    return centred.mul_(left > 1e-12 * whole)
+    return centred.mul_(torch.where(whole.isfinite(), left > 1e-12 * whole, torch.nan))
 
 
 def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False, others: Tensor | None = None) -> Tensor:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 BLOCK = 4096  # images that are read at a time
 DISSIMILARITIES = ("euclidean", "cosine", "correlation")
 WEIGHTS = ("both", "x", "y")
+STORED, EXACT = (torch.finfo(kind).eps for kind in (torch.float32, torch.float64))  # features of a pass, and arrays
 Read = Callable[[Tensor], Tensor]  # rows of the images → their features, (b, D)
 
 
@@ -137,7 +138,7 @@ def mutual_knn(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, k: int = 10
     check_choices(k=k)
     if k >= len(a):
         raise InputError(f"Mutual k-NN of {k} neighbours needs more than {k} images, not {len(a)}")
-    near = neighbours_of(a, k), neighbours_of(b, k)
+    near = [neighbours_of(v, k, _eps(given)) for v, given in ((a, x), (b, y))]
     return math.nan if near[0] is None or near[1] is None else float(overlap(near[0], near[1]).mean())
 
 
@@ -162,11 +163,17 @@ def _same_images(x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike) -> tuple[
     return a.flatten(1).double(), b.flatten(1).double()
 
 
+def _eps(given: Tensor | npt.ArrayLike) -> float:
+    """The rounding of an array's own numbers; whole ones have none before they become float64."""
+    kind = as_tensor(given).dtype
+    return torch.finfo(kind).eps if kind.is_floating_point else EXACT
+
+
 def _of_arrays(
     x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike, measure: str, variance: float = 0.99, weights: str = "both"
 ) -> float:
     check_choices(variance=variance)
-    a, b = (cloud_of(v.__getitem__, len(v), variance) for v in _same_images(x, y))
+    a, b = (cloud_of(v.__getitem__, len(v), variance, EXACT) for v in _same_images(x, y))
     if a.constant or b.constant:
         return math.nan
     return compare(a, b, (measure,), weights=weights, influences=False)[measure].value
@@ -188,7 +195,7 @@ class Cloud:
 
     @property
     def constant(self) -> bool:
-        """Whether all images are the same, but for the rounding of float32."""
+        """Whether all images are the same, but for rounding."""
         return self.whitening.shape[1] == 0
 
     def blocks(self, order: Tensor | None = None) -> Iterator[Tensor]:
@@ -197,10 +204,10 @@ class Cloud:
         return (self.read(part) - self.mean for part in torch.split(rows, BLOCK))
 
 
-def cloud_of(read: Read, images: int, variance: float) -> Cloud:
+def cloud_of(read: Read, images: int, variance: float, eps: float = STORED) -> Cloud:
     """The cloud of features that `read` gives of these images, and the components that explain the variance.
 
-    Features that are not finite have a square that is not.
+    Features that are not finite have a square that is not. `eps` is the rounding that the features come with.
     """
     parts = torch.split(torch.arange(images, device="cpu"), BLOCK)
     mean = torch.stack([read(part).double().sum(0) for part in parts]).sum(0) / images
@@ -209,7 +216,7 @@ def cloud_of(read: Read, images: int, variance: float) -> Cloud:
         if not whole.isfinite().all():
             return Cloud(read, mean, images, math.nan, mean[:, None], mean[:, None])
         coordinates = torch.linalg.qr(whole.T, mode="r").R.T  # (n, n): of the same lengths and angles
-        values, whitening = _components(coordinates.T @ coordinates, _rounding(mean, images), variance)
+        values, whitening = _components(coordinates.T @ coordinates, _rounding(mean, images, eps), variance)
         loadings = whole.T @ (coordinates @ whitening)
         square = float(values.sum())
         return Cloud(coordinates.__getitem__, coordinates.new_zeros(()), images, square, whitening, loadings)
@@ -219,13 +226,13 @@ def cloud_of(read: Read, images: int, variance: float) -> Cloud:
         moment += centred.T @ centred
     if not moment.isfinite().all():
         return Cloud(read, mean, images, math.nan, mean[:, None], mean[:, None])
-    values, whitening = _components(moment, _rounding(mean, images), variance)
+    values, whitening = _components(moment, _rounding(mean, images, eps), variance)
     return Cloud(lambda rows: read(rows).double(), mean, images, float(values.sum()), whitening, moment @ whitening)
 
 
-def _rounding(mean: Tensor, images: int) -> float:
-    """What is left of constant features in float32: about eps of each."""
-    return images * float(mean.square().sum()) * (8 * torch.finfo(torch.float32).eps) ** 2
+def _rounding(mean: Tensor, images: int, eps: float) -> float:
+    """What is left of constant features: about eps of each."""
+    return images * float(mean.square().sum()) * (8 * eps) ** 2
 
 
 def _components(moment: Tensor, rounding: float, variance: float) -> tuple[Tensor, Tensor]:
@@ -320,14 +327,14 @@ def centred_ranks(x: Tensor, dissimilarity: str) -> Tensor:
     Up to 2,896 images these ranks, multiples of ½, are exact.
     """
     x = x.double() - (x.double().mean(1, keepdim=True) if dissimilarity == "correlation" else 0)
-    if dissimilarity == "euclidean":
-        x = x - x.mean(0)
-        gram = x @ x.T
-        apart = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
-    else:
+    there = torch.ones(len(x), 1, dtype=torch.bool, device=x.device)
+    if dissimilarity != "euclidean":  # of vectors of length one, 1 − cosine is half of the squared distance
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        unit = torch.where(norms > 0, x / norms, 0.0)
-        apart = 1 - unit @ unit.T
+        there, x = norms > 0, torch.where(norms > 0, x / norms, 0.0)
+    x = x - x.mean(0)  # 1 − cosine itself would lose all digits where every direction is nearly the same
+    gram = x @ x.T
+    apart = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
+    apart = torch.where(there & there.T, apart, 2.0)  # zeros have a cosine of zero with everything
     n = len(x)
     upper = torch.triu_indices(n, n, 1, device=x.device)
     ranks = torch.from_numpy(rankdata(apart[upper[0], upper[1]].numpy(force=True)))
@@ -353,8 +360,10 @@ def rank_products(
     return np.stack(found)
 
 
-def neighbours_of(x: Tensor, k: int) -> Tensor | None:
+def neighbours_of(x: Tensor, k: int, eps: float = STORED) -> Tensor | None:
     """The k nearest of the other images by cosine, (n, k), or None where all images have the same direction.
+
+    `eps` is the rounding that the features come with.
 
     With u = c + v the features of length one about their mean c, an image i ranks the images j by ⟨u_i, u_j⟩ as by
     ⟨v_i, v_j⟩ + ½ (‖u_j‖² − ‖v_j‖²). That keeps its digits where all features are nearly c: then all cosines are nearly
@@ -364,11 +373,11 @@ def neighbours_of(x: Tensor, k: int) -> Tensor | None:
     there, mean = unit.any(1), unit.mean(0)
     apart = unit.sub_(mean)
     squares = torch.linalg.vector_norm(apart, dim=1).square()
-    if float(squares.sum()) <= _rounding(mean, len(x)):
+    if float(squares.sum()) <= _rounding(mean, len(x), eps):
         return None
     found = []
     for rows in torch.arange(len(x), device=x.device).split(max(1, BLOCK_NUMBERS // len(x))):
-        nearness = apart[rows] @ apart.T + (there.double() - squares) / 2
+        nearness = apart[rows] @ apart.T - (squares + ~there) / 2  # a zero counts as half a square less
         nearness[torch.arange(len(rows), device=x.device), rows] = -math.inf  # an image is no neighbour of its own
         found.append(nearness.topk(k).indices)
     return torch.cat(found)

@@ -176,6 +176,36 @@ def test_constant_and_nan_layers_have_their_reason() -> None:
     assert float(values.sel(site_a="first", site_b="relu")) == pytest.approx(expected, abs=1e-6)
 
 
+class Scaled(nn.Module):
+    """The same features at scales whose squares leave float32, and at one whose products leave float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.small, self.large, self.absurd = (nn.Identity() for _ in range(4))
+        self.first = nn.Conv2d(3, 4, 8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(self.first(x))
+        self.small(x * 1e-30)
+        self.large(x * 1e18)
+        self.absurd(x.double() * 1e100)
+        return x.mean((2, 3))
+
+
+def test_the_scale_of_a_layer_changes_nothing_or_is_the_reason() -> None:
+    torch.manual_seed(0)
+    encoder = load_encoder(Scaled(), name="s", preprocess=load_encoder(SMALL).preprocess)
+    images = load_images("shapes?size=32", limit=16)
+    result = analyze({"s": encoder}, images, ["cka"], batch=8, workers=0, show_progress=False)["cka"]
+    at = result.sel(encoder_a="s", encoder_b="s", tokens="all", site_a="one")
+    for scaled in ("small", "large"):
+        assert float(at.cka.sel(site_b=scaled)) == pytest.approx(1, abs=1e-6)
+        assert str(result.reason.sel(encoder="s", tokens="all", site=scaled).values) == ""
+    assert np.isnan(at.cka.sel(site_b="absurd"))
+    why = "the activations are so large that their products are not finite"
+    assert str(result.reason.sel(encoder="s", tokens="all", site="absurd").values) == why
+
+
 class OneResponds(torch.nn.Module):
     """A layer that says something about one image of the batch only."""
 

@@ -76,6 +76,16 @@ def test_constant_features_give_nan(value: float) -> None:
     assert not gram(x).any()
 
 
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-20, 1e18, 1e30])
+def test_squares_beyond_float32_are_made_in_float64(scale: float, offset: float) -> None:
+    x = torch.from_numpy(random((16, 300), 0)).float() + offset
+    scaled = gram(x * scale)
+    ours, exact = (part.unsqueeze(0) for part in (scaled / scale / scale, gram(x.double())))
+    assert torch.linalg.norm(centre(ours) - centre(exact)) < 1e-5 * torch.linalg.norm(centre(exact))
+    assert not gram((x[:1] * scale).expand(16, -1)).any()
+
+
 def test_float32_gram_is_exact_enough_on_offset_features() -> None:
     x, y = (torch.from_numpy(random((32, 40000), s) + 100).float() for s in (0, 1))
     y = y + 0.5 * (x - 100)

@@ -157,6 +157,26 @@ def test_a_large_offset_costs_no_digits() -> None:
         assert MEASURES[name](far, y) == pytest.approx(MEASURES[name](far.double() - 1000, y), abs=1e-9)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [1e7, 1e10])
+def test_features_far_from_zero_are_centred_in_float64(shape: tuple[int, int, int], offset: float) -> None:
+    x, y = arrays(*shape)
+    for name in ("procrustes", "shape", "svcca", "rsa"):
+        assert MEASURES[name](x + offset, y - offset) == pytest.approx(MEASURES[name](x, y), abs=1e-4)
+    # Cosines do see the offset: in the limit an image is near another along the way from zero to their mean.
+    exact = []
+    for v in (x + offset, y - offset):
+        unit = v.astype(np.longdouble) / np.linalg.norm(v.astype(np.longdouble), axis=1, keepdims=True)
+        apart = np.square(unit[:, None] - unit).sum(2)
+        exact.append(apart.astype(float))
+    assert rsa(x + offset, y - offset, "cosine") == pytest.approx(
+        spearmanr(*(apart[np.triu_indices(len(x), 1)] for apart in exact)).statistic, abs=1e-4
+    )
+    near = [np.argsort(apart + np.diag(np.full(len(x), np.inf)), axis=1)[:, :6] for apart in exact]
+    shared = [len(set(mine) & set(theirs)) / 6 for mine, theirs in zip(*near, strict=True)]
+    assert mutual_knn(x + offset, y - offset, 6) == pytest.approx(np.mean(shared), abs=0.006)
+
+
 def test_unrelated_wide_features_are_not_at_zero() -> None:
     """Which is why every value has its null."""
     random = np.random.default_rng(0)
