@@ -313,7 +313,7 @@ def _normalisation(fields: Mapping[str, Any], reference: Reference) -> tuple[Tri
     mean, std = fields.get("image_mean", IMAGENET_MEAN), fields.get("image_std", IMAGENET_STD)
     if not fields.get("do_normalize", True):
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if len(mean) != 3 or len(std) != 3 or fields.get("rescale_offset"):
+    if not all(isinstance(v, list | tuple) and len(v) == 3 for v in (mean, std)) or fields.get("rescale_offset"):
         raise InputError(f"{reference}: the normalisation of its image processor is not supported (three channels)")
     return _triple(mean, scale), _triple(std, scale)
 
