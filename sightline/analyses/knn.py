@@ -61,7 +61,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config:
+class KnnConfig:
     """k neighbours, and the temperature of their votes."""
 
     k: int = 20
@@ -74,10 +74,10 @@ class Config:
 # The streaming analysis
 
 
-class Analysis(Pooled):
+class KnnAnalysis(Pooled):
     """Writes pooled features of the pass to disk; the neighbours are looked for at the end."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: KnnConfig, plan: Plan) -> None:
         check_labels(plan.images, SPLITS, "k-NN", "knn")
         super().__init__(plan, SPLITS, every_site(plan))
         self.config = config
@@ -130,7 +130,7 @@ class Analysis(Pooled):
         }
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: KnnConfig, plan: Plan) -> Cost:
     return Cost(memory=60 * BLOCK_NUMBERS, disk=disk(plan, SPLITS, every_site(plan)))
 
 

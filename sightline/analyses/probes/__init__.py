@@ -103,7 +103,7 @@ def last_of(sites: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Config(Sweep):
+class ProbesConfig(Sweep):
     """Which probes are trained, and the sweep of their settings, see `sweep.Sweep`.
 
     kinds          ridge, linear, nonlinear, multilayer; ridge alone takes seconds
@@ -146,7 +146,7 @@ class Config(Sweep):
 
         `first`: whether this is the first pooling that the encoder has.
 
-        >>> config = Config(kinds=("nonlinear", "multilayer"), depths=(2,))
+        >>> config = ProbesConfig(kinds=("nonlinear", "multilayer"), depths=(2,))
         >>> {at: shape.inputs for at, shape in config.shapes(["block.0", "block.1"]).items()}
         {('depth 2', 'block.1'): ('block.1',), ('multilayer', 'block.0'): ('block.1', 'block.0')}
         """
@@ -164,14 +164,14 @@ class Config(Sweep):
         return found
 
 
-def precision(config: Config) -> str:
+def precision(config: ProbesConfig) -> str:
     return config.precision
 
 
-class Analysis(Pooled):
+class ProbesAnalysis(Pooled):
     """Pooled features go to disk in the pass; when it is over, all probes of an encoder are trained together."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: ProbesConfig, plan: Plan) -> None:
         classes = {split: set(plan.images.labels_of(split).tolist()) - {-1} for split in plan.splits}
         chooses = bool(classes["train"] & classes.get("val", set()))  # else a part of the training images does
         splits = SPLITS if chooses else ("train", "test")
@@ -306,7 +306,7 @@ def _answers(swept: Swept, test: Labelled) -> list[ProbeOutcome]:
     return answers
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: ProbesConfig, plan: Plan) -> Cost:
     chosen, classes = every_site(plan, config.poolings), len(plan.images.classes)
     memory = [0]
     for encoder, feature in itertools.product(plan.encoders, config.poolings):
