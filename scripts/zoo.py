@@ -147,7 +147,7 @@ class Work:
         held_out = self._images("trial")
         scored = replace(held_out, splits={"train": held_out.splits["train"], "test": held_out.splits["val"]})
         encoder = {"encoder": sl.load_encoder(reference)}
-        ridge = probes.Config(kinds=("ridge",))
+        ridge = probes.ProbesConfig(kinds=("ridge",))
         probe = sl.analyze(encoder, scored, {"probes": ridge}, sites=["norm"], show_progress=False)["probes"]
         few = scored.sample(512, 0)
         look = sl.analyze(encoder, few, ["attention", "diversity"], show_progress=False)
@@ -230,7 +230,7 @@ class Work:
         rows = []
         for method in EPOCHS:
             encoder = {method: sl.load_encoder(f"run:{self.runs / 'cifar10' / method}")}
-            asked = {"knn": None, "probes": probes.Config(kinds=("ridge",))}
+            asked = {"knn": None, "probes": probes.ProbesConfig(kinds=("ridge",))}
             val, test = (
                 sl.analyze(encoder, images, asked, sites=GATE_SITES, show_progress=False) for images in (by_val, whole)
             )
