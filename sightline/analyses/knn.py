@@ -25,7 +25,7 @@ from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.groups import GROUPS
-from sightline.measure.plan import AT_A_TIME, Cost, Plan
+from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import FIRST, Figure, KeyNumber, accuracy_over_depth, accuracy_table, key_number
@@ -85,10 +85,7 @@ class KnnAnalysis(Pooled):
     def compute(self) -> xr.Dataset:
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
-        # Searches among few images are too small for the threads of an operation; several take the memory of one block.
-        small = AT_A_TIME * max(entry.bytes for entry in self.files.values()) <= 4 * BLOCK_NUMBERS
-        several = AT_A_TIME if small and self.device.type == "cpu" else 1
-        scores = shared(chosen, lambda names: self._score(*names), several)
+        scores = shared(chosen, lambda names: self._score(*names))
         both = ("accuracy", "top5_accuracy")
         names = [f"{name}{end}" for name in both for end in ENDS]
         answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sightline.core.errors import InputError, counted
-from sightline.core.processes import world
+from sightline.core.processes import cores, world
 from sightline.images.sets import Images
 
 DESCRIPTORS = 8  # of the pipes to a worker process and of what it hands over
@@ -95,9 +95,8 @@ def _check_descriptors(count: int) -> None:
 
 
 def _default_workers(images: Images) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world()))  # torchrun says; otherwise all may be on one machine
-    return 0 if images.in_memory else max(0, min(8, cores // neighbours - 1))
+    return 0 if images.in_memory else max(0, min(8, cores() // neighbours - 1))
 
 
 def _shared_memory() -> int:

@@ -349,22 +349,6 @@ def test_more_than_linear_probes_on_the_first_pooling_alone(
     assert (some.reason.where(missing, NO_SUCH_PROBE) == NO_SUCH_PROBE).all()
 
 
-def test_probes_side_by_side_are_those_of_one_after_another(
-    both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, data, result = both
-    before = torch.get_num_threads()
-    try:
-        for threads, most in ((1, 4), (4, 4), (4, 1)):
-            torch.set_num_threads(threads)
-            monkeypatch.setattr("sightline.analyses.probes.AT_A_TIME", most)
-            again = measured(plan, data)
-            assert (again.accuracy.fillna(-1) == result.accuracy.fillna(-1)).all()
-            np.testing.assert_allclose(again.loss, result.loss, rtol=1e-5)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_the_mean_of_the_best() -> None:
     assert mean_of_best(np.array([0.3, 0.9, np.nan]), np.array([0.0, 0.5, 1.0])) == (0.25, 0.25)
     assert np.isnan(mean_of_best(np.array([np.nan]), np.array([0.5]))).all()
