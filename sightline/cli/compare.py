@@ -68,7 +68,7 @@ def compare(
     --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
 
     Any number of encoders can be compared, even one with itself. An interrupted run continues when the same
-    command is run again. Under `torchrun` the processes share the images.
+    command is run again. `torchrun --nproc-per-node N -m sightline compare …` shares the images between processes.
     """
     from sightline.images.loading import load_images
     from sightline.measure.analyze import analyze

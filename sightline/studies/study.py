@@ -277,6 +277,8 @@ def run_study(
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
     if cluster and on is None:
         raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # one would lock a step and wait there for the others
+        raise InputError("A study is not shared by torchrun; start it without, with --jobs 2 for two steps at a time")
     _begin(study)
     return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 

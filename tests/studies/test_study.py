@@ -104,6 +104,12 @@ def test_a_study_that_is_there_is_not_run_again(made, monkeypatch):
     assert (sorted(outcome.done), outcome.failed) == (["all", "mae", "path", "tuned"], {})
 
 
+def test_torchrun_is_for_comparisons_and_trainings(made, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="not shared by torchrun; start it without, with --jobs"):
+        run_study(made, machine=QUIET)
+
+
 def test_a_copy_elsewhere_is_complete(made, tmp_path, monkeypatch):
     copy = shutil.copytree(made.path, tmp_path / "elsewhere")
     opened = sl.open_study(copy)
