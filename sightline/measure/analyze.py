@@ -299,11 +299,7 @@ def _needed(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[
 
 
 def _step(
-    batch: Batch,
-    metrics: Mapping[str, Analysis],
-    plans: Mapping[str, Plan],
-    needed: Set[_Needed],
-    device: torch.device,
+    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], needed: Set[_Needed], device: torch.device
 ) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}

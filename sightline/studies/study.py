@@ -283,13 +283,7 @@ def run_study(
     return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 
 
-def _executor(
-    study: Study,
-    jobs: int | None,
-    on: str | None,
-    cluster: Mapping[str, Any],
-    machine: Machine,
-) -> Executor:
+def _executor(study: Study, jobs: int | None, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
     if on is not None:
         places = len(study.steps) if jobs is None else jobs  # by default, the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
