@@ -4,6 +4,5 @@ reading              without running anything in them
 torch_files          PyTorch's files and pickles of arrays, as plain data
 weights              into a module, without hiding what is missing; their hash
 inspect              what is in a file, without building a model
-convert              an encoder as timm or transformers load it
-transformers_names   how transformers names weights
+convert              an encoder as timm loads it
 """
