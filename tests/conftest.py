@@ -48,7 +48,7 @@ TIERS = {
     "contract/test_words.py": "unit",
     "core/test_bfloat16.py": "pass",
     "core/test_files.py": "processes",
-    "core/test_ownership.py": "pass",
+    "core/test_folders.py": "pass",
     "encoders": "pass",
     "encoders/files": "unit",
     "encoders/files/test_convert.py": "pass",

@@ -38,8 +38,8 @@ def figure(
     `sightline list figures` shows them all, and what each needs. Parts of a figure whose results are missing are left
     out, with a note that says what they need.
     """
-    from sightline.core import ownership
     from sightline.core.files import write_atomically
+    from sightline.core.folders import refuse_links
     from sightline.studies.evidence import Missing
     from sightline.studies.figures import draw
 
@@ -58,9 +58,8 @@ def figure(
     path = out or run / "figures" / f"{drawn.name}.svg"
     content = _content(drawn, path.suffix)
     if out is None:
-        ownership.write(run, path, content)
-    else:
-        write_atomically(path, content)
+        refuse_links(run)
+    write_atomically(path, content)
     say(path)
 
 

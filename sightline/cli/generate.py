@@ -110,7 +110,8 @@ def imagine(
     """
     import torch
 
-    from sightline.core import ownership
+    from sightline.core.files import write_atomically
+    from sightline.core.folders import refuse_links
     from sightline.generation.imagine import imagine as draw
     from sightline.report.pictures import sheet_png
 
@@ -121,13 +122,11 @@ def imagine(
     folder = out or run / "imagined"
     if out is not None and not out.is_dir() and out.exists():
         raise InputError(f"{str(out)!r} is a file; give a folder with -o")
+    if out is None:
+        refuse_links(run)
     for one in found:
         path = folder / f"{file_name(one.encoder)}.png"
-        if out is None:
-            ownership.write(run, path, sheet_png(one.pictures))
-        else:
-            out.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(sheet_png(one.pictures))
+        write_atomically(path, sheet_png(one.pictures))
         say(f"{one.encoder}: {path}")
         for image, (trained, distance) in zip(images, one.nearest, strict=False):
             say(f"  {image}: the nearest training image of its first sample is {trained}, {distance:.3f} a pixel away")

@@ -9,12 +9,11 @@ import os
 import re
 import reprlib
 import secrets
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
-
-from filelock import FileLock, Timeout
+from typing import IO, Any, TypeVar
 
 from sightline.core.errors import InputError, first_line
 
@@ -23,7 +22,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"  # in a folder that one process at a time may write to; the file stays
+LOCK = ".lock"
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
 
@@ -39,10 +38,10 @@ def file_name(text: str) -> str:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` to write to; it takes the place of `path` only if all went well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = _draft(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for draft in unfinished(path):
+        for draft in drafts(path.parent, path.name):
             if abandoned(draft):
                 draft.unlink(missing_ok=True)
         yield temporary
@@ -56,11 +55,33 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def unfinished(path: Path) -> list[Path]:
-    """What `replacing` has left of writing a file, each time that its process was killed."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
+@contextlib.contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; if all went well it becomes `folder`, or its files join those that are there."""
+    temporary = _draft(folder)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if folder.is_dir():
+            for file in temporary.iterdir():
+                os.replace(file, folder / file.name)
+        else:
+            os.replace(temporary, folder)
+    except OSError as error:
+        raise InputError(explain(error, folder)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def drafts(folder: Path, name: str | None = None) -> list[Path]:
+    """What `replacing` is writing in a folder, to this name or to any, or has left there when it was killed."""
+    pattern = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.\d+-[0-9a-f]{{8}}\.tmp")
     with contextlib.suppress(OSError):
-        return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
+        return [file for file in folder.iterdir() if pattern.fullmatch(file.name)]
     return []
 
 
@@ -80,37 +101,27 @@ def abandoned(draft: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def locked(file: Path) -> Iterator[bool]:
-    """Hold a lock until the block or this process ends, in any way; False if another process holds it."""
-    held, mine = FileLock(file), True
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire(timeout=0)
-    except Timeout:
-        mine = False
-    except OSError as error:
-        raise InputError(explain(error, file)) from error
-    try:
-        yield mine
-    finally:
-        held.release()
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is at the same place in this folder, where the file system can tell."""
+def lock(folder: Path) -> IO[str]:
+    """Keep other processes out of a folder until what is given back is closed, or the process ends in any way."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Whatever has this name is neither emptied nor followed to elsewhere.
+        file = open(folder / LOCK, "a", opener=_without_links)  # noqa: SIM115 — it is the lock
     except OSError as error:
         raise InputError(explain(error, folder)) from error
-    with contextlib.ExitStack() as stack:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                place = os.open(folder, os.O_RDONLY)
-                stack.callback(os.close, place)
-                fcntl.flock(place, fcntl.LOCK_EX)
-        yield
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise InputError(f"Another process is working in {str(folder)!r}; wait for it or stop it") from error
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -6,7 +6,7 @@ RUN/groups/cka.nc         sums over groups of images, for intervals of differenc
 RUN/figures/              every figure as SVG, PDF and CSV
 RUN/report.html
 RUN/cache/                features and the state of an interrupted pass; may be deleted
-RUN/.sightline.json       the list of these files, see ownership.py
+RUN/.sightline.json       what kind of folder it is, see folders.py
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.core import ownership, plugins
+from sightline.core import plugins
 from sightline.core.contrast import Contrast, Estimate, contrast, estimate
 from sightline.core.errors import InputError, nearest
-from sightline.core.files import is_file, read_json
+from sightline.core.files import is_file, read_json, write_atomically
+from sightline.core.folders import STUDIES, begin, holds
 from sightline.core.groups import Measured
 from sightline.core.notebook import card, fold, rows, shortened
 from sightline.core.selection import Where
@@ -119,10 +120,10 @@ class Run(Mapping[str, "xr.Dataset"]):
         self._kept.pop(name, None)
         return False
 
-    def begin(self) -> None:
+    def begin(self, anew: bool = False) -> None:
         """The question is sound and the pass starts: write down what was asked, clear away the run it replaces."""
         if self.path is not None:
-            ownership.begin(self.path, _kind(self.request), anew=self._replaces)
+            begin(self.path, _kind(self.request), anew=anew or self._replaces)
         self._replaces = False
         self.save_request()
 
@@ -143,8 +144,8 @@ class Run(Mapping[str, "xr.Dataset"]):
 
     def _write(self, file: Path, content: bytes) -> None:
         assert self.path is not None
-        ownership.begin(self.path, _kind(self.request))
-        ownership.write(self.path, file, content)
+        begin(self.path, _kind(self.request))
+        write_atomically(file, content)
 
     def file(self, name: str) -> Path:
         """Where a result is, or will be."""
@@ -190,14 +191,11 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
 
     Nothing is written before `begin`.
     """
-    if path is None or not ownership.holds(path, _kind(request)):
+    if path is None or not holds(path, _kind(request)):
         return Run(path, request)
     if not (path / "run.json").exists():  # a kill has left it so, before it was written or while it was replaced
-        if ownership.remains(path) and not overwrite:
-            raise InputError(
-                f"{str(path)!r} has no run.json, but other files of a run; pass --overwrite to replace them"
-            )
-        ownership.replaceable(path)
+        if any((path / "results").glob("*.nc")) and not overwrite:
+            raise InputError(f"{str(path)!r} has results, but no run.json; pass --overwrite to replace them")
         return Run(path, request, replaces=True)
     old = open_run(path)
     other = [key for key in ("encoders", "images", "settings") if old.request.get(key) != _plain(request[key])]
@@ -210,7 +208,6 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
             f"--overwrite to replace {'it' if other else 'these results, and no others'}"
         )
     if other:
-        ownership.replaceable(path)
         return Run(path, request, replaces=True)
     old.request["analyses"] = {**old.request.get("analyses", {}), **request["analyses"]}
     earlier = {name: why for name, why in old.request.get("left_out", {}).items() if name not in request["analyses"]}
@@ -222,7 +219,7 @@ def plan_run(path: Path | None, request: dict[str, Any], overwrite: bool = False
 def _kind(request: Mapping[str, Any]) -> str:
     """As the list of the folder has it."""
     kind = request.get("kind")
-    return str(kind) if kind in ownership.STUDIES else "comparison"
+    return str(kind) if kind in STUDIES else "comparison"
 
 
 # What run.json has where it has it: a type, a tuple of types, [what each has], {key: what it has}, {...: what each has}

@@ -7,6 +7,7 @@ from importlib import metadata
 # Part of every fingerprint: what was computed under another one is computed again. It changes when numbers do; the
 # version of the package may change with every commit.
 NUMBERS = "0.1.0"
+FORMAT = 1  # of the folders that Sightline writes and reads again: runs, studies, caches
 
 try:
     __version__ = metadata.version("sightline")

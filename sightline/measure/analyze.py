@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sightline.core import bfloat16, ownership, progress
+from sightline.core import bfloat16, progress
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, plan_run
 from sightline.core.stopping import Stopped, signals
-from sightline.encoders.attention import AttentionProduct
+from sightline.core.threads import side_by_side
+from sightline.encoders.attention import AttentionProduct, without_fast_path
 from sightline.encoders.watching import watch
 from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
@@ -35,7 +36,7 @@ from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.estimators.attention import attend
-from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
+from sightline.measure.plan import AT_A_TIME, Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.pooled import share
 from sightline.measure.request import (
     check_settings,
@@ -47,7 +48,7 @@ from sightline.measure.request import (
     named_encoders,
     with_further,
 )
-from sightline.measure.resume import Reached, Sums, sums_file
+from sightline.measure.resume import Reached, Sums
 from sightline.measure.streaming import measured_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def analyze(
             announce(todo, configs, shown)
             for where, which in precisions if shown else []:
                 bfloat16.tell_if_slower(where, which)
-            by_first(lambda: _begin(run, todo))
+            by_first(run.begin)
             _pass({name: metrics[name] for name in todo}, todo, keys, run, target, workers, shown)
     return run
 
@@ -167,14 +168,6 @@ def _cache_folder(cache: str | Path | None, out: str | Path | None, stack: conte
 
 
 # The pass
-
-
-def _begin(run: Run, names: Iterable[str]) -> None:
-    """Before any process writes, the first one lists what all will write: a list has one writer."""
-    run.begin()
-    if run.path is not None:
-        sums = (sums_file(run.path, number, world()) for number in range(world()))
-        ownership.claim(run.path, *sums, *(file(name) for name in names for file in (run.file, run.kept_file)))
 
 
 def _pass(
@@ -251,16 +244,19 @@ def _stream(
     done, asked = total * reached.batch // count, list[int]()
     if reached.batch and shown:
         progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
+    members = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
+    several = AT_A_TIME if device.type == "cpu" and _apart(members.values()) else 1
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),
         torch.inference_mode(),
+        without_fast_path(),  # a switch for all threads
         signals(asked),
     ):
         for batch in loader:
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
-                _step(batch, asking, plans, needed, device)
+                _step(batch, asking, plans, needed, device, several)
             reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
             before, done = done, total * reached.batch // count
@@ -298,14 +294,30 @@ def _needed(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[
     return [one for one in every if metrics[one.analysis].lacks(*one[1:])]
 
 
+def _apart(encoders: Iterable[Encoder]) -> bool:
+    """Whether no two encoders have a module or a configuration in common, which a forward pass hooks or changes."""
+    parts = [
+        {id(part) for module in one.module.modules() for part in (module, getattr(module, "config", module))}
+        for one in encoders
+    ]
+    return len(set().union(*parts)) == sum(len(own) for own in parts)
+
+
 def _step(
-    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], needed: Set[_Needed], device: torch.device
+    batch: Batch,
+    metrics: Mapping[str, Analysis],
+    plans: Mapping[str, Plan],
+    needed: Set[_Needed],
+    device: torch.device,
+    several: int,
 ) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     for metric in metrics.values():
         metric.begin(batch)
-    found = [_forward(key, encoder, batch, metrics, plans, needed, device) for key, encoder in encoders.items()]
+    found = side_by_side(
+        lambda member: _forward(*member, batch, metrics, plans, needed, device), [*encoders.items()], several
+    )
     for name, metric in metrics.items():
         metric.update(batch, {key: value for of_one in found for key, value in of_one[name].items()})
 

@@ -20,9 +20,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sightline.core import ownership, plugins
+from sightline.core import plugins
 from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
+from sightline.core.files import write_atomically
+from sightline.core.folders import refuse_links
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
 from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
@@ -144,6 +146,7 @@ def write_report(
     """
     if run.path is None:
         raise InputError("The run is in memory only; give analyze() a folder, out=..., to get a report")
+    refuse_links(run.path)
     names = [str(entry["name"]) for entry in run.request.get("encoders", [])]
     shown = shown_encoders(names, kinds)
     analyses, data = [], {}
@@ -156,7 +159,7 @@ def write_report(
     pages: list[Page] = [first, *([] if judged is None else [judged]), *analyses, provenance_page(run)]
     text = assemble(run.path.name, pages, data, shown)
     path = run.path / "report.html"
-    ownership.write(run.path, path, text.encode("utf-8"))
+    write_atomically(path, text.encode("utf-8"))
     return path
 
 
@@ -317,7 +320,7 @@ def _pictures(run: Path, analysis: str, result: xr.Dataset) -> Pictures | None:
     found = pack_pictures(result)
     if found is not None:
         for number, pixels in enumerate(result.pictures.values):
-            ownership.write(run, run / "figures" / f"{analysis}-pictures-{number + 1}.png", sheet_png(pixels))
+            write_atomically(run / "figures" / f"{analysis}-pictures-{number + 1}.png", sheet_png(pixels))
     return found
 
 
@@ -335,7 +338,7 @@ def draw_figure(run: Path, analysis: str, figure: Figure, shown: Sequence[Shown]
     svg = svg_of(spec, [encoder.light for encoder in shown])
     files = {"svg": svg.encode(), "pdf": pdf_of(svg), "csv": csv(table)}
     for suffix, content in files.items():
-        ownership.write(run, run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
+        write_atomically(run / "figures" / f"{analysis}-{figure.name}.{suffix}", content)
     datasets = {key: columns(pd.DataFrame(rows)) for key, rows in spec.pop("datasets").items()}
     fields = _encoder_fields(datasets, {encoder.name for encoder in shown})
     return {"spec": spec, "datasets": datasets, "table": shared_columns(columns(table), datasets), "fields": fields}

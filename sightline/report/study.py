@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pandas as pd
 
-from sightline.core import ownership
 from sightline.core.errors import counted
+from sightline.core.files import write_atomically
+from sightline.core.folders import refuse_links
 from sightline.report.figures import Figure
 from sightline.report.page import draw_figure
 from sightline.report.shell import Page, assemble, shown_encoders
@@ -87,7 +88,7 @@ def study_page(
 ) -> Path:
     """Write `report.html` into the folder of a study, and return its path.
 
-    out       the folder; it has to be one of Sightline's already (`ownership.begin`)
+    out       the folder
     verdicts  of `decide_all`, those that were not measured as well
     findings  by their identifiers
     figures   by the identifiers of the papers, "001 Fig 1b": all have a page, and stand beside findings that name them
@@ -98,6 +99,7 @@ def study_page(
     steps     what was run: name → facts about it, any JSON
     notes     sentences that belong to all verdicts, such as how many would hold by chance
     """
+    refuse_links(out)
     shown = shown_encoders(list(kinds or {}), kinds)
     those, drawn = dict[str, Beside](), {}
     for name, figure in (figures or {}).items():
@@ -128,7 +130,7 @@ def study_page(
     pages.append(StudyFacts(dict(kinds or {}), steps or {}, notes))
     path = out / "report.html"
     text = assemble(title, pages, {"findings": {"figures": drawn}}, shown)
-    ownership.write(out, path, text.encode("utf-8"))
+    write_atomically(path, text.encode("utf-8"))
     return path
 
 

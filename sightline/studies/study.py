@@ -7,7 +7,7 @@
 STUDY/study.json         roles, steps with their keys, findings
 STUDY/steps/             the steps, see folders.py; or in another folder, which several studies may share
 STUDY/verdicts.csv, STUDY/verdicts.json
-STUDY/.sightline.json    the list of these files, see core/ownership.py
+STUDY/.sightline.json    what kind of folder it is, see core/folders.py
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, first_line, nearest
-from sightline.core.files import is_file, read_json
+from sightline.core.files import is_file, read_json, write_atomically
+from sightline.core.folders import begin, holds
+from sightline.core.helpers import Helpers
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
+from sightline.measure.sharing import helpers_for
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
@@ -110,8 +112,8 @@ class Study:
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-        ownership.write(self.path, self.path / "verdicts.csv", text.getvalue().encode())
-        ownership.write(self.path, self.path / "verdicts.json", json.dumps(_finite(rows), indent=1).encode())
+        write_atomically(self.path / "verdicts.csv", text.getvalue().encode())
+        write_atomically(self.path / "verdicts.json", json.dumps(_finite(rows), indent=1).encode())
 
 
 def _plain(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def make_study(
             f"There is no study {str(what)!r}, nor is it a file that ends in .toml{nearest(str(what), STUDIES)}"
         )
     out = Path(out)
-    ownership.holds(out, KIND)
+    holds(out, KIND)
     where = out / "steps" if steps_folder is None else Path(steps_folder)
     return _placed(design, out, where, contents)
 
@@ -270,31 +272,37 @@ def run_study(
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
+    helpers: Helpers | None = None,
     tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
-    """Write down what the study is and run its steps; how they ended."""
+    """Write down what the study is and run its steps; how they ended. `helpers` may have been started before."""
     if jobs is not None and jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
     if cluster and on is None:
         raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # one would lock a step and wait there for the others
-        raise InputError("A study is not shared by torchrun; start it without, with --jobs 2 for two steps at a time")
     _begin(study)
-    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
+    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine(), helpers), tell)
 
 
-def _executor(study: Study, jobs: int | None, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
+def _executor(
+    study: Study,
+    jobs: int | None,
+    on: str | None,
+    cluster: Mapping[str, Any],
+    machine: Machine,
+    helpers: Helpers | None,
+) -> Executor:
     if on is not None:
         places = len(study.steps) if jobs is None else jobs  # by default, the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
     if jobs is not None and jobs > 1:
         return Processes(machine, jobs)
-    return Here(machine)
+    return Here(machine, helpers_for(machine.device) if helpers is None else helpers)
 
 
 def _begin(study: Study) -> None:
-    ownership.begin(study.path, KIND)
+    begin(study.path, KIND)
     where = study.steps[0].folder.parent if study.steps else study.path / "steps"
     inside = where.absolute().is_relative_to(study.path.absolute())
     about = {
@@ -306,7 +314,7 @@ def _begin(study: Study) -> None:
         "findings": list(study.findings),
         **provenance(),
     }
-    ownership.write(study.path, study.path / "study.json", json.dumps(about, indent=1).encode())
+    write_atomically(study.path / "study.json", json.dumps(about, indent=1).encode())
 
 
 def open_study(path: str | Path) -> Study:

@@ -20,10 +20,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, first_line
-from sightline.core.files import write_atomically
-from sightline.core.folders import LATEST, latest
+from sightline.core.files import replacing_folder, write_atomically
+from sightline.core.folders import LATEST, latest, remove_checkpoints
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -44,11 +43,10 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint beside the last one, point to it, then delete the last one; `more` adds files to it."""
     folder = run / "checkpoints" / f"{step:08d}"
-    before = latest(run)
-    if before == folder:
+    if latest(run) == folder:
         return folder
     state, plain = _flat(optimizer.state_dict())
-    with ownership.new_folder(run, folder) as temporary:
+    with replacing_folder(folder) as temporary:
         write_atomically(temporary / "training.safetensors", _packed(tensors_of(module)))
         write_atomically(
             temporary / "optimizer.safetensors", _packed(state | {f"rng.{k}": v for k, v in generators.items()})
@@ -59,16 +57,16 @@ def save_checkpoint(
             temporary / "state.json",
             json.dumps({"step": step, "sums": dict(sums), "optimizer": plain}, indent=1).encode(),
         )
-    ownership.write(run, run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
-    old = [] if before is None else [before / path.name for path in folder.iterdir()]
-    ownership.remove(run, folder.parent, *old, keep=folder)
+        names = [path.name for path in temporary.iterdir()]
+    write_atomically(run / LATEST, json.dumps({"checkpoint": folder.name, "step": step}).encode())
+    remove_checkpoints(run, keep=folder, also=names)
     return folder
 
 
 def tidy(run: Path) -> None:
     """Remove what a kill has left beside the latest checkpoint: the one before it, or a part of the one after it."""
     if (folder := latest(run)) is not None:
-        ownership.remove(run, folder.parent, keep=folder)
+        remove_checkpoints(run, keep=folder)
 
 
 def load(
@@ -80,38 +78,15 @@ def load(
         state = json.loads((folder / "state.json").read_text())
         tensors = load_file(folder / "optimizer.safetensors")
         generators = {name.removeprefix("rng."): tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-        kept = _nested(tensors, state["optimizer"])
-        _check_state(optimizer, kept)
-        _lay_out(optimizer, kept)
-        optimizer.load_state_dict(kept)
+        optimizer.load_state_dict(_nested(tensors, state["optimizer"]))
+        for parameter, values in optimizer.state.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.ndim:  # a fused step pairs elements by their place in memory
+                    values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         sums = {str(name): float(value) for name, value in state.get("sums", {}).items()}
         return int(state["step"]), generators, sums
     except Exception as error:  # damaged files may be of any form
         raise InputError(f"Cannot read the checkpoint {str(folder)!r}: {first_line(error)}; start over") from error
-
-
-def _check_state(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
-    """Refuse what the optimiser would take now and stumble over in its next step."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in kept["state"].items():
-        for name, value in values.items():
-            shape = parameters[number].shape
-            if isinstance(value, Tensor) and value.ndim and value.shape != shape:
-                raise ValueError(f"{name} of parameter {number} has the shape {tuple(value.shape)}, not {tuple(shape)}")
-    for ours, theirs in zip(optimizer.param_groups, kept["param_groups"], strict=True):
-        for key, value in ours.items():
-            like = type(theirs.get(key, value))
-            if key != "params" and like is not type(value) and {like, type(value)} not in ({int, float}, {list, tuple}):
-                raise ValueError(f"{key} of the optimiser is a {like.__name__}")
-
-
-def _lay_out(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
-    """Order the state in memory as the parameters are: a fused step pairs elements by their place in memory."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in kept["state"].items():
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.ndim:
-                values[name] = torch.empty_like(parameters[number], dtype=value.dtype, device="cpu").copy_(value)
 
 
 def load_module(folder: Path, module: nn.Module) -> None:

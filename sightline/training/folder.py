@@ -4,7 +4,7 @@ RUN/recipe.toml        every setting
 RUN/run.json           what was trained on what, versions
 RUN/metrics.csv        loss, schedules, accuracies by step; RUN/tensorboard the same
 RUN/latest.json, RUN/checkpoints/   see checkpoints.py
-RUN/.sightline.json    the list of these files, see core/ownership.py
+RUN/.sightline.json    what kind of folder it is, see core/folders.py
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any, Protocol
 from lightning.fabric import Fabric
 from torch import nn
 
-from sightline.core import bfloat16, ownership
+from sightline.core import bfloat16
 from sightline.core.errors import InputError, counted
-from sightline.core.files import LOCK, locked, read_json
+from sightline.core.files import lock, read_json, write_atomically
+from sightline.core.folders import begin, holds
 from sightline.core.processes import barrier, by_first, rank
 from sightline.core.progress import console
 from sightline.core.provenance import provenance
@@ -53,13 +54,12 @@ class Recipe(Protocol):
 
 def kept_recipe(out: Path, launch: Launch) -> dict[str, Any] | None:
     """The settings of the training in a folder that is to go on; None where one may begin."""
-    kept, there = out / "recipe.toml", ownership.holds(out, KIND)
+    kept, there = out / "recipe.toml", holds(out, KIND)
     if launch.resume and there and kept.is_file():
         return read_recipe(kept)
     if there and not launch.overwrite and any((out / name).exists() for name in STARTED):
         goes_on = "pass --resume to continue" if kept.is_file() else "restore its recipe.toml to continue"
         raise InputError(f"{str(out)!r} holds a training already; {goes_on} or --overwrite to start over")
-    ownership.replaceable(out)
     return None
 
 
@@ -125,15 +125,13 @@ def training_folder(
     the training begins with, where it does not make that itself; a resumed training must be of the same encoder on the
     same images.
     """
-    with contextlib.ExitStack() as stack:
-        by_first(lambda: _lock(out, stack))
+    held = by_first(lambda: lock(out))
+    try:
         by_first(lambda: _begin(out, kind, wanted, data, begins_with, resume))
         yield Folder(out)
-
-
-def _lock(out: Path, stack: contextlib.ExitStack) -> None:
-    if not stack.enter_context(locked(out / LOCK)):
-        raise InputError(f"Another process is working in {str(out)!r}; wait for it or stop it")
+    finally:
+        if held is not None:
+            held.close()
 
 
 def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder | None, resume: bool) -> None:
@@ -151,9 +149,9 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
                 "train into another folder"
             )
         return
-    ownership.begin(out, KIND, anew=not resume)
-    ownership.write(out, out / "recipe.toml", to_toml(wanted.values()).encode())
-    ownership.write(out, out / "run.json", json.dumps(about | provenance(), indent=2).encode())
+    begin(out, KIND, anew=not resume)
+    write_atomically(out / "recipe.toml", to_toml(wanted.values()).encode())
+    write_atomically(out / "run.json", json.dumps(about | provenance(), indent=2).encode())
 
 
 def _within(about: Mapping[str, Any], part: str, key: str) -> Any:

@@ -18,8 +18,9 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from sightline.core import bfloat16, ownership
+from sightline.core import bfloat16
 from sightline.core.errors import InputError, first_line
+from sightline.core.files import replacing_folder
 from sightline.core.folders import latest
 from sightline.core.processes import by_first, rank, world
 from sightline.core.progress import bar, console
@@ -235,7 +236,7 @@ class Loop:
     def _keep_step(self, step: int) -> None:
         """The encoder after a step, a whole folder or none."""
         assert self.encoder is not None
-        with ownership.new_folder(self.folder, self.folder / "steps" / f"{step:08d}") as temporary:
+        with replacing_folder(self.folder / "steps" / f"{step:08d}") as temporary:
             save_encoder(as_encoder(self.objective, self.encoder), temporary, dtype=torch.bfloat16)
 
     def _export(self, folder: Path) -> None:

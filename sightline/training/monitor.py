@@ -6,13 +6,11 @@ import contextlib
 import csv
 import io
 import math
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sightline.core import ownership
-from sightline.core.errors import InputError, first_line
+from sightline.core.errors import InputError
 from sightline.core.extras import explaining
 from sightline.core.files import explain, write_atomically
 
@@ -23,9 +21,8 @@ class Monitor:
     def __init__(self, folder: Path, step: int) -> None:
         """Go on after `step`: later rows, of a training that was killed, are taken back."""
         self.path = folder / "metrics.csv"
-        self.rows = [row for row in read_metrics(self.path) if int(row.get("step", 0)) <= step]
+        self.rows = [row for row in read_metrics(self.path) if int(row["step"]) <= step]
         self.columns = list(self.rows[0]) if self.rows else []
-        ownership.claim(folder, self.path)
         self._rewrite()
         self.board: Any = _board(folder, step)
 
@@ -61,37 +58,16 @@ class Monitor:
 
 
 def _board(run: Path, step: int) -> Any:
-    """TensorBoard makes the name of its file up from the time and the machine: only its ending can be told before."""
     with explaining():
         from torch.utils.tensorboard import SummaryWriter
 
-    folder, ending = run / "tensorboard", f".{secrets.token_hex(8)}"
-    ownership.claim(run, folder / f"*{ending}")
-    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=ending)
+    return SummaryWriter(str(run / "tensorboard"), purge_step=step + 1, filename_suffix=".sightline")
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
     """Rows of an earlier part of the training; a line that was cut off by a kill is left out."""
-    if not path.exists():
-        return []
-    try:
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-        reader = csv.reader(line for line in lines if line.endswith("\n"))
-        columns = next(reader, [])
-        rows = [line for line in reader if len(line) == len(columns) and line[0].isdecimal()]
-        found = [dict(zip(columns, line, strict=True)) for line in rows]
-        if found and not (columns[0] == "step" and all(_is_number(row.get("seconds") or "0") for row in found)):
-            raise ValueError("it is not a table of steps")
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"Cannot read {str(path)!r}: {first_line(error)}; move it away to begin a new one") from error
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
 def _text(value: float) -> str:

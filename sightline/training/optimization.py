@@ -143,7 +143,7 @@ def schedule(settings: Optimization, progress: Progress) -> tuple[float, float]:
 
 def set_schedule(groups: Iterable[dict[str, Any]], lr: float, weight_decay: float) -> None:
     """Give the optimiser its numbers for the next step: each group has its scale, and may be decayed or not."""
-    for number, group in enumerate(groups):
-        group["lr"] = lr * group.get("scale", 1.0)
-        if group.get("decays", number == 0):  # a checkpoint may be older than these two words
+    for group in groups:
+        group["lr"] = lr * group["scale"]
+        if group["decays"]:
             group["weight_decay"] = weight_decay

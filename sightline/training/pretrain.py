@@ -16,7 +16,7 @@ from lightning.fabric import Fabric
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
-from sightline.core.folders import latest
+from sightline.core.folders import begin, latest
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import by_first, rank
 from sightline.core.schedules import points
@@ -193,5 +193,6 @@ def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str
     first.objective.requires_grad_(True)  # the objective that uses it has frozen it
     settings = Optimization(batch=feed.batch, epochs=first.epochs, lr=first.lr, weight_decay=0.0, warmup_epochs=0.1)
     views = feed.over(first.views, first.epochs)
+    by_first(lambda: begin(out / first.name, "first"))
     Loop(first.objective, views, settings, out / first.name, fabric, title, **saving).run()
     first.objective.requires_grad_(False)

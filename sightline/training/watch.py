@@ -3,7 +3,7 @@
 RUN/metrics.csv        a row for each look; RUN/tensorboard the same
 RUN/run.json           what is watched, on which images, with which reference
 RUN/start.safetensors  the encoder as it was at the first look: all that CKA needs of it, see look.py
-RUN/.sightline.json    the list of these files, see core/ownership.py
+RUN/.sightline.json    what kind of folder it is, see core/folders.py
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from sightline.core import ownership
 from sightline.core.errors import InputError, nearest
 from sightline.core.extras import explaining
+from sightline.core.files import write_atomically
+from sightline.core.folders import begin, holds
 from sightline.core.processes import by_first, rank
 from sightline.core.progress import console
 from sightline.core.provenance import provenance
@@ -176,7 +177,7 @@ class Watch:
 
     def _check_folder(self) -> None:
         """Before anything is trained: a folder that holds another watch is not written over."""
-        if ownership.holds(self.path, KIND) and not self.resume and not self.overwrite:
+        if holds(self.path, KIND) and not self.resume and not self.overwrite:
             raise InputError(
                 f"{str(self.path)!r} holds a watched training; choose another folder, or pass resume=True to go on "
                 "with it, or overwrite=True to replace it"
@@ -240,12 +241,12 @@ class Watch:
             "images": self.images.describe(),
             "settings": asdict(self.settings),
         }
-        ownership.begin(self.path, KIND, anew=self.overwrite)
+        begin(self.path, KIND, anew=self.overwrite)
         if start := others.get("start"):
             about["sites"] = list(start.sites)
             kept = {f"{number:05d}": grams for number, grams in enumerate(start.batches)}
-            ownership.write(self.path, self.path / "start.safetensors", save(kept))
-        ownership.write(self.path, self.path / "run.json", json.dumps(about | provenance(), indent=2).encode())
+            write_atomically(self.path / "start.safetensors", save(kept))
+        write_atomically(self.path / "run.json", json.dumps(about | provenance(), indent=2).encode())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from lightning.fabric import Fabric
 
-from sightline.core import ownership
+from sightline.core.files import write_atomically
 from sightline.core.processes import barrier, by_first, rank
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
@@ -160,5 +160,5 @@ def _train(
 
 def _finish(out: Path, file: str, results: Mapping[str, float], content: bytes) -> None:
     about = json.loads((out / "run.json").read_text()) | {"results": dict(results)}
-    ownership.write(out, out / "run.json", json.dumps(about, indent=2).encode())
-    ownership.write(out, out / file, content)
+    write_atomically(out / "run.json", json.dumps(about, indent=2).encode())
+    write_atomically(out / file, content)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from sightline.core import ownership
 from sightline.core.errors import InputError
-from sightline.core.files import file_name, read_json
+from sightline.core.files import LOCK, file_name, read_json, replacing_folder
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.provenance import fingerprint, provenance
@@ -90,7 +91,7 @@ def train_each(
     if run.finished(kind, fingerprinted):
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
-    by_first(lambda: _begin(run, overwrite))
+    by_first(lambda: run.begin(anew=overwrite))
     found: dict[Key, Outcome] = {}
 
     def save() -> None:
@@ -99,20 +100,9 @@ def train_each(
 
     for key, folder in trainings.items():
         by_first(functools.partial(_take_over, out, folder, reuse or {}))
-        by_first(functools.partial(ownership.claim, out, folder / ownership.LIST))  # the list of a run of its own
         found[key] = train(key, folder)
         by_first(save)
     return run
-
-
-def _begin(run: Run, anew: bool) -> None:
-    """Write down what is asked; `anew` removes the trainings that are there."""
-    assert run.path is not None
-    if anew:
-        ownership.replaceable(run.path)
-    run.begin()
-    if anew:
-        ownership.remove(run.path, run.path / FOLDER)
 
 
 def _take_over(out: Path, folder: Path, reuse: Reuse) -> None:
@@ -121,8 +111,21 @@ def _take_over(out: Path, folder: Path, reuse: Reuse) -> None:
     for run in runs:
         source = Path(run) / folder.relative_to(out)
         if finished(source) and not folder.exists():
-            with contextlib.suppress(InputError):  # it has just gone: then it is trained
-                ownership.bring(out, source, folder)
+            with (
+                contextlib.suppress(InputError),
+                replacing_folder(folder) as copy,
+            ):  # it has just gone: then it is trained
+                ignore = shutil.ignore_patterns(LOCK)
+                shutil.copytree(source, copy, copy_function=_link, ignore=ignore, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A copy; of weights, which are replaced as a whole and never changed, the same file by another name."""
+    if source.endswith(".safetensors"):
+        with contextlib.suppress(OSError):  # a file system without such links
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def finished(training: Path) -> bool:

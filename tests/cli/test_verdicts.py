@@ -9,7 +9,7 @@ from support.verdicts import part, verdict
 
 from sightline.cli.study import study_report
 from sightline.cli.verdicts import show_verdicts
-from sightline.core import ownership
+from sightline.core.folders import begin
 from sightline.studies.findings import all_findings
 from sightline.studies.findings.contract import Verdict
 from sightline.studies.roles import JE, REC, Role
@@ -73,7 +73,7 @@ def test_what_holds_and_fails_comes_with_its_claim_and_p(capsys, monkeypatch) ->
 def test_findings_are_chosen_by_the_roles_of_encoders_with_several_seeds(tmp_path) -> None:
     """Verdicts name all seeds of an encoder by one name."""
     seeds = tuple(Role(f"mae-{seed}", REC, "mae", seed=seed) for seed in range(2))
-    ownership.begin(tmp_path, KIND)
+    begin(tmp_path, KIND)
     judged = [verdict("S1", "holds", parts=[part("x", 0.3, encoders=("mae", "dino"))])]
     made = Study(tmp_path, "papers", (*seeds, Role("dino", JE, "dino")), (), ("S1",))
     page = study_report(made, judged, made.evidence).read_text("utf-8")

@@ -72,7 +72,7 @@ def test_loading_an_encoder_loads_nothing_that_measures_trains_or_draws() -> Non
     rooms = {name.partition(".")[0] for name in loaded}
     assert rooms == {"core", "images", "encoders"}
     intervals = ("core.contrast", "core.groups", "core.selection", "core.results")
-    unneeded = (*intervals, "core.run_folder", "core.folders", "core.ownership")
+    unneeded = (*intervals, "core.run_folder", "core.folders")
     assert [name for name in loaded if any(within(name, other) for other in unneeded)] == []
 
 

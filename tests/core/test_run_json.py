@@ -11,8 +11,8 @@ from markupsafe import Markup
 from support.damage import damaged, places
 
 import sightline as sl
-from sightline.core import ownership
 from sightline.core.errors import InputError
+from sightline.core.folders import begin
 from sightline.core.run_folder import plan_run
 
 WHOLE: dict[str, Any] = {
@@ -44,8 +44,7 @@ WHOLE: dict[str, Any] = {
 def test_any_field_of_any_other_type_or_missing(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence, or a report of what is left."""
     monkeypatch.setattr("sightline.report.shell._vega", lambda: Markup(""))  # megabytes that have no part in it
-    ownership.begin(tmp_path, "comparison")
-    ownership.claim(tmp_path, tmp_path / "run.json")
+    begin(tmp_path, "comparison")
     for way in places(WHOLE)[1:]:
         for request in damaged(WHOLE, way) if way[0] == part else ():
             (tmp_path / "run.json").write_text(json.dumps(request))

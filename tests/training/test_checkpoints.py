@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
-from sightline.training.checkpoints import load, load_module, save_checkpoint, tensors_of
+from sightline.training.checkpoints import load, load_module, save_checkpoint, tensors_of, tidy
 from sightline.training.optimization import Optimization, make_optimizer, set_schedule
 
 OPTIMIZERS = ("adamw", "sgd", "lars")
@@ -114,15 +114,18 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # half of one
-        patch.setattr("sightline.core.ownership.shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("sightline.core.files.shutil.rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             save_checkpoint(tmp_path, 9, net, optimizer, {}, {}, killed)
     with monkeypatch.context() as patch:  # whole, but never pointed to
-        patch.setattr("sightline.core.ownership.write", killed)
+        patch.setattr("sightline.training.checkpoints.write_atomically", lambda path, content: None)
+        patch.setattr("sightline.training.checkpoints.remove_checkpoints", killed)
         with pytest.raises(KeyboardInterrupt):
-            save_checkpoint(tmp_path, 2, net, optimizer, {}, {}, lambda folder: (folder / "stale").touch())
+            save_checkpoint(tmp_path, 2, net, optimizer, {}, {}, lambda folder: (folder / "head.json").touch())
     assert latest(tmp_path) == first
-    assert (tmp_path / "checkpoints" / "00000002" / "stale").exists()
+    assert (tmp_path / "checkpoints" / "00000002" / "head.json").exists()
+    tidy(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000001"]
     second = save(tmp_path, 2, net, optimizer)
     assert latest(tmp_path) == second != first
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000002"]
@@ -241,8 +244,6 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no optimiser": lambda state: state.pop("optimizer"),
     "groups that are a number": lambda state: state["optimizer"].update(groups=3),
     "fewer groups": lambda state: state["optimizer"]["groups"].pop(),
-    "a rate in words": lambda state: state["optimizer"]["groups"][0].update(lr="fast"),
-    "betas that are a number": lambda state: state["optimizer"]["groups"][0].update(betas=3),
     "sums in words": lambda state: state.update(sums={"loss": "low"}),
     "sums that are a list": lambda state: state.update(sums=[1]),
 }
@@ -255,17 +256,6 @@ def test_a_state_of_another_form_is_a_sentence(how: str, tmp_path: Path) -> None
     DAMAGE[how](state)
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=r"Cannot read the checkpoint .*; start over"):
-        load(folder, *make("adamw"))
-
-
-def test_moments_of_another_shape_are_a_sentence(tmp_path: Path) -> None:
-    net, optimizer = make("adamw")
-    train(net, optimizer, range(1))
-    folder = save(tmp_path, 1, net, optimizer)
-    tensors = load_file(folder / "optimizer.safetensors")
-    name = next(name for name in tensors if name.endswith("exp_avg"))
-    save_file(tensors | {name: torch.zeros(1, 2, 3)}, folder / "optimizer.safetensors")
-    with pytest.raises(InputError, match=r"exp_avg of parameter .* has the shape \(1, 2, 3\)"):
         load(folder, *make("adamw"))
 
 

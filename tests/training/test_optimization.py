@@ -236,10 +236,13 @@ def test_shared_parameters_are_moved_once() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
 
 
-def test_set_schedule_decays_the_first_group_only() -> None:
-    groups: list[dict[str, object]] = [{"lr": 1.0, "weight_decay": 0.1}, {"lr": 1.0, "weight_decay": 0.0}]
+def test_set_schedule_scales_the_rate_of_a_group_and_decays_what_may_be_decayed() -> None:
+    groups = [
+        {"lr": 1.0, "weight_decay": 0.1, "scale": 1.0, "decays": True},
+        {"lr": 1.0, "weight_decay": 0.0, "scale": 0.5, "decays": False},
+    ]
     set_schedule(groups, 0.5, 0.2)
-    assert groups == [{"lr": 0.5, "weight_decay": 0.2}, {"lr": 0.5, "weight_decay": 0.0}]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.5, 0.2), (0.25, 0.0)]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -350,20 +353,3 @@ def test_layers_in_one_tensor_are_scaled_by_themselves() -> None:
     for number in range(3):
         alone = trusted(weight[number], gradient[number], float(decay[number]))
         torch.testing.assert_close(together[number], alone, rtol=1e-14, atol=0)
-
-
-def test_lars_goes_on_where_the_one_of_lightly_stopped() -> None:
-    """Trainings of earlier versions were saved with its state."""
-    from lightly.utils import lars
-
-    weight = nn.Parameter(torch.ones(2, 2))
-    before = lars.LARS([weight], lr=0.1, momentum=0.9, weight_decay=1e-6)
-    weight.grad = torch.full((2, 2), 5.0)
-    before.step()
-    after = LARS([weight], lr=0.1)
-    after.load_state_dict(before.state_dict())
-    moved = before.state[weight]["momentum_buffer"].clone()
-    weight.grad = torch.zeros(2, 2)
-    after.param_groups[0]["weight_decay"] = 0.0
-    after.step()
-    torch.testing.assert_close(after.state[weight]["momentum_buffer"], 0.9 * moved)

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from support.processes import Started
 
 import sightline as sl
-from sightline.core import ownership
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
@@ -180,31 +179,8 @@ def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path,
     drafted = run / "checkpoints" / ".00000012.99-0123abcd.tmp"
     for folder in (run / "checkpoints" / "00000007", drafted):
         shutil.copytree(next((whole / "checkpoints").iterdir()), folder)
-    listed = json.loads((run / ownership.LIST).read_text())
-    left = [path.relative_to(run).as_posix() for path in (run / "checkpoints" / "00000007").iterdir()]
-    listed["files"] = sorted([*listed["files"], *left, f"{drafted.relative_to(run).as_posix()}/"])
-    (run / ownership.LIST).write_text(json.dumps(listed))
     train(run, resume=True)
     assert files_of(run) == kept
-
-
-def test_a_checkpoint_without_scales_of_learning_rates_goes_on(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of earlier versions have groups of parameters without `scale` and `decays`."""
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 5 else 0)
-        with pytest.raises(Stopped):
-            train(run)
-    folder = latest(run)
-    assert folder is not None
-    state = json.loads((folder / "state.json").read_text())
-    for group in state["optimizer"]["groups"]:
-        del group["scale"], group["decays"]
-    (folder / "state.json").write_text(json.dumps(state))
-    train(run, resume=True)
-    assert_same(whole, run)
 
 
 def _finished(loop: Loop) -> int:
@@ -263,13 +239,13 @@ def test_a_loss_that_is_not_a_number_ends_with_the_last_good_checkpoint(
 ) -> None:
     from sightline.training.objectives import simclr
 
-    forward = simclr.SimclrObjective.forward
+    forward = simclr.Objective.forward
 
     def spoiled(self: Any, views: Any) -> Any:
         loss, scalars = forward(self, views)
         return loss * (float("nan") if views.progress.step >= 7 else 1), scalars
 
-    monkeypatch.setattr(simclr.SimclrObjective, "forward", spoiled)
+    monkeypatch.setattr(simclr.Objective, "forward", spoiled)
     with pytest.raises(InputError, match=r"The loss became nan .* last good checkpoint is 0000000[1-7].* lower lr"):
         train(tmp_path / "run", save_minutes=0.0)
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values() if value.is_floating_point())
@@ -302,9 +278,9 @@ def test_a_full_disk_ends_with_a_sentence_and_the_last_good_checkpoint(
 def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     from sightline.training.objectives import simclr
 
-    forward = simclr.SimclrObjective.forward
+    forward = simclr.Objective.forward
     monkeypatch.setattr(
-        simclr.SimclrObjective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
+        simclr.Objective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
     )
     train(tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())

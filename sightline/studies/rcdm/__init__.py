@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from sightline.core import ownership
 from sightline.core.groups import split
 from sightline.core.processes import by_first
 from sightline.core.progress import showing
@@ -108,7 +107,6 @@ def rcdm(
     shown = launch.show_progress and fabric.is_global_zero
     conditions = represent_split(members, data, ("train", "test"), cache, workers=launch.workers, shown=shown)
     folder = out / "training"
-    by_first(lambda: ownership.claim(out, folder / ownership.LIST))  # the list of a run of its own
     # A training of other encoders, images or settings has been removed; this one is finished or goes on.
     checkpoint = train_denoiser(members, conditions["train"], data, folder, wanted, fabric, launch)
     fabric.barrier()

@@ -13,33 +13,55 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 import sightline as sl
 from sightline import cli
-from sightline.core import ownership as owned
+from sightline.cli.application import app
 from sightline.core.errors import InputError
-from sightline.core.folders import latest
+from sightline.core.folders import KINDS, MARK
 from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
+from sightline.report.tables import export_run
+from sightline.studies.detection import detect
 from sightline.studies.reinit import reinit
-from sightline.training.checkpoints import tensors_of
+from sightline.studies.segmenters import segment
+from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
+from sightline.transfer.detection.detect import train_detector
 from sightline.transfer.finetune import finetune
+from sightline.transfer.segmentation.segment import train_segmenter
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 OTHER = f"{VIT}&seed=1"
 IMAGES = "shapes?size=16&train=32&val=16&test=16"
+SCENES = "shapes:scenes?size=32&train=8&val=0&test=6"
 BACKBONE: dict[str, Any] = {"backbone": "vit", "size": 16, "width": 16, "depth": 1, "heads": 2, "patch": 8}
 BRIEF: dict[str, Any] = {"images": IMAGES, "batch": 16, "epochs": 2, "evaluate_every": 0, "log_every": 1}
 SIMCLR = BACKBONE | BRIEF | {"hidden": 16, "out": 8}
-TUNED = BRIEF | {"keep": 3, "mixup": 0.0, "cutmix": 0.0}
+BEIT = BACKBONE | BRIEF | {"tokenizer_epochs": 1, "tokenizer_width": 8, "codes": 16, "epochs": 1}
+TUNED = BRIEF | {"keep": 2, "mixup": 0.0, "cutmix": 0.0}
+HEAD: dict[str, Any] = {"size": 32, "batch": 4, "epochs": 1, "evaluate_every": 0, "log_every": 1}
+DETECTOR = HEAD | {
+    "channels": 8,
+    "strides": [4, 8, 16],
+    "box_convolutions": 0,
+    "box_width": 16,
+    "mask_convolutions": 0,
+    "mask_size": 4,
+    "proposals": 12,
+    "regions": 8,
+    "detections": 8,
+}
+DIFFUSION = BRIEF | {"size": 16, "channels": [32], "layers": 1, "head_width": 32, "epochs": 1, "sampling_steps": 2}
 NOT_OURS = "is not a run folder: Sightline did not write what is in it; choose a new folder"
-EARLIER = "from a version of Sightline that kept no list of its files"
+QUIET: dict[str, Any] = {"workers": 0, "show_progress": False}
 
 Tree = dict[str, bytes | str]
 
@@ -62,51 +84,98 @@ def put(folder: Path, **files: str) -> Tree:
     return tree(folder)
 
 
-def listed(folder: Path) -> set[str]:
-    return set(json.loads((folder / owned.LIST).read_text())["files"])
+MINE = (
+    *("notes.txt", "mine.csv", "mine.json", "mine.nc", "mine.npz", "mine.parquet", "mine.pdf", "mine.png", "mine.svg"),
+    *("best.pth", "mine.safetensors", "events.out.tfevents.1.host", ".hidden"),
+)
 
 
-def without_lists(folder: Path) -> Tree:
-    return {name: content for name, content in tree(folder).items() if Path(name).name != owned.LIST}
+def put_mine(folder: Path) -> Tree:
+    """Files of a user in a folder and in all that are in it, and in some that are not; results/mine.nc is a result."""
+    everywhere = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    mine = [where / name for where in everywhere for name in MINE if (where.name, name) != ("results", "mine.nc")]
+    for path in (
+        *mine,
+        folder / "data" / "1.png",
+        folder / "checkpoints" / "7" / "best.pth",
+        folder / "steps" / "readme",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    return {name: content for name, content in tree(folder).items() if content == b"mine"}
 
 
-def forget(folder: Path) -> None:
-    """As an earlier version has left it: without a list."""
-    for path in folder.rglob(owned.LIST):
-        path.unlink()
+def without_marks(folder: Path) -> Tree:
+    return {name: content for name, content in tree(folder).items() if Path(name).name != MARK}
 
 
 def train(out: Path, objective: str | None = "simclr", settings: dict[str, Any] = SIMCLR, **more: Any) -> sl.Encoder:
-    return pretrain(objective, out=out, settings=settings, workers=0, show_progress=False, **more)
-
-
-def tune(out: Path, **more: Any) -> sl.Encoder:
-    return finetune(VIT, IMAGES, out, settings=TUNED, workers=0, show_progress=False, **more)
+    return pretrain(objective, out=out, settings=settings, **QUIET, **more)
 
 
 def compare(out: Path, what: str = VIT, names: tuple[str, ...] = ("cka",), **more: Any) -> sl.Run:
-    run = sl.analyze({"a": what}, IMAGES, names, out=out, batch=8, workers=0, show_progress=False, **more)
+    run = sl.analyze({"a": what}, IMAGES, names, out=out, batch=8, **QUIET, **more)
     sl.write_report(run)
     return run
 
 
+def compare_and_export(out: Path, what: str = VIT, **more: Any) -> None:
+    run = compare(out, what, ("knn", "attention"), **more)
+    for format in ("csv", "netcdf"):
+        export_run(run, format)
+
+
 def study(out: Path, what: str = VIT, **more: Any) -> sl.Run:
     settings = BRIEF | {"epochs": 1, "mixup": 0.0, "cutmix": 0.0}
-    return reinit(
-        {"a": what}, IMAGES, out, counts=[1], ends=["last"], settings=settings, workers=0, show_progress=False, **more
-    )
+    return reinit({"a": what}, IMAGES, out, counts=[1], ends=["last"], settings=settings, **QUIET, **more)
+
+
+def draw(out: Path, what: str = VIT, **more: Any) -> None:
+    few: dict[str, Any] = {"samples": 2, "sources": 2, "compared": 4, "transformations": ("mirror",)}
+    sl.write_report(sl.rcdm({"a": what}, None, out, settings=DIFFUSION, **few, **QUIET, **more))
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(out.parent / "dog.png")
+    words = ["imagine", str(out), "--images", str(out.parent / "dog.png"), "--samples", "1"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def look(out: Path, what: str = VIT, overwrite: bool = False) -> None:
+    encoder = sl.load_encoder(what)
+    sl.watch(encoder, IMAGES, out=out, limit=16, batch=8, overwrite=overwrite, show_progress=False).end(0)
+
+
+def launch(overwrite: bool) -> Launch:
+    return Launch(resume=False, overwrite=overwrite, workers=0, show_progress=False)
 
 
 WRITERS: dict[str, Callable[..., object]] = {"training": train, "comparison": compare, "reinit": study}
+# Each kind of folder: how it is made, of one encoder or another.
+EVERY: dict[str, Callable[[Path, str, bool], object]] = {
+    "comparison": lambda out, what, anew: compare_and_export(out, what, overwrite=anew),
+    "pretrain": lambda out, what, anew: train(out, settings=SIMCLR | {"keep": 2}, overwrite=anew),
+    "pretrain beit": lambda out, what, anew: train(out, "beit", BEIT, overwrite=anew),
+    "finetune": lambda out, what, anew: finetune(what, IMAGES, out, settings=TUNED, overwrite=anew, **QUIET),
+    "detect": lambda out, what, anew: train_detector(what, SCENES, out, settings=DETECTOR, launch=launch(anew)),
+    "segment": lambda out, what, anew: train_segmenter(
+        what, SCENES, out, settings=HEAD | {"frozen": False}, launch=launch(anew)
+    ),
+    "detection": lambda out, what, anew: sl.write_report(
+        detect({"a": what}, SCENES, out, settings=DETECTOR, overwrite=anew, **QUIET)
+    ),
+    "segmenters": lambda out, what, anew: sl.write_report(
+        segment({"a": what}, SCENES, out, settings=HEAD, overwrite=anew, **QUIET)
+    ),
+    "reinit": lambda out, what, anew: sl.write_report(study(out, what, overwrite=anew)),
+    "rcdm": lambda out, what, anew: draw(out, what, overwrite=anew),
+    "watch": lambda out, what, anew: look(out, what, overwrite=anew),
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One of each kind, to be copied."""
+    """One of each of some kinds, to be copied."""
     folder = tmp_path_factory.mktemp("runs")
     for kind, write in WRITERS.items():
         write(folder / kind)
-    tune(folder / "finetune")
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -129,7 +198,7 @@ def test_the_folder_of_another_tool_stays_as_it_is(tmp_path: Path, more: dict[st
     assert len(before) == 5
     for write in (
         lambda: train(tmp_path, None, {}, recipe=tmp_path / "recipe.toml", **more),
-        lambda: tune(tmp_path, **more),
+        lambda: finetune(VIT, IMAGES, tmp_path, settings=TUNED, **QUIET, **more),
     ):
         with pytest.raises(InputError, match=NOT_OURS):
             write()
@@ -179,100 +248,77 @@ def test_runs_of_two_kinds_are_not_mixed(
     kind: str, writer: str, overwrite: bool, copy: Callable[[str], Path], runs: dict[str, Path]
 ) -> None:
     out = copy(kind)
-    words = f"holds {owned.FOLDER_KINDS[kind]}, not {owned.FOLDER_KINDS[writer]}; choose another folder"
-    for _ in range(2):
-        with pytest.raises(InputError, match=words):
-            WRITERS[writer](out, overwrite=overwrite)
-        assert without_lists(out) == without_lists(runs[kind])
-        forget(out)  # of an earlier version it is the same
+    words = f"holds {KINDS[kind]}, not {KINDS[writer]}; choose another folder"
+    with pytest.raises(InputError, match=words):
+        WRITERS[writer](out, overwrite=overwrite)
+    assert tree(out) == tree(runs[kind])
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Sightline's own
 
 
-@pytest.mark.parametrize("kind", ["training", "finetune", "comparison", "reinit"])
-def test_every_file_of_a_run_is_listed(kind: str, runs: dict[str, Path]) -> None:
-    out = runs[kind]
-    here = {name for name in tree(out) if name != owned.LIST and "trainings/" not in name}
-    endings = [name.rpartition("*")[2] for name in listed(out) if "*" in name]
-    boards = {name for name in here if name.endswith(tuple(endings))} if endings else set()
-    assert len(boards) == len(endings) == (kind in ("training", "finetune"))
-    exact = {name for name in listed(out) if "*" not in name and "trainings/" not in name}
-    unwritten = {"cache/pass-0-of-1.safetensors"} if kind == "comparison" else set()
-    assert exact - unwritten == here - boards
-    within = {name for name in listed(out) if "trainings/" in name}
-    assert within == ({f"trainings/a/{n}/{owned.LIST}" for n in ("none", "last-1")} if kind == "reinit" else set())
+def of_ours(folder: Path) -> set[str]:
+    """All files but what says what the folder is, and the cache."""
+    return {name for name in without_marks(folder) if not name.startswith("cache/")}
 
 
-def test_the_tokenizer_is_in_the_list_of_its_training(tmp_path: Path) -> None:
-    settings = BACKBONE | BRIEF | {"tokenizer_epochs": 1, "tokenizer_width": 8, "codes": 16, "epochs": 1}
-    train(tmp_path / "run", "beit", settings)
-    assert {"tokenizer/latest.json", "tokenizer/metrics.csv"} <= listed(tmp_path / "run")
-    assert not (tmp_path / "run" / "tokenizer" / owned.LIST).exists()
-    forget(tmp_path / "run")
+@pytest.mark.parametrize("kind", list(EVERY))
+def test_starting_over_leaves_what_is_yours_and_removes_what_is_not(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    EVERY[kind](out, VIT, False)
+    old = {name: (out / name).stat().st_mtime_ns for name in of_ours(out)}
+    assert "run.json" in old
+    mine = put_mine(out)
+    folders = [path for path in out.rglob("*") if path.is_dir() and path.name in ("checkpoints", "results")]
+    for where in (out, *folders):
+        (where / ".run.json.999999-0123abcd.tmp").write_text("what a kill has left")
+        (where / ".00000009.999999-0123abcd.tmp").mkdir()
+        (where / ".00000009.999999-0123abcd.tmp" / "state.json").touch()
+    capsys.readouterr()
+    EVERY[kind](out, OTHER, True)
+    new = tree(out)
+    assert {name: new[name] for name in mine} == mine
+    assert not [name for name in old if name in new and (out / name).stat().st_mtime_ns == old[name]]
+    assert not [name for name in new if name.endswith(".tmp") or ".tmp/" in name]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Left in")]
+    assert line.startswith(f"Left in {out}, since Sightline did not write it: .hidden, best.pth, checkpoints/")
+
+
+def test_without_files_of_yours_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", settings=SIMCLR | {"keep": 2})
+    assert {"00000000", "00000004"} <= {path.name for path in (tmp_path / "run" / "steps").iterdir()}
+    train(tmp_path / "run", settings=SIMCLR | {"epochs": 1}, overwrite=True)
+    assert not (tmp_path / "run" / "steps").exists()
+    for part in ("checkpoints", "tensorboard"):
+        assert len(list((tmp_path / "run" / part).iterdir())) == 1
+    assert "Left in" not in capsys.readouterr().err
+
+
+def test_what_a_training_needs_first_is_a_part_of_it(tmp_path: Path) -> None:
+    train(tmp_path / "run", "beit", BEIT)
     for name in ("latest.json", "checkpoints", "tokenizer/latest.json"):  # stopped while the tokenizer was trained
         path = tmp_path / "run" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    train(tmp_path / "run", "beit", settings, resume=True)
-    train(tmp_path / "new", "beit", settings)
-    train(tmp_path / "new", "beit", settings, overwrite=True)
-    folders = [
-        sorted(p.name for p in (tmp_path / run / "tokenizer" / "checkpoints").iterdir()) for run in ("run", "new")
-    ]
-    assert folders == [["00000002"]] * 2
-    assert len(list((tmp_path / "new" / "tokenizer" / "tensorboard").iterdir())) == 1
+    train(tmp_path / "run", "beit", BEIT, resume=True)
+    assert [path.name for path in (tmp_path / "run" / "tokenizer" / "checkpoints").iterdir()] == ["00000002"]
+    train(tmp_path / "run", settings=SIMCLR, overwrite=True)
+    assert not (tmp_path / "run" / "tokenizer").exists()
 
 
-MINE = {
-    "notes_txt": "mine",
-    "figures__fig1_png": "mine",
-    "results__climate_csv": "mine",
-    "checkpoints__best_pth": "mine",
-    "checkpoints__00000004__notes_txt": "mine",
-    "tensorboard__events_out_tfevents_1_host": "mine",
-    "steps__00000002__notes_txt": "mine",
-    "trainings__a__none__notes_txt": "mine",
-}
-
-
-@pytest.mark.parametrize("kind", ["training", "comparison", "reinit"])
-def test_overwriting_leaves_what_is_yours_and_removes_what_is_not(
-    kind: str, copy: Callable[[str], Path], tmp_path: Path
-) -> None:
-    out = copy(kind)
-    mine = put(tmp_path / "mine", **MINE)
-    shutil.copytree(tmp_path / "mine", out, dirs_exist_ok=True)
-    old = {name: (out / name).stat().st_mtime_ns for name in tree(out) if not name.startswith("cache/")}
-    changed = {"settings": SIMCLR | {"lr": 2e-3}} if kind == "training" else {"what": OTHER}
-    WRITERS[kind](out, **changed, overwrite=True)
-    new = tree(out)
-    assert {name: new[name] for name in mine} == mine
-    assert {name for name in old if name in new and (out / name).stat().st_mtime_ns == old[name]} == mine.keys()
-    boards = [name for name in new if "tensorboard/" in name and name not in mine]
-    assert len(boards) == {"training": 1, "comparison": 0, "reinit": 2}[kind]
-
-
-def test_fine_tuning_replaces_the_steps_that_it_has_kept(copy: Callable[[str], Path]) -> None:
-    out = copy("finetune")
-    assert sorted(path.name for path in (out / "steps").iterdir()) == ["00000000", "00000002", "00000004"]
-    finetune(VIT, IMAGES, out, settings=TUNED | {"epochs": 1}, workers=0, show_progress=False, overwrite=True)
-    assert sorted(path.name for path in (out / "steps").iterdir()) == ["00000000", "00000001", "00000002"]
-
-
-def test_a_file_of_yours_with_one_of_our_names_is_not_replaced(copy: Callable[[str], Path]) -> None:
-    out = copy("comparison")
-    shutil.copy(out / "results" / "cka.nc", out / "results" / "knn.nc")
-    put(out, cache__notes_txt="mine")
-    before = tree(out)
-    with pytest.raises(InputError, match=r"knn.nc' already exists, and Sightline did not write it"):
-        compare(out, names=("knn",))
-    assert {name for name, content in before.items() if tree(out)[name] != content} <= {"run.json"}
+def test_another_run_inside_a_run_is_not_a_part_of_it(copy: Callable[[str], Path], runs: dict[str, Path]) -> None:
+    out = copy("reinit")
+    places = (out / "mine", out / "trainings" / "mine", out / "figures" / "mine")
+    for place in places:
+        shutil.copytree(runs["training"], place)
+    study(out, OTHER, overwrite=True)
+    for place in places:
+        assert tree(place) == tree(runs["training"])
 
 
 def test_exports_replace_exports_only(copy: Callable[[str], Path], tmp_path: Path) -> None:
-    from sightline.report.tables import export_run
-
     run = sl.open_run(copy("comparison"))
     mine = put(tmp_path / "tables", thesis_tex="years of work")
     for format in ("csv", "netcdf", "csv"):
@@ -281,9 +327,10 @@ def test_exports_replace_exports_only(copy: Callable[[str], Path], tmp_path: Pat
     assert all(path.is_file() for path in (*written, *inside))
     assert mine.items() <= tree(tmp_path / "tables").items()
     before = put(tmp_path / "others", cka_csv="mine")
-    with pytest.raises(InputError, match=r"cka.csv' already exists, and Sightline did not write it"):
-        export_run(run, "csv", tmp_path / "others")
-    assert before.items() <= tree(tmp_path / "others").items()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"cka.csv' already exists, and Sightline did not write it"):
+            export_run(run, "csv", tmp_path / "others")
+        assert tree(tmp_path / "others") == before
     assert run.path is not None
     with pytest.raises(InputError, match="holds a comparison, not exported tables"):
         export_run(run, "csv", run.path)
@@ -347,24 +394,26 @@ def test_a_run_folder_may_itself_be_a_link(copy: Callable[[str], Path], tmp_path
 
 
 KILLED = """
-import os, shutil, sys
+import json, os, shutil, sys
 from pathlib import Path
-from sightline.core import ownership as owned
+from sightline.core.files import replacing_folder, write_atomically
+from sightline.core.folders import MARK, begin, remove_checkpoints
 
 out = Path(sys.argv[1])
+event = "events.out.tfevents.0.sightline"
 
 def work(text):
-    owned.begin(out, "training", anew=True)
-    owned.write(out, out / "recipe.toml", text)
-    owned.claim(out, out / "tensorboard" / "*.0123456789abcdef")
+    begin(out, "training", anew=True)
+    write_atomically(out / "recipe.toml", text)
     (out / "tensorboard").mkdir(exist_ok=True)
-    (out / "tensorboard" / "events.0123456789abcdef").write_bytes(text)
-    for step in ("1", "2"):
-        with owned.new_folder(out, out / "checkpoints" / step) as temporary:
-            for name in ("a", "b"):
+    (out / "tensorboard" / event).write_bytes(text)
+    for step in ("00000001", "00000002"):
+        folder = out / "checkpoints" / step
+        with replacing_folder(folder) as temporary:
+            for name in ("training.safetensors", "state.json"):
                 (temporary / name).write_bytes(text)
-        owned.write(out, out / "latest.json", step.encode())
-        owned.remove(out, out / "checkpoints", keep=out / "checkpoints" / step)
+        write_atomically(out / "latest.json", json.dumps({"checkpoint": step}).encode())
+        remove_checkpoints(out, keep=folder)
 
 def found():
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
@@ -379,8 +428,8 @@ def counted(function, left):
 
 yours = {f"{n}": b"mine" for n in ("notes.txt", "checkpoints/best.pth", "checkpoints/3/notes", "tensorboard/events.1")}
 wanted = {
-    "recipe.toml": b"new", "latest.json": b"2", "checkpoints/2/a": b"new", "checkpoints/2/b": b"new",
-    "tensorboard/events.0123456789abcdef": b"new",
+    "recipe.toml": b"new", "latest.json": b'{"checkpoint": "00000002"}', f"tensorboard/{event}": b"new",
+    "checkpoints/00000002/training.safetensors": b"new", "checkpoints/00000002/state.json": b"new",
 }
 for moment in range(1000):
     shutil.rmtree(out, ignore_errors=True)
@@ -401,7 +450,7 @@ for moment in range(1000):
     if status:
         work(b"new")
     left = found()
-    left.pop(owned.LIST)
+    left.pop(MARK)
     assert left == wanted | yours, (moment, left.keys() ^ (wanted | yours).keys())
     if status == 0:
         break
@@ -418,7 +467,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_leaves_nothing(tmp_path: Path) -
     assert int(done.stdout) > 30
 
 
-def test_a_kill_while_a_run_is_replaced_needs_overwrite_again(
+def test_a_kill_while_a_run_is_replaced_leaves_what_can_be_replaced_again(
     copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = copy("comparison")
@@ -435,19 +484,27 @@ def test_a_kill_while_a_run_is_replaced_needs_overwrite_again(
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
             compare(out, OTHER, overwrite=True)
-    assert not (out / "run.json").exists()
-    with pytest.raises(InputError, match=r"has no run.json, but other files of a run; pass --overwrite"):
+    with pytest.raises(InputError, match=r"holds a run with other encoders"):
         compare(out, OTHER)
     compare(out, OTHER, names=("knn",), overwrite=True)
     assert sl.open_run(out).names() == ["knn"]
 
 
+def test_results_without_their_question_are_replaced_only_if_told_so(copy: Callable[[str], Path]) -> None:
+    out = copy("comparison")
+    (out / "run.json").unlink()
+    with pytest.raises(InputError, match=r"has results, but no run.json; pass --overwrite to replace them"):
+        compare(out)
+    compare(out, names=("knn",), overwrite=True)
+    assert sl.open_run(out).names() == ["knn"]
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_what_may_not_be_removed_stays_listed(
+def test_what_may_not_be_removed_is_a_sentence(
     number: int, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = copy("training")
-    before, unlink = listed(out), Path.unlink
+    unlink = Path.unlink
 
     def refused(self: Path, missing_ok: bool = False) -> None:
         if self.name == "encoder.json":
@@ -458,7 +515,7 @@ def test_what_may_not_be_removed_stays_listed(
         patch.setattr(Path, "unlink", refused)
         with pytest.raises(InputError, match=r"No permission to write .*encoder.json"):
             train(out, overwrite=True)
-    assert listed(out) == before
+    assert (out / "run.json").is_file()
     train(out, overwrite=True)
     assert len(pd.read_csv(out / "metrics.csv")) == 4
 
@@ -485,143 +542,40 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_be_read(
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Lists
+# What says of which kind a folder is
 
 
-TOGETHER = """
-import sys
-from pathlib import Path
-from sightline.core import ownership as owned
-out, name = Path(sys.argv[1]), sys.argv[2]
-print("ready", flush=True)
-sys.stdin.readline()
-for i in range(60):
-    owned.write(out, out / f"{name}{i}", b"")
-"""
-
-
-def test_two_processes_may_write_to_a_run_at_once(tmp_path: Path) -> None:
-    owned.begin(tmp_path / "run", "comparison")
-    words = [sys.executable, "-c", TOGETHER, str(tmp_path / "run")]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*words, name], **pipes) for name in "ab"]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        process.communicate(timeout=120)
-        assert process.returncode == 0
-    assert listed(tmp_path / "run") == {f"{name}{i}" for name in "ab" for i in range(60)}
-
-
-@pytest.mark.parametrize("name", ["../mine.txt", "/mine.txt", "results/../../mine.txt", "./", "results/", "*", "*.txt"])
-def test_a_list_that_leads_elsewhere_is_refused(name: str, copy: Callable[[str], Path], tmp_path: Path) -> None:
-    out = copy("comparison")
-    (tmp_path / "mine.txt").write_text("mine")
-    about = json.loads((out / owned.LIST).read_text())
-    (out / owned.LIST).write_text(json.dumps(about | {"files": [*about["files"], name]}))
-    with pytest.raises(InputError, match="it names files that Sightline cannot have written there"):
-        compare(out, OTHER, overwrite=True)
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "kind": "training", "earlier": false, "files": []}'])
-def test_an_unreadable_list_is_a_sentence(text: str, copy: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": "training"}', '{"format": 1, "kind": "poem"}'])
+def test_what_cannot_be_understood_is_a_sentence(text: str, copy: Callable[[str], Path]) -> None:
     out = copy("training")
-    (out / owned.LIST).write_text(text)
+    assert json.loads((out / MARK).read_text()) == {"kind": "training", "format": 1}
+    (out / MARK).write_text(text)
     before = tree(out)
     for more in ({"overwrite": True}, {"resume": True}, {}):
-        with pytest.raises(InputError, match="the list of what Sightline has written there"):
+        with pytest.raises(InputError, match=rf"{MARK}.*choose another folder"):
             train(out, **more)
     assert tree(out) == before
     sl.load_encoder(f"run:{out}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Runs of versions that kept no list
-
-
 @pytest.mark.parametrize("kind", ["training", "comparison", "reinit"])
-def test_runs_without_a_list_are_not_replaced(kind: str, copy: Callable[[str], Path]) -> None:
+def test_a_folder_that_does_not_say_it_is_refused(kind: str, copy: Callable[[str], Path]) -> None:
     out = copy(kind)
-    forget(out)
+    (out / MARK).unlink()
     before = tree(out)
-    with pytest.raises(InputError, match=EARLIER):
-        WRITERS[kind](out, **({} if kind == "training" else {"what": OTHER}), overwrite=True)
+    for more in ({"overwrite": True}, {}):
+        with pytest.raises(InputError, match=NOT_OURS):
+            WRITERS[kind](out, **more)
     assert tree(out) == before
 
 
-def test_trainings_without_a_list_go_on_as_if_nothing_had_happened(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) == 3 else 0)
-        with pytest.raises(Stopped):
-            train(out)
-    forget(out)
-    put(out, checkpoints__00000003__notes_txt="mine", checkpoints__best_pth="mine")
-    sl.load_encoder(f"run:{out}")
-    train(out, resume=True)
-    whole, resumed = (sl.load_encoder(f"run:{run}") for run in (runs["training"], out))
-    for name, value in tensors_of(whole.module).items():
-        assert torch.equal(value, tensors_of(resumed.module)[name]), name
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["00000003", "00000004", "best.pth"]
-    assert [path.name for path in (out / "checkpoints" / "00000003").iterdir()] == ["notes.txt"]
-    with pytest.raises(InputError, match=EARLIER):  # the list of the rest is not that of the whole
-        train(out, overwrite=True)
-
-
-def test_kept_steps_without_a_list_are_written_again(copy: Callable[[str], Path], runs: dict[str, Path]) -> None:
-    """A fine-tuning of an earlier version that was killed after it kept a step and before its checkpoint."""
-    out = copy("finetune")
-    forget(out)
-    (out / "latest.json").unlink()
-    shutil.rmtree(out / "checkpoints")
-    tune(out, resume=True)
-    for step in (2, 4):
-        names = [f"run:{run}?step={step}" for run in (out, runs["finetune"])]
-        assert sl.load_encoder(names[0]).weights == sl.load_encoder(names[1]).weights
-    assert latest(out) is not None
-
-
-def test_comparisons_and_studies_without_a_list_go_on(
-    copy: Callable[[str], Path], runs: dict[str, Path], tmp_path: Path
-) -> None:
-    out = copy("comparison")
-    forget(out)
-    put(out, figures__fig1_png="mine")
-    assert compare(out, names=("cka", "knn")).names() == ["cka", "knn"]
-    assert (out / "results" / "cka.nc").read_bytes() == (runs["comparison"] / "results" / "cka.nc").read_bytes()
-    assert (out / "figures" / "fig1.png").read_text() == "mine"
-    with pytest.raises(InputError, match=EARLIER):
-        compare(out, OTHER, overwrite=True)
-    shutil.rmtree(out)
-    out = copy("reinit")
-    forget(out)
-    (out / "results" / "reinit.nc").unlink()
-    assert study(out)["reinit"].identical(sl.open_run(runs["reinit"])["reinit"])
-
-
-def test_a_run_is_taken_over_whole_and_shares_its_weights(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    for run in (one, other):
-        owned.begin(run, "detection")
-    source, target = one / "trainings" / "a", other / "trainings" / "a"
-    owned.claim(one, source / owned.LIST)
-    owned.begin(source, "training")
-    owned.write(source, source / "metrics.csv", b"step")
-    owned.write(source, source / "checkpoints" / "1" / "encoder.safetensors", b"weights")
-    (source / ".lock").touch()
-    owned.bring(other, source, target)
-    files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
-    assert set(files) == {owned.LIST, "metrics.csv", "checkpoints/1/encoder.safetensors"}
-    shared = {name for name, path in files.items() if path.samefile(source / name)}
-    assert shared == {"checkpoints/1/encoder.safetensors"}
-    owned.begin(other, "detection", anew=True)  # what was taken over is its own, and nobody else's
-    assert not target.exists()
-    assert (source / "checkpoints" / "1" / "encoder.safetensors").read_bytes() == b"weights"
+def test_a_training_is_taken_over_whole_and_shares_its_weights(copy: Callable[[str], Path], tmp_path: Path) -> None:
+    source, out = copy("reinit"), tmp_path / "other"
+    before = tree(source)
+    study(out, reuse={"a": [source]})
+    one, other = source / "trainings" / "a" / "none", out / "trainings" / "a" / "none"
+    assert tree(one) == tree(other)
+    shared = {path.name for path in other.rglob("*") if path.is_file() and path.samefile(one / path.relative_to(other))}
+    assert shared == {"training.safetensors", "optimizer.safetensors", "encoder.safetensors"}
+    study(out, OTHER, overwrite=True)  # what was taken over is its own, and nobody else's
+    assert tree(source) == before
