@@ -2,7 +2,7 @@
 # make test   install if needed, run the gate (format, lint, types, tests); make fast: the unit tier alone; make test-all: all of it
 # make docs   the site, from docs/ and the docstrings: site/index.html
 # make wheel  the package as files, dist/; scripts/try_wheel.py installs it into a new environment and tries it
-# make zoo    train the reference encoders again (hours); what is interrupted goes on; make zoo GROUPS='seeds cnns': what only studies use
+# make zoo    train the encoders of drawn images again (hours; what is interrupted goes on); make zoo CIFAR10=FOLDER: those of CIFAR-10
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/ready
@@ -29,7 +29,7 @@ wheel: $(READY)
 	$(VENV)/bin/python -m build --no-isolation
 
 zoo: $(READY)
-	$(VENV)/bin/python scripts/zoo.py $(GROUPS)
+	$(VENV)/bin/python scripts/zoo.py $(if $(CIFAR10),all --cifar10 $(CIFAR10))
 
 install: $(READY)
 

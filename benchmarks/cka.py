@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analyses.cka import Analysis, Config
+from sightline.analyses.cka import CkaAnalysis, CkaConfig
 from sightline.encoders.sites import select
 from sightline.encoders.watching import watch
 from sightline.images.pipeline import Batch, batches
@@ -52,12 +52,12 @@ def batch_of(pixels: Tensor, encoders: dict[str, sl.Encoder], number: int = 0) -
     return Batch("test", number, labels, ids, labels, {}, {e.preprocess: pixels for e in encoders.values()}, ())
 
 
-def ours(encoders: dict[str, sl.Encoder], sites: tuple[str, ...]) -> tuple[Analysis, Callable[[Batch], None]]:
+def ours(encoders: dict[str, sl.Encoder], sites: tuple[str, ...]) -> tuple[CkaAnalysis, Callable[[Batch], None]]:
     images = sl.load_images("shapes?size=32&train=64&val=0&test=64")
-    config = Config(tokens=("all",))
+    config = CkaConfig(tokens=("all",))
     settings = {"batch": 32, "seed": 0, "precision": "float32"}
     plans = make_plans(encoders, images, {"cka": config}, sites, settings, Path("unused"), CPU)
-    metric = Analysis(config, plans["cka"])
+    metric = CkaAnalysis(config, plans["cka"])
     return metric, lambda batch: _step(batch, {"cka": metric}, plans, CPU)
 
 

@@ -23,8 +23,10 @@ ROOMS = {  # kind → room, and the contract of its files
     "sources": ("encoders.sources", "ModelSource"),
     "studies": ("studies", "StudyFile"),
 }
-OPTIONAL = {  # kind → what a file may leave out, and its type
+CLASSES = ("Analysis", "Config", "Objective")  # a file has them under names that end so
+OPTIONAL = {  # kind → what a file may leave out or call by a name of its own, and its type
     "analyses": {
+        "Analysis": "Callable[[Any, Plan], Analysis]",
         "TOPIC": "str",
         "PROJECTION": "tuple[str, ...]",
         "IMAGES": "Mapping[str, FurtherImages]",
@@ -37,13 +39,19 @@ OPTIONAL = {  # kind → what a file may leave out, and its type
         "key_numbers": "Callable[[xr.Dataset], Sequence[KeyNumber]]",
         "likeness": "Callable[[xr.Dataset], Likeness | None]",
     },
-    "objectives": {"LABELS": "bool", "TARGETS": "bool", "first": "Callable[[Any, Backbone], First | None]"},
+    "objectives": {
+        "Objective": "Callable[..., Objective]",
+        "Config": "type[Any]",
+        "LABELS": "bool",
+        "TARGETS": "bool",
+        "first": "Callable[[Any, Backbone], First | None]",
+    },
 }
 HEAD = '''\
 """Every plugin of Sightline with its contract: mypy checks here that each file has what its contract asks for.
 
 Written by scripts/plugin_types.py. What a file may leave out is listed by member, so that mypy sees the type of it
-where a file has it.
+where a file has it; so are classes, whose names a file chooses.
 """
 
 from __future__ import annotations
@@ -56,10 +64,11 @@ import xarray as xr
 from sightline.core.contract import StudyFile
 from sightline.encoders.contract import Family, Format, ModelSource
 from sightline.images.contract import ImageSource
-from sightline.measure.contract import AnalysisFile, FurtherImages
+from sightline.measure.contract import Analysis, AnalysisFile, FurtherImages
+from sightline.measure.plan import Plan
 from sightline.report.figures import KeyNumber, Likeness, Table
 from sightline.training.backbones import Backbone
-from sightline.training.objective import First, ObjectiveFile
+from sightline.training.objective import First, Objective, ObjectiveFile
 '''
 
 
@@ -95,6 +104,11 @@ def defined(path: Path) -> set[str]:
     return names
 
 
+def is_(member: str, word: str) -> bool:
+    """Whether a file means a member of its contract by this name."""
+    return word.endswith(member) if member in CLASSES else word == member
+
+
 def text() -> str:
     """The file, before it is formatted."""
     imports, tables = [], []
@@ -105,7 +119,8 @@ def text() -> str:
         tables.append(f"{kind.upper()}: Mapping[str, {contract}] = {{{named}}}")
         has = {name: defined(path) for name, path in found.items()}
         for member, kind_of in OPTIONAL.get(kind, {}).items():
-            named = ", ".join(f'"{name}": {kind}_{name}.{member}' for name in found if member in has[name])
+            words = {name: word for name in found if (word := next((w for w in has[name] if is_(member, w)), ""))}
+            named = ", ".join(f'"{name}": {kind}_{name}.{word}' for name, word in words.items())
             tables.append(f"{kind.upper()}_{member.upper()}: Mapping[str, {kind_of}] = {{{named}}}")
     kinds = ", ".join(f'"{kind}": {kind.upper()}' for kind in ROOMS if kind != "sources")
     tables.append(f'KINDS: Mapping[str, Mapping[str, object]] = {{{kinds}, "sources": {{**SOURCES, **FORMATS}}}}')

@@ -1,300 +1,311 @@
 #!/usr/bin/env python
-"""Train the encoders that studies stand on, one after the other, and put the reference encoders into sightline/zoo.
+"""Train the reference encoders, one after the other, and put them where `zoo:NAME` finds them.
 
-Each ViT of a group sees the same number of images through the same backbone. The learning rate of an objective is found
-in three short trials of the same length: the rate with the lowest loss of a reconstructive objective, with the highest
-k-NN accuracy on val of any other. The trials are stored with the encoder (trials.csv), until it is finished in
-scripts/trials, so that they outlive runs/zoo. Rates of CNNs are not tried.
+scripts/zoo.py                            the encoders of drawn images
+scripts/zoo.py dino mae_1 --cifar10 DIR   some of CIFAR-10, whose Parquet files (train, test) lie in DIR
+scripts/zoo.py all --cifar10 DIR          seed 0 of all, then seeds 1 and 2, then each of them fine-tuned
+scripts/zoo.py --gate --cifar10 DIR       how seed 0 fares: k-NN, linear probes, what the last blocks still do
 
-scripts/zoo.py                       train all reference encoders that runs/zoo does not have, and store them
-scripts/zoo.py moco_v3 tuned         only these, by name or by group: objectives, tuned
-scripts/zoo.py cnns seeds sizes windows weights longer   what only studies need: stored in scripts/trained
-scripts/zoo.py cifar10=parquet:PATH  the same backbone on CIFAR-10: it stays in runs/zoo
-scripts/zoo.py --bf16 dino           in bfloat16, as its recipe will say: not always faster (benchmarks/pretrain.py)
-scripts/zoo.py --list                names, and what is finished
-scripts/zoo.py --pack                train nothing, store what is finished
-scripts/zoo.py --pixels              train nothing, print the k-NN accuracy of raw pixels
+Everything is trained in `--runs` (runs/zoo). What is finished is not trained again, what was interrupted goes on, and
+several processes may train different encoders. `--list` tells what is finished; `--pack` stores it and trains nothing.
 
-An interrupted training goes on where it stopped.
+On CIFAR-10 joint-embedding encoders get twice the time of reconstructive ones, as in the papers. The settings of each
+method are those of the best of three trials of four epochs, by a linear probe on images that the trials never see.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import platform
 import shutil
 import sys
+import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import tomli_w
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
 
 import sightline as sl
+from sightline.analyses import probes
 from sightline.core.files import write_atomically
 from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
-from sightline.images.preprocess import Preprocess
-from sightline.studies.papers import CONVNEXT, RESNET
-from sightline.training.watchers import FeatureWatch
 
-RUNS, ZOO, TRIALS = Path("runs/zoo"), Path("sightline/zoo"), Path("scripts/trials")
-TRAINED = Path("scripts/trained")  # `run:scripts/trained/NAME`: a study over seeds needs encoders of several machines
-RATES = (5e-4, 1e-3, 2e-3)
-TRIAL = {"epochs": 2.0, "warmup_epochs": 0.5, "evaluate_every": 1.0}  # a tenth of the training
-BF16 = {"precision": "bf16"} if "--bf16" in sys.argv else {}
-BY_LOSS = ("beit", "mae", "simmim")  # after so few epochs their k-NN accuracy is hardly above that of random weights
-SEEN = 327_680  # images that a reference encoder sees
-THIRD = {"epochs": 20 / 3}  # of the budget, for what a study varies
-THRICE = {"epochs": 60.0}  # the budget: 983,040 images
+ZOO, WEIGHTS = Path("sightline/zoo"), Path("weights")
+NATURAL = {"size": 32, "patch": 4, "precision": "bf16", "evaluate_every": 4.0, "keep": "log"}
+# Epochs of 50,000 images: 2.8 hours of one core for joint embedding, 1.4 for reconstruction, 1 for labels.
+EPOCHS = {"moco_v3": 24.0, "dino": 19.0, "mae": 39.4, "simmim": 34.4, "supervised": 22.0}
+RATES: list[dict[str, Any]] = [{"lr": 5e-4}, {"lr": 1e-3}, {"lr": 2e-3}]
+# With 64 images a batch the last blocks of MoCo-v3 attend to all patches alike.
+TRIALS = {"moco_v3": [{"lr": 1e-3, "batch": 64}, {"lr": 1e-3, "batch": 256}, {"lr": 2e-3, "batch": 256}]}
+TRIAL = {"epochs": 4.0, "warmup_epochs": 0.5, "evaluate_every": 0.0, "keep": ""}
+HELD_OUT = 5_000  # training images, balanced over classes, that trials do not see
+SEEDS = (0, 1, 2)
+GATE_SITES = ["block.*", "norm"]
 
 
 @dataclass(frozen=True)
 class Training:
-    """One encoder: what it is called, the small recipe that it follows, and what is other than there."""
+    """One encoder: its name, the recipe that it follows, and what is other than there."""
 
     name: str
     recipe: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    natural: bool = False
+    start: str = ""  # the training that a fine-tuning begins with
 
     @property
-    def run(self) -> Path:
-        """Where it is trained."""
-        return RUNS / self.name
+    def folder(self) -> str:
+        """Below the folder of runs, of the zoo or of the weights."""
+        return f"cifar10/{self.name}" if self.natural else self.name
 
     @property
-    def stored(self) -> Path | None:
-        """Where it is kept when it is finished; encoders of the images of others are not."""
-        if "images" in self.settings:
-            return None
-        zoo = (one.name for group in STORED for one in GROUPS[group]())
-        return (ZOO if self.name in zoo else TRAINED) / self.name
-
-    @property
-    def over(self) -> bool:
-        """Whether it need not be trained: here, or elsewhere if only studies use it."""
-        elsewhere = self.stored is not None and self.stored.parent == TRAINED and self.stored.is_dir()
-        return elsewhere or finished(self.run)
-
-    @property
-    def tuned(self) -> bool:
-        """Whether it starts from a reference encoder."""
-        return self.recipe == "finetune"
+    def stored(self) -> Path:
+        """Where it is put: seed 0 and what was trained on drawn images come with the package."""
+        ours = not self.natural or self.name in EPOCHS
+        return (ZOO if ours else WEIGHTS) / self.folder
 
 
-def objectives() -> list[Training]:
-    """The reference encoders."""
-    roles = ("moco_v3", "dino", "mae", "simmim", "simclr", "msn", "beit", "supervised", "hybrid", "dino_single")
-    return [Training(name, name) for name in roles]
+def drawn() -> list[Training]:
+    """The encoders of drawn images."""
+    names = ("supervised", "dino", "simclr", "moco_v3")
+    return [*(Training(name, name) for name in names), Training("mae", "mae", {"epochs": 60.0})]
 
 
-def tuned() -> list[Training]:
-    """Reference encoders, fine-tuned; the weights after each epoch stay in runs/zoo."""
-    starts = ("moco_v3", "dino", "mae", "msn", "simmim", "hybrid")
-    return [Training(f"{name}_tuned", "finetune", {"encoder": f"zoo:{name}", "save_epochs": True}) for name in starts]
-
-
-def cnns() -> list[Training]:
-    """Joint-embedding, supervised and reconstructing CNNs, of which two have a second seed."""
-    resnet, convnext = {**THIRD, **RESNET}, {**THIRD, **CONVNEXT, "lr": 2e-3}
-    return [
-        Training("supervised_cnn", "supervised", resnet),
-        Training("simclr_cnn", "simclr", resnet),
-        Training("supervised_cnn_1", "supervised", {**resnet, "seed": 1}),
-        Training("simclr_cnn_1", "simclr", {**resnet, "seed": 1}),
-        Training("mae_cnn", "mae", convnext),
-        Training("moco_v3_cnn", "moco_v3", resnet),
+def natural() -> list[Training]:
+    """Those of CIFAR-10: five methods with three seeds each, and the self-supervised ones fine-tuned."""
+    trained = [
+        Training(method if not seed else f"{method}_{seed}", method, {"epochs": epochs, "seed": seed}, natural=True)
+        for seed in SEEDS
+        for method, epochs in EPOCHS.items()
     ]
-
-
-def seeds() -> list[Training]:
-    """Second and third seeds."""
-    names = ("moco_v3", "dino", "mae", "simmim")
-    return [Training(f"{name}_{seed}", name, {"seed": seed}) for seed in (1, 2) for name in names]
-
-
-def sizes() -> list[Training]:
-    """Three widths, with heads of one width."""
-    return [
-        Training(f"{name}_width{width}", name, {**THIRD, "width": width, "heads": width // 16})
-        for name in ("moco_v3", "simmim")
-        for width in (48, 96, 192)
+    tuned = [
+        Training(f"{one.name}_tuned", "finetune", {"epochs": 5.0, "keep": 10, "precision": "bf16"}, True, one.name)
+        for one in trained
+        if one.recipe != "supervised"
     ]
+    return [*trained, *tuned]
 
 
-def windows() -> list[Training]:
-    """Attention to 1 × 1 and 3 × 3 patches; without a window it is `moco_v3_width96`."""
-    return [Training(f"moco_v3_window{k}", "moco_v3", {**THIRD, "attention_window": k}) for k in (1, 3)]
+class Work:
+    """Trains, in a folder of runs, on the images that were given."""
 
+    def __init__(self, runs: Path, cifar10: Path | None) -> None:
+        self.runs = runs
+        self.cifar10 = None if cifar10 is None else replace(sl.load_images(f"parquet:{cifar10}"), name="cifar10")
 
-def weights() -> list[Training]:
-    """λ of the hybrid, from SimMIM alone to MoCo-v3 alone."""
-    return [Training(f"hybrid_{share}", "hybrid", {**THIRD, "weight": share}) for share in (0.0, 0.2, 0.5, 0.8, 1.0)]
-
-
-def longer() -> list[Training]:
-    """Three times the budget, to see which findings depend on it."""
-    return [Training(f"{name}_longer", name, THRICE) for name in ("mae", "simmim", "moco_v3", "dino")]
-
-
-def cifar10(images: str) -> list[Training]:
-    """Half of the budget on natural images of 32 pixels, in the 8 × 8 patches of 4 pixels that go with them."""
-    natural = {"images": images, "size": 32, "patch": 4, "epochs": SEEN / 2 / 50_000}
-    return [Training(f"{name}_cifar10", name, natural) for name in ("moco_v3", "mae", "simmim", "dino")]
-
-
-GROUPS = {
-    "objectives": objectives,
-    "tuned": tuned,
-    "cnns": cnns,
-    "seeds": seeds,
-    "sizes": sizes,
-    "windows": windows,
-    "weights": weights,
-    "longer": longer,
-}
-STORED = ("objectives", "tuned")
-
-
-def chosen(words: Sequence[str]) -> list[Training]:
-    """The trainings that words name; without words those of the zoo."""
-    every = {one.name: one for group in GROUPS.values() for one in group()}
-    found: list[Training] = []
-    for word in words or STORED:
-        group, _, images = word.partition("=")
-        if group == "cifar10" and images:
-            found += cifar10(images)
-        elif word in GROUPS:
-            found += GROUPS[word]()
-        elif word in every:
-            found.append(every[word])
+    def train(self, one: Training) -> None:
+        """Train one encoder to its end."""
+        run = self.runs / one.folder
+        if not one.natural:
+            self._note(run, partial(sl.pretrain, one.recipe, out=run, settings=one.settings, resume=True))
+        elif one.start:
+            start = f"run:{self.runs / 'cifar10' / one.start}"
+            images = self._images()
+            self._note(run, partial(sl.finetune, start, images, run, settings=one.settings, resume=True))
         else:
-            sys.exit(f"There is no {word!r}; name {', '.join((*GROUPS, 'cifar10=IMAGES', *every))}")
-    return found
+            settings = NATURAL | self.best(one.recipe) | one.settings
+            images = self._images()
+            self._note(run, partial(sl.pretrain, one.recipe, images, run, settings=settings, resume=True))
 
+    def best(self, method: str) -> dict[str, Any]:
+        """What the trials of a method choose: the best linear probe among those whose last blocks do something."""
+        table = self.trials(method)
+        alive = table[table.nmi_last_half > 0.01]
+        chosen = (alive if len(alive) else table).sort_values("probe", ascending=False).iloc[0]
+        names = [name for name in ("lr", "batch") if name in table]
+        return {name: int(chosen[name]) if name == "batch" else float(chosen[name]) for name in names}
 
-def trials(one: Training) -> pd.DataFrame:
-    """The trials that choose its learning rate, one row per rate; those that are not stored are made."""
-    for stored in (ZOO / one.recipe / "trials.csv", TRIALS / f"{one.recipe}.csv"):
-        if stored.is_file():
-            return pd.read_csv(stored)
-    rows = []
-    for lr in RATES:
-        run = RUNS / "trials" / f"{one.recipe}-{lr:g}"
-        if not finished(run):
-            sl.pretrain(out=run, recipe=one.recipe, settings={**TRIAL, **BF16, "lr": lr}, resume=True)
+    def trials(self, method: str) -> pd.DataFrame:
+        """The trials of a method, a row each; those that are not there are made."""
+        file = self.runs / "cifar10" / "trials" / f"{method}.csv"
+        if file.is_file():
+            return pd.read_csv(file)
+        rows = []
+        for number, settings in enumerate(TRIALS.get(method, RATES)):
+            run = file.parent / f"{method}-{number}"
+            of = NATURAL | TRIAL | settings
+            seen = self._images("trial")
+            self._note(run, partial(sl.pretrain, method, seen, run, settings=of, resume=True))
+            rows.append({**settings, **self.told(f"run:{run}"), "seconds": _seconds(run)})
+        found = pd.DataFrame(rows)
+        write_atomically(file, found.to_csv(index=False).encode())
+        return found
+
+    def told(self, reference: str) -> dict[str, float]:
+        """A linear probe (ridge) on val, the better of CLS and mean; attention and tokens of the last half."""
+        held_out = self._images("trial")
+        scored = replace(held_out, splits={"train": held_out.splits["train"], "test": held_out.splits["val"]})
+        encoder = {"encoder": sl.load_encoder(reference)}
+        ridge = probes.ProbesConfig(kinds=("ridge",))
+        probe = sl.analyze(encoder, scored, {"probes": ridge}, sites=["norm"], show_progress=False)["probes"]
+        few = scored.sample(512, 0)
+        look = sl.analyze(encoder, few, ["attention", "diversity"], show_progress=False)
+        nmi, cosine = (
+            values.dropna("site").isel(site=slice(6, None))
+            for values in (look["attention"].nmi_mean.squeeze(), look["diversity"].cosine.sel(kind="tokens").squeeze())
+        )
+        return {
+            "probe": float(probe.accuracy.max()),
+            "nmi_last_half": float(nmi.mean()),
+            "token_cosine_last_half": float(cosine.mean()),
+        }
+
+    def finished(self, one: Training) -> bool:
+        """Whether a training has made all of its steps."""
+        return _finished(self.runs / one.folder)
+
+    def _images(self, purpose: str = "") -> sl.Images:
+        """CIFAR-10; for a trial, and for choosing a block, with a part of the training images as val."""
+        if self.cifar10 is None:
+            sys.exit("Give the folder of CIFAR-10's Parquet files: --cifar10 DIR")
+        if not purpose:
+            return self.cifar10
+        every = self.cifar10.splits["train"]
+        part = replace(self.cifar10, splits={"train": every}).sample(HELD_OUT, seed=0).splits["train"]
+        rest = np.setdiff1d(every, part)
+        return replace(
+            self.cifar10, name="cifar10 with val", splits={**self.cifar10.splits, "train": rest, "val": part}
+        )
+
+    def _note(self, run: Path, train: Any) -> None:
+        """Train, and write down on which processor and how long."""
+        if _finished(run):
+            return
+        begun, clock = datetime.now(UTC), time.process_time()
+        try:
+            train()
+        finally:
+            file = run / "sessions.json"
+            sessions = json.loads(file.read_text()) if file.is_file() else []
+            about = {"date": begun.isoformat(timespec="seconds"), "processor": processor()}
+            sessions.append({**about, "cpu_seconds": round(time.process_time() - clock)})
+            if run.is_dir():
+                file.write_text(json.dumps(sessions, indent=1))
+
+    def pack(self, one: Training) -> None:
+        """Weights rounded to bfloat16, the recipe, the curve with at most 200 rows, and how it was trained."""
+        run, target = self.runs / one.folder, one.stored
+        checkpoint = latest(run)
+        assert checkpoint is not None
+        encoder = sl.load_encoder(f"run:{run}")
+        sl.save_encoder(replace(encoder, name=target.name), target, dtype=torch.bfloat16)
+        parts = ("decoder", "head") if target.is_relative_to(ZOO) else ("decoder",)
+        for part in parts:
+            if (checkpoint / f"{part}.safetensors").is_file():
+                tensors = load_file(checkpoint / f"{part}.safetensors")
+                rounded = {key: x.bfloat16() if x.is_floating_point() else x for key, x in tensors.items()}
+                write_atomically(target / f"{part}.safetensors", save(rounded))
+                if (checkpoint / f"{part}.json").is_file():
+                    shutil.copy(checkpoint / f"{part}.json", target / f"{part}.json")
+        shutil.copy(run / "recipe.toml", target / "recipe.toml")
         table = pd.read_csv(run / "metrics.csv")
-        loss, accuracies = table.loss.iloc[-5:].mean(), table.filter(like="knn").iloc[-1]
-        rows.append({"lr": lr, "loss": loss, **accuracies, "seconds": table.seconds.iloc[-1]})
-    found = pd.DataFrame(rows)
-    TRIALS.mkdir(exist_ok=True)
-    write_atomically(TRIALS / f"{one.recipe}.csv", found.to_csv(index=False).encode())
-    return found
+        every = -(-len(table) // 200)
+        measured = table.filter(regex="knn|accuracy")
+        kept = table[(table.index % every == every - 1) | measured.notna().any(axis=1)]
+        kept.to_csv(target / "metrics.csv", index=False)
+        sessions = json.loads((run / "sessions.json").read_text())
+        about: dict[str, Any] = {"cpu_hours": round(sum(s["cpu_seconds"] for s in sessions) / 3600, 2)}
+        about |= {"interruptions": len(sessions) - 1, "sessions": sessions}
+        if one.natural and not one.start:
+            about["trials"] = self.trials(one.recipe).to_dict("records")
+        write_atomically(target / "training.toml", tomli_w.dumps(about).encode())
+        size = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+        print(f"{target}: {size / 1e6:.2f} MB")
+
+    def gate(self) -> None:
+        """Of seed 0: 20-NN and the linear probe at the best block by val, and CKA of block 6 with the last one."""
+        chosen, whole = self._images("choice"), self._images()
+        by_val = replace(chosen, splits={"train": chosen.splits["train"], "test": chosen.splits["val"]})
+        rows = []
+        for method in EPOCHS:
+            encoder = {method: sl.load_encoder(f"run:{self.runs / 'cifar10' / method}")}
+            asked = {"knn": None, "probes": probes.ProbesConfig(kinds=("ridge",))}
+            val, test = (
+                sl.analyze(encoder, images, asked, sites=GATE_SITES, show_progress=False) for images in (by_val, whole)
+            )
+            row: dict[str, Any] = {"encoder": method}
+            for measure in asked:
+                on_val = val[measure].accuracy.squeeze()
+                at = on_val.where(on_val.notnull(), -1).argmax(...)
+                row[measure] = float(test[measure].accuracy.squeeze().isel(at))
+                row[f"{measure}_at"] = " ".join(str(on_val[axis].values[int(i)]) for axis, i in at.items())
+            cka = sl.analyze(encoder, whole.sample(2048, 0), ["cka"], sites=["block.*"], show_progress=False)["cka"]
+            matrix = cka.cka.isel(tokens=0, encoder_a=0, encoder_b=0)
+            row["cka_6_to_last"] = float(matrix.sel(site_a="block.6", site_b="block.11"))
+            rows.append(row)
+        table = pd.DataFrame(rows).set_index("encoder")
+        write_atomically(self.runs / "cifar10" / "gate.csv", table.to_csv().encode())
+        print(table.to_string(float_format="{:.3f}".format))
 
 
-def best(one: Training) -> float:
-    """The learning rate that the trials choose."""
-    table = trials(one)
-    if one.recipe in BY_LOSS:
-        return float(table.lr.iloc[int(table.loss.argmin())])
-    return float(table.lr.iloc[int(table.filter(like="knn").max(axis=1).argmax())])
-
-
-def train(one: Training) -> None:
-    """Train one encoder to its end."""
-    if one.tuned:
-        sl.finetune(out=one.run, recipe=one.recipe, settings={**one.settings, **BF16}, resume=True)
-    else:
-        settings = {**one.settings, **BF16}
-        if "lr" not in settings:
-            settings["lr"] = best(one)
-        sl.pretrain(out=one.run, recipe=one.recipe, settings=settings, resume=True)
-
-
-def pack(run: Path, target: Path) -> None:
-    """Weights rounded to bfloat16, the recipe, and the curve with at most 200 rows."""
-    checkpoint = latest(run)
-    assert checkpoint is not None
-    encoder = sl.load_encoder(f"run:{run}")
-    sl.save_encoder(replace(encoder, name=target.name), target, dtype=torch.bfloat16)
-    for part in ("decoder", "head"):
-        if (checkpoint / f"{part}.safetensors").is_file():
-            tensors = load_file(checkpoint / f"{part}.safetensors")
-            rounded = {key: x.bfloat16() if x.is_floating_point() else x for key, x in tensors.items()}
-            write_atomically(target / f"{part}.safetensors", save(rounded))
-            if (checkpoint / f"{part}.json").is_file():  # trainings before it was written have none of a decoder
-                shutil.copy(checkpoint / f"{part}.json", target / f"{part}.json")
-    shutil.copy(run / "recipe.toml", target / "recipe.toml")
-    table = pd.read_csv(run / "metrics.csv")
-    every = -(-len(table) // 200)
-    measured = table.filter(regex="knn|accuracy")
-    kept = table[(table.index % every == every - 1) | measured.notna().any(axis=1)]
-    kept.to_csv(target / "metrics.csv", index=False)
-    size = sum(file.stat().st_size for file in target.glob("*.safetensors"))
-    print(f"{target}: {size / 1e6:.2f} MB,", *(f"{name} {value:.1%}" for name, value in measured.iloc[-1].items()))
-
-
-def finished(run: Path) -> bool:
-    """Whether a training has made all of its epochs."""
-    checkpoint = latest(run)
+def _finished(run: Path) -> bool:
+    checkpoint = latest(run) if run.is_dir() else None
     if not (run / "metrics.csv").is_file() or checkpoint is None:
         return False
     epochs, table = tomllib.loads((run / "recipe.toml").read_text())["epochs"], pd.read_csv(run / "metrics.csv")
-    return bool(len(table) and table.epoch.iloc[-1] >= epochs - 1e-3 and table.step.iloc[-1] == int(checkpoint.name))
+    return bool(len(table) and table.epoch.iloc[-1] >= epochs - 1e-2 and table.step.iloc[-1] == int(checkpoint.name))
 
 
-class Pixels(nn.Module):
-    """An encoder that leaves its input as it is, or first takes some of it away."""
-
-    PREPARED: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
-        "as the encoders get them": lambda x: x,
-        "without the mean of the image": lambda x: x - x.mean((1, 2, 3), keepdim=True),
-        "without the mean of each channel": lambda x: x - x.mean((2, 3), keepdim=True),
-        "grey, without the mean of the image": lambda x: x.mean(1) - x.mean((1, 2, 3))[:, None, None],
-    }
-
-    def __init__(self, prepared: str) -> None:
-        super().__init__()
-        self.prepare = self.PREPARED[prepared]
-
-    def forward_features(self, x: Tensor) -> Tensor:  # (B, 3, S, S) -> (B, D, 1, 1), a map of one place
-        """All pixels as the features of one place."""
-        return self.prepare(x).flatten(1)[..., None, None]
+def _seconds(run: Path) -> int:
+    return sum(session["cpu_seconds"] for session in json.loads((run / "sessions.json").read_text()))
 
 
-def pixels() -> None:
-    """What the encoders have to do better: 20-NN of the images themselves, by the protocol of the trainings."""
-    images = sl.load_images("shapes?size=48")
-    accuracy = FeatureWatch(images, Preprocess((48, 48), 48), torch.device("cpu"))
-    for prepared in Pixels.PREPARED:
-        print(f"raw pixels, {prepared}: {accuracy(Pixels(prepared))['knn_gap']:.1%}")
+def processor() -> str:
+    """Its name as Linux tells it; elsewhere what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    words = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{words.get('model name')}, family {words.get('cpu family')}, model {words.get('model')}"
 
 
-def main(words: list[str]) -> None:
+def chosen(names: list[str], cifar10: bool) -> Iterator[Training]:
+    """The trainings that are named: of CIFAR-10 if its folder is given, else of drawn images."""
+    every = {one.name: one for one in (natural() if cifar10 else drawn())}
+    for name in every if names in ([], ["all"]) else names:
+        if name not in every:
+            sys.exit(f"There is no {name!r}; choose from all, {', '.join(every)}")
+        yield every[name]
+
+
+def main() -> None:
     """Train and store."""
-    if "--pixels" in words:
-        pixels()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="encoders to train; all without it")
+    parser.add_argument("--cifar10", type=Path, help="folder with CIFAR-10 as Parquet files")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="where trainings are")
+    for flag in ("--list", "--pack", "--gate", "--trials"):
+        parser.add_argument(flag, action="store_true")
+    options = parser.parse_args()
+    work = Work(options.runs, options.cifar10)
+    if options.gate:
+        work.gate()
         return
-    for one in chosen([word for word in words if not word.startswith("-")]):
-        if "--list" in words:
-            print(f"{one.name:20} {'finished' if one.over else 'not finished'}")
-            continue
+    for one in chosen(options.names, options.cifar10 is not None):
         try:
-            if "--pack" not in words and not one.over:
-                train(one)
+            if options.trials:
+                print(one.recipe, work.trials(one.recipe).to_string(index=False), sep="\n")
+            elif options.list:
+                print(f"{one.folder:28} {'finished' if work.finished(one) else 'not finished'}")
+            elif not options.pack:
+                work.train(one)
+            if not (options.trials or options.list) and work.finished(one):
+                work.pack(one)
         except Stopped as stop:
             sys.exit(str(stop))
-        if not one.over:
-            print(f"{one.run} is not finished")
-        elif one.stored is not None and finished(one.run):
-            pack(one.run, one.stored)
-            if one.stored.parent == ZOO and not one.tuned:
-                trials(one).to_csv(one.stored / "trials.csv", index=False)
-                (TRIALS / f"{one.recipe}.csv").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -73,7 +73,7 @@ CHUNK_NUMBERS = 2**16  # scores of the best classes that are compared at a time;
 
 
 @dataclass(frozen=True)
-class Config(ClassifierChoice):
+class AgreementConfig(ClassifierChoice):
     """`k`: the numbers of best classes whose order is compared; `bootstrap` draws for the intervals of F1 and κ."""
 
     k: tuple[int, ...] = (5, 10, 100)
@@ -212,10 +212,10 @@ def _with_interval(a: npt.NDArray[Any], b: npt.NDArray[Any], draws: int, seed: i
 # The streaming analysis
 
 
-class Analysis(DecisionAnalysis):
+class AgreementAnalysis(DecisionAnalysis):
     """Fits the classifiers when the pass is over, and compares all pairs of them, block of images by block."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: AgreementConfig, plan: Plan) -> None:
         if len(plan.encoders) < 2:
             raise InputError(
                 f"Agreement compares encoders, but there is only {next(iter(plan.encoders))!r}; give at least two, "
@@ -350,7 +350,7 @@ def _reasons(reason: Mapping[str, str], images: npt.NDArray[np.float64]) -> npt.
     return why.astype(str)
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: AgreementConfig, plan: Plan) -> Cost:
     probes = cost_of(config, plan, SPLITS)
     return Cost(probes.memory + 24 * BLOCK_NUMBERS, probes.disk)
 

@@ -165,7 +165,7 @@ def _floating(values: Tensor | np.ndarray[Any, Any], axes: str) -> Tensor:
 # The streaming analysis
 
 
-class Analysis(contract.Analysis):
+class DiversityAnalysis(contract.Analysis):
     """Sums the cosines of every block over images; keeps the stream until its attention layer has seen it.
 
     `sums` and `flawed` have a row for each kind of each layer.

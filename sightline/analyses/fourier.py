@@ -123,7 +123,7 @@ def amplitudes(patches: Tensor, waves: Tensor) -> Tensor:
 # The streaming analysis
 
 
-class Analysis(contract.Analysis):
+class FourierAnalysis(contract.Analysis):
     """Sums Δ log amplitudes over images, for every layer on its own grid."""
 
     sums: Tensor  # (G, S, 3, K): images, Σx, Σx²

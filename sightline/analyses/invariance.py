@@ -71,7 +71,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 
 @dataclass(frozen=True)
-class Config:
+class InvarianceConfig:
     """`policies`: of augment/policies.py, also with settings: `"simclr?blur=0&crop=[0.5, 1]"`; the others as in CKA."""
 
     policies: tuple[str, ...] = ("simclr", "moco_v3", "dino", "supervised")
@@ -88,11 +88,11 @@ class Config:
             policies_of(policy, 224)
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: InvarianceConfig, split: str) -> tuple[str, ...]:
     return tuple(f"augment:{policy}:{copy}" for policy in config.policies for copy in range(2))
 
 
-class Analysis(GramSums):
+class InvarianceAnalysis(GramSums):
     """Sums HSIC of each layer with each of its encoder on the other copy; fewer than 4 images cannot enter HSIC₁."""
 
     cross: Tensor  # (T, G, P, C)
@@ -100,7 +100,7 @@ class Analysis(GramSums):
     null: Tensor  # (T, P, C)
     dropped: Tensor
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: InvarianceConfig, plan: Plan) -> None:
         super().__init__("invariance", config, plan)
         self.layers = Layers(plan.sites, plan.stages)
         self.unbiased = config.unbiased or config.full_batch  # of minibatches, which give a full batch its interval
@@ -219,7 +219,7 @@ def _set(view: str, policy: int, encoder: int) -> str:
     return f"{view}_{policy}_{encoder}"
 
 
-def _sets(config: Config, plan: Plan) -> dict[str, tuple[list[int], Pairs]]:
+def _sets(config: InvarianceConfig, plan: Plan) -> dict[str, tuple[list[int], Pairs]]:
     """Widths and pairs of each full batch: the layers of an encoder on one copy, then the same on the other."""
     found: dict[str, tuple[list[int], Pairs]] = {}
     for view, widths in widths_of(plan, config.tokens).items() if config.full_batch else ():
@@ -233,7 +233,7 @@ def _sets(config: Config, plan: Plan) -> dict[str, tuple[list[int], Pairs]]:
     return found
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: InvarianceConfig, plan: Plan) -> Cost:
     layers, pairs = len(Layers(plan.sites)), sum(len(sites) ** 2 for sites in plan.sites.values())
     each = (GROUPS + 1) * (pairs + 2 * layers) + 2 * layers * plan.batch**2
     full = sum(full_bytes(narrow(widths), pairs) for widths, pairs in _sets(config, plan).values())

@@ -91,7 +91,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class InversionConfig:
     """`size` of the pictures in pixels, `features` that are inverted, and how many `pictures` the report shows."""
 
     size: int = 24
@@ -110,7 +110,7 @@ class Config:
                 raise InputError(f"Inversion has no feature {name!r}{nearest(name, FEATURES)}")
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: InversionConfig, split: str) -> tuple[str, ...]:
     return VIEWS
 
 
@@ -120,10 +120,10 @@ def _bytes(pictures: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return values
 
 
-class Analysis(Pooled):
+class InversionAnalysis(Pooled):
     """Features of images and mirror images, and small pictures, go to disk; all fits are made when the pass is over."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: InversionConfig, plan: Plan) -> None:
         splits = _splits(plan)
         super().__init__(plan, splits, every_site(plan, config.features))
         self.config = config
@@ -263,7 +263,7 @@ def _picture_of(encoder: str, split: str) -> Which:
     return Which(encoder, PIXELS, "", "plain", split)
 
 
-def _pictures(plan: Plan, config: Config) -> dict[Which, Features]:
+def _pictures(plan: Plan, config: InversionConfig) -> dict[Which, Features]:
     """Matrices for small pictures of what each encoder sees; encoders that see the same share one."""
     made: dict[tuple[str, str], Features] = {}
     found = {}
@@ -289,7 +289,7 @@ def _geometry(encoder: Encoder) -> dict[str, Any]:
     return asdict(replace(encoder.preprocess, mean=Preprocess.mean, std=Preprocess.std))
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: InversionConfig, plan: Plan) -> Cost:
     chosen = every_site(plan, config.features)
     width = max(widths(plan, *key)[name] for key, names in chosen.items() for name in names)
     pictures = {entry.key: entry for entry in _pictures(plan, config).values()}.values()

@@ -25,7 +25,7 @@ from sightline.measure.estimators.intervals import accuracy_of
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, check_votes
 from sightline.measure.estimators.neighbours import knn_predict as knn_predict
 from sightline.measure.groups import GROUPS
-from sightline.measure.plan import AT_A_TIME, Cost, Plan
+from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import FIRST, Figure, KeyNumber, accuracy_over_depth, accuracy_table, key_number
@@ -61,7 +61,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config:
+class KnnConfig:
     """k neighbours, and the temperature of their votes."""
 
     k: int = 20
@@ -74,10 +74,10 @@ class Config:
 # The streaming analysis
 
 
-class Analysis(Pooled):
+class KnnAnalysis(Pooled):
     """Writes pooled features of the pass to disk; the neighbours are looked for at the end."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: KnnConfig, plan: Plan) -> None:
         check_labels(plan.images, SPLITS, "k-NN", "knn")
         super().__init__(plan, SPLITS, every_site(plan))
         self.config = config
@@ -85,10 +85,7 @@ class Analysis(Pooled):
     def compute(self) -> xr.Dataset:
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files))
-        # Searches among few images are too small for the threads of an operation; several take the memory of one block.
-        small = AT_A_TIME * max(entry.bytes for entry in self.files.values()) <= 4 * BLOCK_NUMBERS
-        several = AT_A_TIME if small and self.device.type == "cpu" else 1
-        scores = shared(chosen, lambda names: self._score(*names), several)
+        scores = shared(chosen, lambda names: self._score(*names))
         both = ("accuracy", "top5_accuracy")
         names = [f"{name}{end}" for name in both for end in ENDS]
         answers = {at: (numbers, why) for at, (numbers, why, _) in zip(chosen, scores, strict=True)}
@@ -130,7 +127,7 @@ class Analysis(Pooled):
         }
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: KnnConfig, plan: Plan) -> Cost:
     return Cost(memory=60 * BLOCK_NUMBERS, disk=disk(plan, SPLITS, every_site(plan)))
 
 

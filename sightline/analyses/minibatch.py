@@ -65,7 +65,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 
 @dataclass(frozen=True)
-class Config:
+class MinibatchConfig:
     """`layers` of each encoder, drawn at random; `batches` up to that of the pass, `--batch`; `tokens` as in CKA."""
 
     batches: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
@@ -81,7 +81,7 @@ class Config:
             )
 
 
-def batch_sizes(config: Config, plan: Plan) -> list[int]:
+def batch_sizes(config: MinibatchConfig, plan: Plan) -> list[int]:
     """The batch sizes that fit into those of the pass, or these alone."""
     return sorted({size for size in config.batches if size <= plan.batch}) or [plan.batch]
 
@@ -104,12 +104,12 @@ def _parts(plan: Plan, split: str) -> list[npt.NDArray[np.int64]]:
     return np.array_split(rows, max(1, batch_count(len(rows), plan.batch)))
 
 
-class Analysis(GramSums):
+class MinibatchAnalysis(GramSums):
     """Sums HSIC over blocks on the diagonal of the Gram matrices of large batches."""
 
     hsic: Tensor  # (T, C, B, G, E, L, L): of the images between one number of images and the next
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: MinibatchConfig, plan: Plan) -> None:
         super().__init__("minibatch", config, plan)
         self.chosen = {encoder: _drawn(sites, config.layers, plan.seed) for encoder, sites in plan.sites.items()}
         self.sizes, self.counts, self.ends = batch_sizes(config, plan), image_counts(plan), _ends(plan)
@@ -209,7 +209,7 @@ def _difference(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(known, np.nan_to_num(difference, nan=-1.0).max((-2, -1)), np.nan)
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: MinibatchConfig, plan: Plan) -> Cost:
     layers = max(min(len(sites), config.layers) for sites in plan.sites.values())
     cells = len(image_counts(plan)) * len(batch_sizes(config, plan)) * GROUPS * layers**2
     return Cost(memory=8 * len(config.tokens) * len(plan.sites) * (cells + layers * plan.batch**2), disk=0)

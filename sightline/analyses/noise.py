@@ -59,7 +59,7 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(ClassifierChoice):
+class NoiseConfig(ClassifierChoice):
     """Which noise.
 
     frequencies   centres of the bands in π
@@ -86,7 +86,7 @@ class Config(ClassifierChoice):
         return {f: noise.name_of(f, self.strength, self.kind) for f in self.frequencies}
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: NoiseConfig, split: str) -> tuple[str, ...]:
     return ("plain", *config.bands.values()) if split == "test" else ("plain",)
 
 
@@ -99,10 +99,10 @@ def accuracy_drop(plain: npt.ArrayLike, noisy: npt.ArrayLike, truth: npt.ArrayLi
     return difference_of(np.equal(plain, truth), np.equal(noisy, truth))
 
 
-class Analysis(DecisionAnalysis):
+class NoiseAnalysis(DecisionAnalysis):
     """Features with and without noise go to disk; classifiers decide when the pass is over."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: NoiseConfig, plan: Plan) -> None:
         super().__init__(config, plan, SPLITS, "The accuracy under noise", "noise")
         self.config = config
         for encoder, f in itertools.product(plan.encoders.values(), config.frequencies):
@@ -178,7 +178,7 @@ class Analysis(DecisionAnalysis):
         return kept
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: NoiseConfig, plan: Plan) -> Cost:
     probes = cost_of(config, plan, SPLITS)
     pixels = max(3 * math.prod(encoder.preprocess.size) for encoder in plan.encoders.values())
     return Cost(probes.memory + 24 * plan.batch * pixels, probes.disk)

@@ -64,7 +64,7 @@ FEATURES = ("cls", "gap")
 
 
 @dataclass(frozen=True)
-class Config:
+class OrientationConfig:
     """`features`: cls (the CLS token) and gap (the mean of all tokens), where they exist."""
 
     features: tuple[str, ...] = FEATURES
@@ -77,7 +77,7 @@ class Config:
                 raise InputError(f"The orientation probe has no feature {name!r}{nearest(name, FEATURES)}")
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: OrientationConfig, split: str) -> tuple[str, ...]:
     return VIEWS
 
 
@@ -105,10 +105,10 @@ def oriented_right(
     return np.array([probe.decisions(part) == number for number, part in enumerate(test)])
 
 
-class Analysis(Pooled):
+class OrientationAnalysis(Pooled):
     """Features of images and mirror images go to disk; a probe for each block is fitted when the pass is over."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: OrientationConfig, plan: Plan) -> None:
         super().__init__(plan, SPLITS, every_site(plan, config.features))
 
     def compute(self) -> xr.Dataset:
@@ -143,7 +143,7 @@ class Analysis(Pooled):
         return (float(right.mean()), *ends), "", self.by_group("test", right)
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: OrientationConfig, plan: Plan) -> Cost:
     chosen = every_site(plan, config.features)
     width = max(widths(plan, *key)[name] for key, names in chosen.items() for name in names)
     return Cost(memory=8 * (4 * width**2 + 16 * BLOCK_NUMBERS), disk=disk(plan, SPLITS, chosen))

@@ -72,13 +72,13 @@ INVARIANT_TO = frozenset({"scale", "translation", "batching", "order"})
 
 
 @dataclass(frozen=True)
-class Config(ClassifierChoice):
+class ShapeBiasConfig(ClassifierChoice):
     """Who decides, see `classifiers.ClassifierChoice`; heads with 1000 ImageNet classes by the 16 of Geirhos et al."""
 
     mapping: str = "auto"
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: ShapeBiasConfig, split: str) -> tuple[str, ...]:
     """The images as they are; those of other splits are not looked at."""
     return ("plain",) if split in SPLITS else ()
 
@@ -105,10 +105,10 @@ def _counts(
     )
 
 
-class Analysis(DecisionAnalysis):
+class ShapeBiasAnalysis(DecisionAnalysis):
     """Classifiers are fitted to the training images and decide on cue-conflict images when the pass is over."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: ShapeBiasConfig, plan: Plan) -> None:
         if "texture" not in plan.images.extras:
             raise InputError(
                 f"Shape bias needs images with a shape and a texture class, and {plan.images.name} has none; give some "
@@ -173,7 +173,7 @@ class Analysis(DecisionAnalysis):
         return kept
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: ShapeBiasConfig, plan: Plan) -> Cost:
     return cost_of(config, plan, SPLITS)
 
 

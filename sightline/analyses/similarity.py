@@ -106,7 +106,7 @@ PAIR = ("encoder_a", "encoder_b", "site_a", "site_b")
 
 
 @dataclass(frozen=True)
-class Config:
+class SimilarityConfig:
     """What is compared, and how.
 
     measures        of procrustes, shape, svcca, pwcca, rsa, mutual_knn; all but pwcca do not see a rotation
@@ -156,10 +156,10 @@ class Found(NamedTuple):
     influences: npt.NDArray[np.float64]  # (G, S, S)
 
 
-class Analysis(Pooled):
+class SimilarityAnalysis(Pooled):
     """Writes features of the pass to disk; all pairs of layers are compared at the end."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: SimilarityConfig, plan: Plan) -> None:
         if (images := sum(len(plan.images.indices(split)) for split in plan.splits)) < FEWEST:
             raise InputError(
                 f"Similarity needs at least {FEWEST} images, but the {' and '.join(plan.splits)} split of "
@@ -372,7 +372,7 @@ def _feature(plan: Plan, encoder: str, site: str, view: str) -> str | None:
     return next((name for name in names if name in known), None)
 
 
-def _wanted(config: Config, plan: Plan) -> Wanted:
+def _wanted(config: SimilarityConfig, plan: Plan) -> Wanted:
     found = {
         layer: tuple(name for view in config.tokens if (name := _feature(plan, *layer, view)) is not None)
         for layer in Layers(plan.sites)
@@ -405,7 +405,7 @@ def _grouped(values: Tensor | None, groups: Sequence[Tensor]) -> npt.NDArray[np.
     return np.array([float(values[rows.to(values.device)].sum()) for rows in groups])
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: SimilarityConfig, plan: Plan) -> Cost:
     n = sum(len(plan.images.indices(split)) for split in plan.splits)
     known = [widths(plan, *layer) for layer in Layers(plan.sites)]
     wide = [

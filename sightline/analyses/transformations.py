@@ -83,7 +83,7 @@ FEWEST = 2  # images of a batch that lie apart
 
 
 @dataclass(frozen=True)
-class Config:
+class TransformationsConfig:
     """`transformations`: by name, see images/transformations.py, or other views, such as `noise:0.3`.
 
     `crop` is the policy of the two light crops; `features` are gap (mean of all tokens), cls, gap_without_cls.
@@ -117,7 +117,7 @@ class Config:
             )
 
 
-def views(config: Config, split: str) -> tuple[str, ...]:
+def views(config: TransformationsConfig, split: str) -> tuple[str, ...]:
     return ("plain", *config.transformations, *(f"augment:{config.crop}:{copy}" for copy in range(2)))
 
 
@@ -143,7 +143,7 @@ def _apart(x: Tensor) -> Tensor:
     return 2 * len(x) / (len(x) - 1) * own
 
 
-class Analysis(contract.Analysis):
+class TransformationsAnalysis(contract.Analysis):
     """Sums of squared distances by groups of images, for a paired bootstrap; features are gone with their batch."""
 
     sums: Tensor  # (G, S, F, K): transformations, two light crops, different images, ‖x‖²
@@ -151,7 +151,7 @@ class Analysis(contract.Analysis):
     infinite: Tensor  # (S, F): batches with one that was not finite
     dropped: Tensor
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: TransformationsConfig, plan: Plan) -> None:
         super().__init__()
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         self.groups = ImageGroups(plan.images, plan.splits)
@@ -274,7 +274,7 @@ def _numbers(found: Mapping[str, Tensor]) -> Numbers:
     return {name: values.numpy(force=True) for name, values in found.items()}
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: TransformationsConfig, plan: Plan) -> Cost:
     layers = [widths(plan, encoder, site) for encoder, site in Layers(plan.sites)]
     features = sum(width for layer in layers for name, width in layer.items() if name in config.features)
     sums = 8 * GROUPS * len(layers) * len(config.features) * (len(config.transformations) + 3)

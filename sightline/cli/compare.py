@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,76 +68,32 @@ def compare(
     --images folder:/data/val --only cka,knn --sites 'block.*' 'block.*.qkv' -o runs/dino-vs-mae`
 
     Any number of encoders can be compared, even one with itself. An interrupted run continues when the same
-    command is run again. Under `torchrun` the processes share the images.
+    command is run again. `torchrun --nproc-per-node N -m sightline compare …` shares the images between processes.
     """
-    from sightline.measure.analyze import analyze
-    from sightline.measure.request import choose_analyses
-    from sightline.measure.sharing import helpers_for, share_pass, worth_sharing
-
-    words: dict[str, Any] = {
-        "encoders": encoders,
-        "images": images,
-        "out": str(out or new_folder()),
-        "only": only,
-        "also": also,
-        "set_": set_ or [],
-        "further": [*(further or []), *([] if conflict is None else [f"conflict={conflict}"])],
-        "sites": sites,
-        "limit": limit,
-        "batch": batch,
-        "device": device,
-        "precision": precision,
-        "seed": seed,
-        "workers": workers,
-        "strict": strict,
-        "overwrite": overwrite,
-    }
-    asked = _asked(**words)
-    configs, _ = choose_analyses(asked["analyses"], asked["also"])
-    long = worth_sharing(asked["encoders"].values(), asked["images"], configs, Path(words["out"]), overwrite)
-    helpers = helpers_for(device) if long else None
-    try:
-        with stoppable():
-            run = share_pass(helpers, "sightline.cli.compare:take_part", words, lambda: analyze(**asked))
-    finally:
-        if helpers is not None:
-            helpers.close()
-    finish(run, verbose)
-
-
-def _asked(
-    encoders: list[str],
-    images: str | None,
-    only: str | None,
-    also: str | None,
-    set_: list[str],
-    further: list[str],
-    limit: int,
-    strict: bool,
-    **settings: Any,
-) -> dict[str, Any]:
-    """The arguments of `analyze` that the words of the command stand for."""
     from sightline.images.loading import load_images
-
-    chosen, besides = chosen_analyses(only, also, set_)
-    sets = further_images(further)
-    loaded = load_encoders(encoders)
-    load = functools.partial(load_images, limit=limit or None, seed=settings["seed"], strict=strict)
-    return {
-        "encoders": loaded,
-        "images": load(images or _shapes_for(loaded)),
-        "analyses": chosen,
-        "also": besides,
-        "further": {name: load(others) for name, others in sets.items()},
-        **settings,
-    }
-
-
-def take_part(words: dict[str, Any]) -> None:
-    """Do this process's part of the pass that another one has begun with these words."""
     from sightline.measure.analyze import analyze
 
-    analyze(**_asked(**words), show_progress=False)
+    analyses, besides = chosen_analyses(only, also, set_ or [])
+    sets = further_images([*(further or []), *([] if conflict is None else [f"conflict={conflict}"])])
+    members = load_encoders(encoders)
+    load = functools.partial(load_images, limit=limit or None, seed=seed, strict=strict)
+    with stoppable():
+        run = analyze(
+            members,
+            load(images or _shapes_for(members)),
+            analyses,
+            also=besides,
+            further={name: load(others) for name, others in sets.items()},
+            out=out or new_folder(),
+            sites=sites,
+            batch=batch,
+            device=device,
+            precision=precision,
+            seed=seed,
+            workers=workers,
+            overwrite=overwrite,
+        )
+    finish(run, verbose)
 
 
 @app.command(rich_help_panel="Measure")

@@ -83,22 +83,21 @@ def convert(
         str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
-    to: Annotated[Literal["timm", "huggingface"], typer.Option(help="The library that will load it.")] = "timm",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
 ) -> None:
-    """Write an encoder so that timm or transformers can load it without Sightline, and print the line that does.
+    """Write an encoder so that timm can load it without Sightline, and print the line that does.
 
     Examples:
 
     - `sightline convert mae_pretrain_vit_base.pth -o mae.safetensors`
 
-    - `sightline convert run:runs/dino --to huggingface -o dino`
+    - `sightline convert run:runs/dino -o dino`
 
     It is loaded there and its outputs are compared before any file is put in place.
     """
     from sightline.encoders.files.convert import convert as write
 
-    found = write(what, out, to, overwrite=overwrite)
+    found = write(what, out, overwrite=overwrite)
     for note in found.notes:
         say(note, err=True)
     say(f"{found.path}: outputs differ by {found.difference:.1e} of their scale at most")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,11 +128,9 @@ def study(
     same `--steps-folder`, are not computed again. Ctrl-C saves and stops; run the same command again to continue.
     Several processes or machines may run it at the same time. A step that fails stops only the steps that need it.
     """
-    from sightline.core.helpers import LostError
     from sightline.core.progress import showing
     from sightline.core.settings import parse_settings
-    from sightline.measure.sharing import helpers_for
-    from sightline.studies.commands import TAKE_PART, Machine
+    from sightline.studies.commands import Machine
     from sightline.studies.findings import all_findings
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
@@ -175,14 +172,8 @@ def study(
     del contents  # encoders that are only planned with
     if dry:
         return
-    helpers = helpers_for(device) if on is None and jobs in (None, 1) else None
-    if helpers is not None and any(placed.step.command == "compare" and not placed.done for placed in made.steps):
-        with suppress(LostError):
-            helpers.start(TAKE_PART)  # they import what they need while this process loads encoders
     with stoppable("run the same command again to continue"):
-        outcome = run_study(
-            made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, helpers=helpers, tell=_tell
-        )
+        outcome = run_study(made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, tell=_tell)
     evidence = made.evidence
     verdicts = made.verdicts(evidence)
     made.save(verdicts)
@@ -300,8 +291,8 @@ def _needing(missing: Mapping[str, str]) -> list[str]:
 def _state(placed: StepFolder) -> str:
     if placed.done:
         return "done"
-    if (holder := placed.holder) is not None:
-        return f"runs: {holder}"
+    if placed.running:
+        return "runs"
     return "resumes" if placed.begun else ""
 
 
@@ -324,8 +315,8 @@ def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
     if event == "begins":
         console().print(f"\n{name}", style="bold", end="")
         console().print(f": {placed.step.command} in {placed.folder}", soft_wrap=True)
-    elif event == "waits" and ended is not None:
-        console().print(f"{name} is running in {ended.why}; waiting for it")
+    elif event == "waits":
+        console().print(f"{name} is running in another process; waiting for it")
     elif ended is not None and ended.state == "done":
         console().print(f"{name} is done after {duration(placed.about.get('seconds', 0.0))}")
     elif ended is not None and ended.state == "failed":

@@ -1,8 +1,7 @@
 """What every room stands on; no model, no image.
 
 errors         the one exception that users see as a sentence
-files          writing whole files or nothing
-claims         who works at what, over processes and machines
+files          writing whole files or nothing, locks
 folders        what kind of folder one is, and which of its files are Sightline's
 run_folder     the folder of a run: request, results
 provenance     what decides a number, and what made it
@@ -22,8 +21,6 @@ lars           LARS, for pre-training and probes
 arrays         measures take arrays or tensors, and answer in kind
 keyed_random   random numbers that depend on what they are for
 processes      who am I among the processes
-helpers        processes that take part in the work of this one
-threads        work side by side on the cores of a CPU
 stopping       Ctrl-C and SIGTERM, granted when a step is whole
 progress       cost, bars, time left
 bfloat16       whether bf16 works on this CPU

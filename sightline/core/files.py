@@ -13,7 +13,9 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
 
 from sightline.core.errors import InputError, first_line
 
@@ -22,7 +24,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"
+LOCK = ".lock"  # in a folder that one process at a time may write to; the file stays
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
 
@@ -101,27 +103,21 @@ def abandoned(draft: Path) -> bool:
     return False
 
 
-def lock(folder: Path) -> IO[str]:
-    """Keep other processes out of a folder until what is given back is closed, or the process ends in any way."""
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[bool]:
+    """Hold a lock until the block or this process ends, in any way; False if another process holds it."""
+    held, mine = FileLock(file), True
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Whatever has this name is neither emptied nor followed to elsewhere.
-        file = open(folder / LOCK, "a", opener=_without_links)  # noqa: SIM115 — it is the lock
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire(timeout=0)
+    except Timeout:
+        mine = False
     except OSError as error:
-        raise InputError(explain(error, folder)) from error
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise InputError(f"Another process is working in {str(folder)!r}; wait for it or stop it") from error
-        except OSError:  # a file system without locks
-            pass
-    return file
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        raise InputError(explain(error, file)) from error
+    try:
+        yield mine
+    finally:
+        held.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,5 +1,7 @@
 """Finds the plugins: every file or folder of a plugin folder is one plugin, and its name is the plugin's.
 
+The classes of a plugin are found by the end of their names (`CLASSES`): `class KnnConfig` is `plugin.Config`.
+
 Other packages bring plugins by entry points of the groups in `GROUPS`, each of which names a module. They are imported
 when they are used, and one that cannot be used stands in nobody's way.
 """
@@ -37,6 +39,7 @@ GROUPS = {
     "objectives": "sightline.objectives",
     "sources": "sightline.sources",
 }
+CLASSES = ("Analysis", "Config", "Objective")
 SINGULAR = {"datasets": "image source", "analyses": "analysis", "families": "family", "studies": "study"}
 # What a page of the report may leave out; others have their defaults beside their contract.
 REPORTED: Mapping[str, Any] = {
@@ -113,7 +116,20 @@ def find(kind: str, name: str) -> ModuleType:
     """Import the plugin `name` of a kind; an unknown name is an error that says which ones there are."""
     if name not in names(kind):
         raise InputError(f"There is no {_singular(kind)} {name!r}{nearest(name, names(kind))}")
-    return _places(kind)[name].load(f"The {_singular(kind)} {name!r}")
+    plugin = _places(kind)[name].load(f"The {_singular(kind)} {name!r}")
+    for role in CLASSES:
+        classes = {value for word, value in vars(plugin).items() if word.endswith(role) and _is_own(value, plugin)}
+        if len(classes) > 1:
+            these = " and ".join(sorted(value.__name__ for value in classes))
+            raise InputError(f"The {_singular(kind)} {name!r} has {these}; only one of its classes may end in {role}")
+        if classes:
+            vars(plugin)[role] = classes.pop()
+    return plugin
+
+
+def _is_own(value: object, plugin: ModuleType) -> bool:
+    """Whether it is a class that the plugin defines, in its file or folder."""
+    return isinstance(value, type) and f"{value.__module__}.".startswith(f"{plugin.__name__}.")
 
 
 def held_to(contract: type, kind: str, name: str, defaults: Mapping[str, Any]) -> ModuleType:

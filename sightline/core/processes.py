@@ -12,11 +12,15 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from sightline.core.errors import InputError
-from sightline.core.threads import side_by_side
 
 T = TypeVar("T")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def join(on_gpu: bool) -> None:
@@ -77,10 +81,7 @@ def by_first(work: Callable[[], T]) -> T | None:
     return result
 
 
-def shared(jobs: Sequence[Job], work: Callable[[Job], Outcome], most: int = 1) -> list[Outcome]:
-    """What `work` makes of each job; the processes of a run share them, and all get all answers.
-
-    A process does one after the other, or so many at a time, each in a thread.
-    """
-    parts = gathered(side_by_side(work, jobs[rank() :: world()], most))
+def shared(jobs: Sequence[Job], work: Callable[[Job], Outcome]) -> list[Outcome]:
+    """What `work` makes of each job; the processes of a run share them, and all get all answers."""
+    parts = gathered([work(job) for job in jobs[rank() :: world()]])
     return [parts[i % len(parts)][i // len(parts)] for i in range(len(jobs))]

@@ -8,18 +8,15 @@ there is someone to see.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sightline.core.errors import visible
-from sightline.core.stopping import go_on
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
 
 FIRST, SELDOM = 3.0, 60.0  # seconds until the first line on how it goes, and at most between two lines
@@ -95,61 +92,19 @@ def showing(shown: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar that is gone when all steps are done, where `showing` lets it be seen; call what it gives after each.
-
-    Where work is done side by side, each piece has its bar, and stops there when it is to stop.
-    """
+    """A bar that is gone when all steps are done, where `showing` lets it be seen; call what it gives after each."""
     terminal = console()
     if not _seen.get():
-        yield go_on
+        yield lambda: None
     elif terminal.is_terminal:
-        with _bars.on(terminal) as progress:
-            task = progress.add_task(visible(title).replace("[", "\\["), total=total)
-            try:
-                yield _after_each(lambda: progress.advance(task))
-            finally:
-                progress.remove_task(task)
-    else:
-        pace = Pace(title, total)
-        yield _after_each(lambda: _say(terminal, pace.move(1)))
-
-
-def _after_each(show: Callable[[], None]) -> Callable[[], None]:
-    def move() -> None:
-        go_on()
-        show()
-
-    return move
-
-
-class _Bars:
-    """The bars of a terminal: a second one is shown below the first, whichever thread it is of."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.shown: Progress | None = None
-        self.count = 0
-
-    @contextlib.contextmanager
-    def on(self, terminal: Console) -> Iterator[Progress]:
         from rich.progress import Progress
 
-        with self.lock:
-            if self.shown is None:
-                self.shown = Progress(console=terminal, transient=True)
-                self.shown.start()
-            progress, self.count = self.shown, self.count + 1
-        try:
-            yield progress
-        finally:
-            with self.lock:
-                self.count -= 1
-                if not self.count:
-                    progress.stop()
-                    self.shown = None
-
-
-_bars = _Bars()
+        with Progress(console=terminal, transient=True) as progress, showing(False):  # a terminal has one bar at a time
+            task = progress.add_task(visible(title).replace("[", "\\["), total=total)
+            yield lambda: progress.advance(task)
+    else:
+        pace = Pace(title, total)
+        yield lambda: _say(terminal, pace.move(1))
 
 
 def _say(terminal: Console, line: str | None) -> None:

@@ -1,7 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is granted when a step is whole, so that what was computed can be saved.
-
-Threads do not hear of them: what takes long there asks with `go_on` whether anyone still waits for it.
-"""
+"""Ctrl-C and SIGTERM as a wish that is granted when a step is whole, so that what was computed can be saved."""
 
 from __future__ import annotations
 
@@ -9,10 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from types import FrameType
-
-work_over: ContextVar[threading.Event | None] = ContextVar("work_over", default=None)  # set by core/threads.py
 
 
 class Stopped(Exception):  # noqa: N818 — not an error
@@ -21,17 +15,6 @@ class Stopped(Exception):  # noqa: N818 — not an error
     def __init__(self, signal: int, message: str) -> None:
         super().__init__(message)
         self.signal = signal
-
-
-class AbandonedError(Exception):
-    """Nobody waits for the outcome of this work any more."""
-
-
-def go_on() -> None:
-    """End work that is done side by side with other work, where Ctrl-C or an error has ended all of it."""
-    over = work_over.get()
-    if over is not None and over.is_set():
-        raise AbandonedError
 
 
 @contextlib.contextmanager

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from torch import nn
 
+from sightline.core.errors import InputError
 from sightline.core.files import naming_files
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.contract import source
 from sightline.encoders.encoder import Encoder, anatomy, build_encoder
 from sightline.encoders.files.weights import check_finite
 from sightline.encoders.sites import Tokens
-from sightline.images.preprocess import Preprocess
+from sightline.images.preprocess import Preprocess, PreprocessError
 
 
 def load_encoder(
@@ -42,4 +43,7 @@ def load_encoder(
 
 def _load(reference: Reference) -> Encoder:
     with naming_files(str(reference)):
-        return source(reference.source).load(reference)
+        try:
+            return source(reference.source).load(reference)
+        except PreprocessError as error:
+            raise InputError(f"{reference}: {error}") from error

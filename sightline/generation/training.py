@@ -43,7 +43,7 @@ NUMBERS, NOISE = 0x5CD, 0x5CE  # what random numbers are drawn for
 
 
 @dataclass(frozen=True)
-class Config(Shape):
+class DiffusionConfig(Shape):
     """What is drawn from what."""
 
     encoders: tuple[str, ...] = ()  # references
@@ -70,7 +70,7 @@ class DiffusionRecipe:
 
     optimization: Optimization
     training: Training
-    config: Config
+    config: DiffusionConfig
     objective: str = NAME
 
     def values(self) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def make_recipe(*layers: Mapping[str, Any]) -> DiffusionRecipe:
     """
     if other := {layer.get("objective", NAME) for layer in layers} - {NAME}:
         raise InputError(f"This is a recipe of {other.pop()}, not of rcdm; use it with its own command")
-    return DiffusionRecipe(*make_parts(NAME, (Optimization, Training, Config), layers))
+    return DiffusionRecipe(*make_parts(NAME, (Optimization, Training, DiffusionConfig), layers))
 
 
-class Objective(Learner):
+class DiffusionObjective(Learner):
     """Denoise pictures, each with the representation of one of the encoders."""
 
     def __init__(
@@ -163,7 +163,7 @@ def train_denoiser(
         for name, (encoder, feature) in members.items()
     ]
     denoiser = Denoiser(wanted.config.network, [conditions[name].width for name in members])
-    objective = Objective(denoiser, [conditions[name] for name in members], about, wanted.config.ema)
+    objective = DiffusionObjective(denoiser, [conditions[name] for name in members], about, wanted.config.ema)
     feed = Feed(
         by_row(data, "train"),
         (centre_crop(wanted.config.size),),

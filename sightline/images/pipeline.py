@@ -129,22 +129,27 @@ class _Reader:
         self.shared_memory = False
 
     def __getitem__(self, number: int) -> _Read:
-        job = self.jobs[number]
-        ascending = np.argsort(job)  # neighbours in a file are read together
-        items = dict(zip(ascending.tolist(), self.source.read(job[ascending].tolist()), strict=True))
-        found = {i: image for i in range(len(job)) if (image := items[i].image) is not None}
-        errors = [(i, items[i].error or "unknown reason") for i in range(len(job)) if i not in found]
-        pixels = [self._crop(geometry, found.values()) for geometry in self.geometries]
-        source = self.targets[number]
-        known = [] if source is None else zip(source.targets(job[list(found)].tolist()), found.values(), strict=True)
-        whole = [(one, *image.shape[:2]) for one, image in known]
-        targets = [] if source is None else [[geometry.move(*one) for one in whole] for geometry in self.geometries]
+        job, source = self.jobs[number], self.targets[number]
+        pixels = [np.empty((len(job), 3, *geometry.size), np.uint8) for geometry in self.geometries]
+        targets: dict[int, list[Targets[NDArray[Any]]]] = {}
+        errors = []
+        for i in np.argsort(job).tolist():  # neighbours in a file are read together; one image at a time is in memory
+            position = int(job[i])
+            (item,) = self.source.read([position])
+            if item.image is None:
+                errors.append((i, item.error or "unknown reason"))
+                continue
+            for crops, geometry in zip(pixels, self.geometries, strict=True):
+                crops[i] = geometry.crop(item.image)
+            targets[i] = []
+            if source is not None:
+                (known,) = source.targets([position])
+                targets[i] = [geometry.move(known, *item.image.shape[:2]) for geometry in self.geometries]
+        kept = sorted(targets)
+        pixels = [crops[kept] for crops in pixels] if errors else pixels
         return _Read(
-            list(found), errors, list(map(torch.from_numpy, pixels)) if self.shared_memory else pixels, targets
+            kept,
+            sorted(errors),
+            list(map(torch.from_numpy, pixels)) if self.shared_memory else pixels,
+            [] if source is None else [[targets[i][g] for i in kept] for g in range(len(self.geometries))],
         )
-
-    def _crop(self, geometry: Preprocess, found: Collection[np.ndarray]) -> np.ndarray:
-        result = np.empty((len(found), 3, *geometry.size), np.uint8)
-        for row, image in zip(result, found, strict=True):
-            row[...] = geometry.crop(image)
-        return result

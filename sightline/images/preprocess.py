@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")  # as PIL has them
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class PreprocessError(InputError):
+    """Preprocessing that cannot be; whoever loads an encoder says which one asks for it."""
 
 
 class Window(NamedTuple):
@@ -47,14 +52,23 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
-            raise InputError(
+            raise PreprocessError(
                 f"There is no interpolation {self.interpolation!r}{nearest(self.interpolation, INTERPOLATIONS)}"
             )
         resized = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        for what, sides in (("cropped", self.size), ("resized", resized)):
+            if sides is not None and (len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides)):
+                raise PreprocessError(f"Images cannot be {what} to {sides}; height and width are at least one pixel")
         if resized is not None and (resized[0] < self.size[0] or resized[1] < self.size[1]):
-            raise InputError(
+            raise PreprocessError(
                 f"Images resized to {self.resize} cannot be cropped to {self.size}; resize to at least that"
             )
+        for what, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != 3 or not all(math.isfinite(v) and (v > 0 or what == "mean") for v in values):
+                raise PreprocessError(
+                    f"Pixels cannot be normalised with the {what} {values}; 3 finite numbers are expected, and none of "
+                    "the std may be 0"
+                )
 
     def crop(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """uint8 (H, W, 3) → uint8 (3, h, w), with PIL's antialiased resize as the official evaluations do."""

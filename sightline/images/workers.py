@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Generator
 from multiprocessing import get_all_start_methods
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sightline.core.processes import world
+from sightline.core.errors import InputError, counted
+from sightline.core.processes import cores, world
 from sightline.images.sets import Images
 
+DESCRIPTORS = 8  # of the pipes to a worker process and of what it hands over
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,8 +42,9 @@ def parallel(
         yield from (reader[number] for number in numbers)
         return
     reader.shared_memory = _shared_memory() > 8 * count * largest
-    loader: DataLoader[T] = DataLoader(
-        cast("Dataset[T]", reader),
+    _check_descriptors(count)
+    loader: DataLoader[T | Exception] = DataLoader(
+        cast("Dataset[T | Exception]", _Told(reader)),
         batch_size=None,
         sampler=numbers,
         num_workers=count,
@@ -55,15 +58,45 @@ def parallel(
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         iterator = iter(loader)
     try:
-        yield from iterator
+        for made in iterator:
+            if isinstance(made, Exception):
+                raise made
+            yield made
     finally:
         del iterator  # ends the worker processes
 
 
+class _Told(Generic[T]):
+    """Hands over an error as it is: the loader would raise one whose text is a traceback."""
+
+    def __init__(self, reader: Reader[T]) -> None:
+        self.reader = reader
+
+    def __getitem__(self, number: int) -> T | Exception:
+        try:
+            return self.reader[number]
+        except (InputError, OSError, MemoryError) as error:
+            return error
+
+
+def _check_descriptors(count: int) -> None:
+    """Say that there are too few file descriptors before the loader is half made."""
+    taken: list[int] = []
+    try:
+        taken.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(DESCRIPTORS * (count + 1)))
+    except OSError as error:
+        raise InputError(
+            f"There are too few file descriptors for {counted(count, 'process')} that read images; raise the limit, "
+            "such as ulimit -n 1024, or read without them (--workers 0, in Python workers=0)"
+        ) from error
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+
+
 def _default_workers(images: Images) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", world()))  # torchrun says; otherwise all may be on one machine
-    return 0 if images.in_memory else max(0, min(8, cores // neighbours - 1))
+    return 0 if images.in_memory else max(0, min(8, cores() // neighbours - 1))
 
 
 def _shared_memory() -> int:

@@ -5,7 +5,6 @@ contract        what an analysis must have
 request         what is asked, and what of it cannot be done
 plan            what a pass will see and cost
 streaming       from a metric to its result
-sharing         passes that processes of one machine share
 resume          sums on disk, so that a stopped pass continues
 layers          encoders × sites, and where they lie in a result
 gram_sums       what the analyses by CKA share

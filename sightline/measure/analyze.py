@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,8 +27,7 @@ from sightline.core.processes import agreed, barrier, by_first, gathered, join, 
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, plan_run
 from sightline.core.stopping import Stopped, signals
-from sightline.core.threads import side_by_side
-from sightline.encoders.attention import AttentionProduct, without_fast_path
+from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.watching import watch
 from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
@@ -36,7 +35,7 @@ from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.contract import Analysis, analysis
 from sightline.measure.estimators.attention import attend
-from sightline.measure.plan import AT_A_TIME, Key, Plan, analysis_fingerprint, announce, make_plans
+from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.pooled import share
 from sightline.measure.request import (
     check_settings,
@@ -244,19 +243,16 @@ def _stream(
     done, asked = total * reached.batch // count, list[int]()
     if reached.batch and shown:
         progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
-    members = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
-    several = AT_A_TIME if device.type == "cpu" and _apart(members.values()) else 1
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),
         torch.inference_mode(),
-        without_fast_path(),  # a switch for all threads
         signals(asked),
     ):
         for batch in loader:
             if batch.ids:
                 asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
-                _step(batch, asking, plans, needed, device, several)
+                _step(batch, asking, plans, needed, device)
             reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
             before, done = done, total * reached.batch // count
@@ -294,30 +290,14 @@ def _needed(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[
     return [one for one in every if metrics[one.analysis].lacks(*one[1:])]
 
 
-def _apart(encoders: Iterable[Encoder]) -> bool:
-    """Whether no two encoders have a module or a configuration in common, which a forward pass hooks or changes."""
-    parts = [
-        {id(part) for module in one.module.modules() for part in (module, getattr(module, "config", module))}
-        for one in encoders
-    ]
-    return len(set().union(*parts)) == sum(len(own) for own in parts)
-
-
 def _step(
-    batch: Batch,
-    metrics: Mapping[str, Analysis],
-    plans: Mapping[str, Plan],
-    needed: Set[_Needed],
-    device: torch.device,
-    several: int,
+    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], needed: Set[_Needed], device: torch.device
 ) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     for metric in metrics.values():
         metric.begin(batch)
-    found = side_by_side(
-        lambda member: _forward(*member, batch, metrics, plans, needed, device), [*encoders.items()], several
-    )
+    found = [_forward(key, encoder, batch, metrics, plans, needed, device) for key, encoder in encoders.items()]
     for name, metric in metrics.items():
         metric.update(batch, {key: value for of_one in found for key, value in of_one[name].items()})
 

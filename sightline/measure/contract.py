@@ -83,10 +83,6 @@ class AnalysisFile(Reported, Protocol):
         """Which splits it needs to see, among them those of its `IMAGES`."""
 
     @property
-    def Analysis(self) -> Callable[[Any, Plan], Analysis]:  # noqa: N802
-        """The measure as a stream; an InputError says why it cannot be measured."""
-
-    @property
     def cost(self) -> Callable[[Any, Plan], Cost]:
         """Bytes of memory and disk, told before the pass."""
 
@@ -106,8 +102,12 @@ class AnalysisPlugin(AnalysisFile, Protocol):
         """Further sets of images by the split that they become."""
 
     @property
+    def Analysis(self) -> Callable[[Any, Plan], Analysis]:  # noqa: N802
+        """The measure as a stream, in the file `class …Analysis`; an InputError says why it cannot be measured."""
+
+    @property
     def Config(self) -> type[Any]:  # noqa: N802
-        """Its settings, a frozen dataclass with defaults."""
+        """Its settings, in the file `class …Config`: a frozen dataclass with defaults."""
 
     @property
     def views(self) -> Callable[[Any, str], tuple[str, ...]]:

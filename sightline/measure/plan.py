@@ -24,7 +24,6 @@ from sightline.images.sets import Images
 from sightline.measure.contract import analysis
 from sightline.measure.feature_cache import describe_encoder
 
-AT_A_TIME = 4  # encoders that share the cores of a CPU: each has its activations in memory
 KEPT = 1  # form of what is kept beside results; what was measured before there was any is measured again
 
 
@@ -229,12 +228,7 @@ def _activations(plans: Mapping[str, Plan]) -> int:
     """Activations live as long as their layer: about three of the largest one of an encoder, and the pixels."""
     plan = next(iter(plans.values()))
     # Attention maps are never whole in memory; an analysis may look at nothing else.
-    each = (
-        max((torch.Size(shape).numel() for site, shape in shapes.items() if not site.endswith(".attn_map")), default=0)
-        for shapes in plan.shapes.values()
-    )
-    devices = {next(one.module.parameters(), torch.empty(0)).device.type for one in plan.encoders.values()}
-    several = min(AT_A_TIME, torch.get_num_threads()) if devices == {"cpu"} else 1
-    largest = sum(sorted(each)[-several:])
+    seen = (shape for of in plan.shapes.values() for site, shape in of.items() if not site.endswith(".attn_map"))
+    largest = max((torch.Size(shape).numel() for shape in seen), default=0)
     pixels = sum(3 * h * w for h, w in {encoder.preprocess.size for encoder in plan.encoders.values()})
     return plan.batch * 4 * (3 * largest + 2 * pixels)

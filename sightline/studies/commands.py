@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sightline.core.errors import InputError, nearest
-from sightline.core.helpers import Helpers
 from sightline.encoders.encoder import Encoder
 from sightline.generation.training import NAME as RCDM
 from sightline.generation.training import make_recipe as rcdm_recipe
@@ -21,7 +20,6 @@ from sightline.images.sets import Images
 from sightline.measure.analyze import analyze
 from sightline.measure.contract import analysis
 from sightline.measure.request import choose_analyses, config_of
-from sightline.measure.sharing import share_pass, worth_sharing
 from sightline.studies.detection import detect
 from sightline.studies.rcdm import rcdm
 from sightline.studies.reinit import reinit
@@ -60,8 +58,6 @@ class Work:
     machine: Machine = field(default_factory=Machine)
     reuse: Reuse = field(default_factory=dict)  # trainings of other steps
     features: Path | None = None  # a folder for those that other passes have computed
-    folders: Mapping[str, Path] = field(default_factory=dict)  # of the steps that it needs
-    helpers: Helpers | None = None  # processes that may share the images of a pass
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,6 @@ def _option(step: Step, key: str) -> Any:
 # A pass
 
 
-TAKE_PART = "sightline.studies.worker:take_part"  # what processes do that share a pass
 PASS: Mapping[str, Any] = {
     "only": None,
     "set": {},
@@ -183,28 +178,6 @@ def _splits_of_pass(step: Step) -> set[str]:
 
 
 def _compare(work: Work) -> None:
-    helpers, step = work.helpers, work.step
-    if helpers is not None and not worth_sharing(
-        work.members.values(), _images_of_pass(step), analyses_of(step), work.out, work.anew
-    ):
-        helpers = None
-    share_pass(helpers, TAKE_PART, _of_pass(work), lambda: one_pass(work))
-
-
-def _of_pass(work: Work) -> dict[str, Any]:
-    """A pass as plain data, for processes that take part in it."""
-    return {
-        "step": asdict(work.step),
-        "out": str(work.out),
-        "overwrite": work.anew,
-        "machine": asdict(work.machine) | {"show_progress": False},
-        "features": None if work.features is None else str(work.features),
-        "folders": {name: str(work.folders[name].absolute()) for name in work.step.needs},
-    }
-
-
-def one_pass(work: Work) -> None:
-    """The pass of a step, or the part of it that this process has."""
     step = work.step
     analyze(
         work.members,

@@ -41,7 +41,7 @@ from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
 from sightline.transfer.detection.average_precision import KINDS, MEASURES, Range, parts_of, replicates
-from sightline.transfer.detection.detect import ALL, NAME, Config, check, make_recipe, train_detector, truth_of
+from sightline.transfer.detection.detect import ALL, NAME, DetectConfig, check, make_recipe, train_detector, truth_of
 from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
 from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
@@ -128,7 +128,7 @@ class _Scores(NamedTuple):
 class _Results:
     """What is known of the test images, and of the detectors so far."""
 
-    def __init__(self, data: Images, config: Config) -> None:
+    def __init__(self, data: Images, config: DetectConfig) -> None:
         self.data, self.config = data, config
         self.truth = truth_of(data, "test")
         self.kinds = KINDS if config.masks else KINDS[:1]
@@ -257,7 +257,7 @@ def _with_ends(values: Mapping[str, NDArray[np.float64]], dims: Sequence[str]) -
     return {f"{name}{end}": (dims, value[..., k]) for name, value in values.items() for k, end in enumerate(ENDS)}
 
 
-def limits_of(data: Images, config: Config) -> tuple[float, float]:
+def limits_of(data: Images, config: DetectConfig) -> tuple[float, float]:
     """√area in pixels where medium and large begin: as set, COCO's for its files, else terciles of training objects.
 
     COCO's would leave a size without objects where all images are small; then terciles are taken of its files, too.

@@ -2,7 +2,7 @@
 
 STEPS/NAME-KEY8/        the run folder of its command, with everything that goes on there when it was stopped
 STEPS/NAME-KEY8.json    what the step is: command, settings, what it was given
-STEPS/NAME-KEY8.lock    while a process works at it, see core/claims.py
+STEPS/NAME-KEY8.lock    locked while a process works at it; the file stays
 STEPS/NAME-KEY8.log     what it had to say, if another process ran it
 STEPS/features/         what encoders make of images, which the passes of all steps share, see measure/feature_cache.py
 
@@ -13,7 +13,6 @@ the same step by another name finds it as well.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,10 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sightline.core.claims import Holder, claimed, holder_of
 from sightline.core.errors import InputError
-from sightline.core.files import read_json, write_atomically
-from sightline.core.helpers import Helpers
+from sightline.core.files import locked, read_json, write_atomically
 from sightline.core.references import Reference
 from sightline.core.settings import make_settings
 from sightline.encoders.encoder import Encoder
@@ -60,15 +57,12 @@ class StepFolder:
         return self.folder.is_dir()
 
     @property
-    def holder(self) -> Holder | None:
-        held = holder_of(self.beside("lock"))
-        return None if held is None or held.gone else held
-
-    def clear(self) -> None:
-        """Remove the claim of a process that was killed after it had finished the step."""
-        if os.path.lexists(lock := self.beside("lock")):
-            with claimed(lock):  # which takes over what was left, and gives it back
-                pass
+    def running(self) -> bool:
+        file = self.beside("lock")
+        if not file.exists():
+            return False
+        with locked(file) as mine:
+            return not mine
 
     def beside(self, ending: str) -> Path:
         """A file of its own beside its folder, where it is in nobody's way."""
@@ -119,20 +113,14 @@ def _of_training(step: Step) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in ("counts", "ends")}
 
 
-def do(
-    placed: StepFolder,
-    folders: Mapping[str, Path],
-    work: Callable[..., Any],
-    machine: Any,
-    helpers: Helpers | None = None,
-) -> bool:
+def do(placed: StepFolder, folders: Mapping[str, Path], work: Callable[..., Any], machine: Any) -> bool:
     """Run a step unless it is done or someone else is at it; whether it is done now.
 
     `folders` are those of the steps that it needs; `work` is what its command runs.
     """
     from sightline.studies.commands import Work
 
-    with claimed(placed.beside("lock")) as mine:
+    with locked(placed.beside("lock")) as mine:
         if not mine:
             return placed.done
         if placed.done:
@@ -142,7 +130,7 @@ def do(
         anew = _note(placed)
         features = placed.folder.parent / "features"
         reuse = {} if anew else placed.reuse
-        work(Work(placed.step, members, placed.folder, anew, machine, reuse, features, folders, helpers))
+        work(Work(placed.step, members, placed.folder, anew, machine, reuse, features))
         _finish(placed, time.monotonic() - began)
         return True
 

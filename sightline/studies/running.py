@@ -1,7 +1,7 @@
 """Running the steps of a study: those that are ready, here, in processes of their own or on other machines.
 
 A step that fails stops only what needs it. One whose process was killed is done again, and goes on where it was.
-Several of these may run over the same folder of steps: each step is claimed by one of them (core/claims.py).
+Several of these may run over the same folder of steps: each step is locked by one of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sightline.core.errors import InputError, first_line
-from sightline.core.helpers import Helpers
+from sightline.core.processes import cores
 from sightline.core.stopping import Stopped, signals
-from sightline.measure.sharing import cores
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.folders import StepFolder, do
 
@@ -77,11 +76,11 @@ class Executor(Protocol):
         ...
 
 
-def perform(placed: StepFolder, folders: Mapping[str, Path], machine: Machine, helpers: Helpers | None = None) -> Ended:
+def perform(placed: StepFolder, folders: Mapping[str, Path], machine: Machine) -> Ended:
     """Do one step in this process; how it ended, never an exception but that of a second Ctrl-C."""
     try:
         command = command_of(placed.step)
-        return Ended("done" if do(placed, folders, command.run, machine, helpers) else "busy")
+        return Ended("done" if do(placed, folders, command.run, machine) else "busy")
     except Stopped as stop:
         return Ended("stopped", str(stop.signal))
     except InputError as error:
@@ -142,14 +141,13 @@ class _Round:
         if broken:
             self.outcome.left[name] = self.outcome.left.get(broken[0], broken[0])
         elif placed.done:
-            placed.clear()
             self.outcome.done.append(name)
         elif len(self.running) >= self.executor.places:
             return False
-        elif (holder := placed.holder) is not None:
+        elif placed.running:
             if name not in self.told:
                 self.told.add(name)
-                self.tell("waits", placed, Ended("busy", str(holder)))
+                self.tell("waits", placed, None)
             return False
         else:
             self.tell("begins", placed, None)
@@ -211,18 +209,16 @@ class _Over:
 
 @dataclass(frozen=True)
 class Here:
-    """One step after the other in this process, with its bars; `helpers` share what can be shared."""
+    """One step after the other in this process, with its bars."""
 
     machine: Machine
-    helpers: Helpers | None = None
     places: int = 1
 
     def start(self, placed: StepFolder, folders: Mapping[str, Path]) -> Job:
-        return _Over(perform(placed, folders, self.machine, self.helpers))
+        return _Over(perform(placed, folders, self.machine))
 
     def close(self) -> None:
-        if self.helpers is not None:
-            self.helpers.close()
+        pass
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from sightline.report.figures import FIRST, Figure, KeyNumber, Table, class_figu
 from sightline.training.folder import start
 from sightline.training.launch import Launch, Placed, launching
 from sightline.training.recipe import read_recipe
-from sightline.transfer.segmentation.segment import NAME, Config, check, make_recipe, shown_ids, train_segmenter
+from sightline.transfer.segmentation.segment import NAME, SegmentConfig, check, make_recipe, shown_ids, train_segmenter
 from sightline.transfer.segmentation.sliding import Segmented
 from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
 
@@ -106,7 +106,7 @@ def segment(
 
 
 def _result(
-    found: Mapping[str, Mapping[str, Segmented]], encoders: Sequence[str], data: Images, config: Config
+    found: Mapping[str, Mapping[str, Segmented]], encoders: Sequence[str], data: Images, config: SegmentConfig
 ) -> xr.Dataset:
     """mIoU and IoU with intervals, differences, and the gallery, as far as they are known."""
     names = [BACKGROUND, *data.classes]

@@ -26,12 +26,10 @@ from typing import Any
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.files import is_file, read_json, write_atomically
 from sightline.core.folders import begin, holds
-from sightline.core.helpers import Helpers
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
 from sightline.encoders.sources import zoo
-from sightline.measure.sharing import helpers_for
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
@@ -272,33 +270,27 @@ def run_study(
     on: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
-    helpers: Helpers | None = None,
     tell: Callable[[str, StepFolder, Ended | None], None] = _silent,
 ) -> Outcome:
-    """Write down what the study is and run its steps; how they ended. `helpers` may have been started before."""
+    """Write down what the study is and run its steps; how they ended."""
     if jobs is not None and jobs < 1:
         raise InputError(f"{jobs} steps at a time cannot be; give --jobs 1 or more")
     if cluster and on is None:
         raise InputError("Settings of a cluster are given, but no cluster; add --on slurm or --on ray")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # one would lock a step and wait there for the others
+        raise InputError("A study is not shared by torchrun; start it without, with --jobs 2 for two steps at a time")
     _begin(study)
-    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine(), helpers), tell)
+    return run_steps(study.steps, _executor(study, jobs, on, cluster or {}, machine or Machine()), tell)
 
 
-def _executor(
-    study: Study,
-    jobs: int | None,
-    on: str | None,
-    cluster: Mapping[str, Any],
-    machine: Machine,
-    helpers: Helpers | None,
-) -> Executor:
+def _executor(study: Study, jobs: int | None, on: str | None, cluster: Mapping[str, Any], machine: Machine) -> Executor:
     if on is not None:
         places = len(study.steps) if jobs is None else jobs  # by default, the cluster knows how many it can run
         quiet = replace(machine, show_progress=False)
         return on_cluster(on, quiet, places, study.path / "jobs", cluster)
     if jobs is not None and jobs > 1:
         return Processes(machine, jobs)
-    return Here(machine, helpers_for(machine.device) if helpers is None else helpers)
+    return Here(machine)
 
 
 def _begin(study: Study) -> None:

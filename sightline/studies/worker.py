@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sightline.studies.commands import Machine, Work, one_pass
-from sightline.studies.folders import StepFolder, members_of
+from sightline.studies.commands import Machine
+from sightline.studies.folders import StepFolder
 from sightline.studies.running import Ended, perform
 from sightline.studies.steps import Step
 
@@ -24,15 +24,6 @@ def work_off(ticket: Mapping[str, Any]) -> dict[str, str]:
     placed = StepFolder(Step(**ticket["step"]), ticket["key"], Path(ticket["folder"]), reuse)
     folders = {name: Path(folder) for name, folder in ticket["folders"].items()}
     return asdict(perform(placed, folders, Machine(**ticket["machine"])))
-
-
-def take_part(about: Mapping[str, Any]) -> None:
-    """Do this process's part of a pass (commands._of_pass); the first process has claimed the step and will end it."""
-    step, machine = Step(**about["step"]), Machine(**about["machine"])
-    folders = {name: Path(folder) for name, folder in about["folders"].items()}
-    features = None if about["features"] is None else Path(about["features"])
-    members = members_of(step, folders)
-    one_pass(Work(step, members, Path(about["out"]), about["overwrite"], machine, features=features))
 
 
 def main() -> None:

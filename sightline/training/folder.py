@@ -21,7 +21,7 @@ from torch import nn
 
 from sightline.core import bfloat16
 from sightline.core.errors import InputError, counted
-from sightline.core.files import lock, read_json, write_atomically
+from sightline.core.files import LOCK, locked, read_json, write_atomically
 from sightline.core.folders import begin, holds
 from sightline.core.processes import barrier, by_first, rank
 from sightline.core.progress import console
@@ -125,13 +125,15 @@ def training_folder(
     the training begins with, where it does not make that itself; a resumed training must be of the same encoder on the
     same images.
     """
-    held = by_first(lambda: lock(out))
-    try:
+    with contextlib.ExitStack() as stack:
+        by_first(lambda: _lock(out, stack))
         by_first(lambda: _begin(out, kind, wanted, data, begins_with, resume))
         yield Folder(out)
-    finally:
-        if held is not None:
-            held.close()
+
+
+def _lock(out: Path, stack: contextlib.ExitStack) -> None:
+    if not stack.enter_context(locked(out / LOCK)):
+        raise InputError(f"Another process is working in {str(out)!r}; wait for it or stop it")
 
 
 def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder | None, resume: bool) -> None:

@@ -129,14 +129,6 @@ class ObjectiveFile(Protocol):
     KIND: str  # "reconstructive" and "joint-embedding" ones can be the parts of a hybrid
 
     @property
-    def Config(self) -> type[Any]:  # noqa: N802
-        """Its settings, a frozen dataclass."""
-
-    @property
-    def Objective(self) -> Callable[..., Objective]:  # noqa: N802
-        """Of backbone and config, and of the trained module of `first` if there is one."""
-
-    @property
     def views(self) -> Callable[[Any, Backbone], tuple[Policy, ...]]:
         """The policies by which the views of an image are made."""
 
@@ -146,6 +138,14 @@ class ObjectivePlugin(ObjectiveFile, Protocol):
 
     LABELS: bool  # whether it learns from labels: the backbone then has a classifier
     TARGETS: bool  # whether it learns from boxes, masks or maps, which are then in `views.targets`
+
+    @property
+    def Config(self) -> type[Any]:  # noqa: N802
+        """Its settings, in the file `class …Config`: a frozen dataclass."""
+
+    @property
+    def Objective(self) -> Callable[..., Objective]:  # noqa: N802
+        """In the file `class …Objective`: of backbone and config, and of what `first` has trained if there is any."""
 
     @property
     def first(self) -> Callable[[Any, Backbone], First | None]:

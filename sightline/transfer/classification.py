@@ -20,7 +20,7 @@ from sightline.training.objective import Views
 from sightline.training.soft_labels import Mixing, soft_cross_entropy
 
 
-class Objective(objective.Objective):
+class ClassificationObjective(objective.Objective):
     """A classifier that is trained, and the average of its weights if that is wanted; see training/objective.py."""
 
     def __init__(

@@ -30,7 +30,7 @@ from sightline.training.launch import Launch, Launched, launching
 from sightline.training.loop import Loop
 from sightline.training.monitor import read_metrics
 from sightline.training.soft_labels import Mixing
-from sightline.transfer.classification import Objective
+from sightline.transfer.classification import ClassificationObjective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
 from sightline.transfer.evaluate import accuracy
 from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
@@ -41,7 +41,7 @@ ACCURACIES = ("val_accuracy", "test_accuracy")
 
 
 @dataclass(frozen=True)
-class Config:
+class FinetuneConfig:
     """What is fine-tuned, and how the images are changed on the way."""
 
     encoder: str = ""  # reference
@@ -73,13 +73,13 @@ class Config:
         Policy(1, self.crop, flip=self.flip, randaugment=self.randaugment, erase=self.erase)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[FinetuneConfig]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"layer_decay": 0.75}, {"layer_decay": 0.65, "lr": 1e-3}).config.layer_decay
     0.65
     """
-    return assemble(NAME, Config, layers)
+    return assemble(NAME, FinetuneConfig, layers)
 
 
 @launching(Launched)
@@ -117,12 +117,12 @@ def finetune(
 
 class _Parts(NamedTuple):
     encoder: Encoder
-    objective: Objective
+    objective: ClassificationObjective
     feed: Feed
 
 
 def _prepare(
-    wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch
+    wanted: TransferRecipe[FinetuneConfig], begins_with: Encoder, data: Images, fabric: Fabric, launch: Launch
 ) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config, seed = wanted.config, wanted.training.seed
@@ -142,7 +142,7 @@ def _prepare(
     if launch.show_progress and rank() == 0:
         for note in encoder.notes:
             console().print(note)
-    objective = Objective(
+    objective = ClassificationObjective(
         encoder.module,
         {} if config.layer_decay == 1 else layers_of(encoder),
         len(data.classes),
@@ -158,9 +158,9 @@ def _prepare(
 
 
 def _feed(
-    wanted: TransferRecipe[Config],
+    wanted: TransferRecipe[FinetuneConfig],
     encoder: Encoder,
-    objective: Objective,
+    objective: ClassificationObjective,
     data: Images,
     device: torch.device,
     workers: int | None,
@@ -181,7 +181,7 @@ def _feed(
 
 
 def _train(
-    wanted: TransferRecipe[Config], data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch
+    wanted: TransferRecipe[FinetuneConfig], data: Images, parts: _Parts, out: Path, fabric: Fabric, launch: Launch
 ) -> dict[str, float]:
     """Gives the last row of the metrics, nothing if the training was finished already."""
     torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
@@ -202,7 +202,7 @@ def _train(
     ).run()
 
 
-def _view(config: Config, encoder: Encoder) -> Policy:
+def _view(config: FinetuneConfig, encoder: Encoder) -> Policy:
     """One crop of each image, in the size and with the interpolation that the encoder is used with."""
     height, width = encoder.preprocess.size
     if height != width:
@@ -224,7 +224,7 @@ class _Accuracies:
     evaluates = True
 
     def __init__(
-        self, objective: Objective, encoder: Encoder, data: Images, device: torch.device, launch: Launch
+        self, objective: ClassificationObjective, encoder: Encoder, data: Images, device: torch.device, launch: Launch
     ) -> None:
         self.objective, self.preprocess, self.data = objective, encoder.preprocess, data
         self.device, self.workers = device, launch.workers

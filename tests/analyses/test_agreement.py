@@ -17,7 +17,7 @@ from sklearn.metrics import cohen_kappa_score, f1_score
 from support.plans import LAYERS, TEST, TOKENS, TRAIN, activations, computed, make_plan
 
 from sightline.analyses import agreement
-from sightline.analyses.agreement import Analysis, Config, cohen_kappa, kendall_tau, macro_f1
+from sightline.analyses.agreement import AgreementAnalysis, AgreementConfig, cohen_kappa, kendall_tau, macro_f1
 from sightline.core.errors import InputError
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Key
@@ -105,10 +105,10 @@ def test_one_class_only() -> None:
         (lambda: kendall_tau(np.ones(3), np.ones(3), 2), "two arrays"),
         (lambda: kendall_tau(np.ones((2, 3)), np.ones((2, 3)), 1), "k of at least 2, not 1"),
         (lambda: macro_f1([], []), "two sequences of decisions"),
-        (lambda: Config(k=(1, 5)), "k of at least 2"),
-        (lambda: Config(k=()), "not none"),
-        (lambda: Config(bootstrap=0), "at least 1 draw"),
-        (lambda: Config(pooling="max"), "no pooling 'max'"),
+        (lambda: AgreementConfig(k=(1, 5)), "k of at least 2"),
+        (lambda: AgreementConfig(k=()), "not none"),
+        (lambda: AgreementConfig(bootstrap=0), "at least 1 draw"),
+        (lambda: AgreementConfig(pooling="max"), "no pooling 'max'"),
     ],
 )
 def test_bad_input(call: Any, message: str) -> None:
@@ -128,7 +128,7 @@ HEADS = {
 
 
 def run(plan: Any, data: Any, size: int = 8, **config: Any) -> xr.Dataset:
-    result: xr.Dataset = computed(Analysis(Config(**config), plan), plan, data, size)
+    result: xr.Dataset = computed(AgreementAnalysis(AgreementConfig(**config), plan), plan, data, size)
     return result
 
 
@@ -172,8 +172,8 @@ def test_streamed_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_k_is_bounded_by_the_classes(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)  # three classes
-    assert Analysis(Config(), plan).k == [3]
-    assert Analysis(Config(k=(3, 2, 5)), plan).k == [2, 3]
+    assert AgreementAnalysis(AgreementConfig(), plan).k == [3]
+    assert AgreementAnalysis(AgreementConfig(k=(3, 2, 5)), plan).k == [2, 3]
 
 
 def test_flaws_have_a_reason(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_nobody_can_decide(tmp_path: Path) -> None:
 def test_one_encoder_has_nobody_to_agree_with(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, layers={"vit": LAYERS["vit"]})
     with pytest.raises(InputError, match="there is only 'vit'; give at least two"):
-        Analysis(Config(), plan)
+        AgreementAnalysis(AgreementConfig(), plan)
 
 
 def test_labels_are_needed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Agreement needs labels of at least two classes"):
-        Analysis(Config(), make_plan(tmp_path, np.full(TRAIN + TEST, -1)))
+        AgreementAnalysis(AgreementConfig(), make_plan(tmp_path, np.full(TRAIN + TEST, -1)))

@@ -225,7 +225,7 @@ def fed(encoder: Any, images: Any, change: Any) -> Any:
     config = NoSettings()
     cache, device = SimpleNamespace(), torch.device("cpu")
     plan = make_plans({"a": encoder}, images, {"diversity": config}, None, settings, cache, device)["diversity"]
-    metric = diversity.Analysis(config, plan)
+    metric = diversity.DiversityAnalysis(config, plan)
     keys = [Key("a", site, "plain") for site in plan.sites["a"]]
     generator = torch.Generator().manual_seed(0)
     drawn = {key: change(key.site, torch.randn(4, *plan.shapes["a"][key.site], generator=generator)) for key in keys}
@@ -254,7 +254,9 @@ def test_flaws_have_a_reason(images: Any) -> None:
 
 
 def test_no_number_without_a_readable_image_and_no_empty_reason(tmp_path: Path) -> None:
-    result = result_of(diversity.Analysis(NoSettings(), make_plan(tmp_path))).sel(kind="tokens", site="block.0")
+    result = result_of(diversity.DiversityAnalysis(NoSettings(), make_plan(tmp_path))).sel(
+        kind="tokens", site="block.0"
+    )
     assert (result.reason == "no image could be read").all()
     assert result.cosine.isnull().all()
 

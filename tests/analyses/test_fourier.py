@@ -237,7 +237,7 @@ def test_flaws_have_a_reason(images: Any) -> None:
 
 
 def test_no_number_without_a_readable_image_and_no_wrong_reason(tmp_path: Path) -> None:
-    result = result_of(fourier.Analysis(NoSettings(), make_plan(tmp_path))).sel(site="block.0")
+    result = result_of(fourier.FourierAnalysis(NoSettings(), make_plan(tmp_path))).sel(site="block.0")
     assert (result.reason == "no image could be read").all()
     assert result.amplitude.isnull().all()
 

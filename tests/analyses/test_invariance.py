@@ -12,7 +12,7 @@ from support.references import SMALL
 from torch import Tensor, nn
 
 from sightline import analyze, capture, load_encoder, load_images
-from sightline.analyses.invariance import Config, figures, headlines
+from sightline.analyses.invariance import InvarianceConfig, figures, headlines
 from sightline.core.errors import InputError
 from sightline.images.views import make_view
 from sightline.measure.estimators.cka import cka
@@ -20,7 +20,7 @@ from sightline.measure.estimators.cka import cka
 STILL = "supervised?crop=[1, 1]&ratio=[1, 1]"  # the whole image; half of the time mirrored
 
 
-def invariance(encoders: Any, config: Config, count: int = 40, **options: Any) -> xr.Dataset:
+def invariance(encoders: Any, config: InvarianceConfig, count: int = 40, **options: Any) -> xr.Dataset:
     images = load_images("shapes?size=32", limit=count)
     settings = {"batch": 8, "workers": 0, "show_progress": False, **options}
     return analyze(encoders, images, {"invariance": config}, **settings)["invariance"]
@@ -28,7 +28,7 @@ def invariance(encoders: Any, config: Config, count: int = 40, **options: Any) -
 
 def test_the_pass_equals_cka_of_two_copies() -> None:
     encoders = {"vit": load_encoder(SMALL), "cnn": load_encoder("timm:resnet18@random?size=32&zero_init_last=False")}
-    result = invariance(encoders, Config(policies=("moco_v3", "supervised"), bootstrap=50), seed=3)
+    result = invariance(encoders, InvarianceConfig(policies=("moco_v3", "supervised"), bootstrap=50), seed=3)
     assert result.invariance.dims == ("policy", "tokens", "encoder", "site")
     images = load_images("shapes?size=32", limit=40)
     order = images.order("test", 3)
@@ -61,7 +61,7 @@ def test_the_pass_equals_cka_of_two_copies() -> None:
 
 
 def test_copies_that_do_not_differ_are_seen_alike() -> None:
-    result = invariance(load_encoder(SMALL), Config(policies=(STILL + "&flip=0", "simclr")))
+    result = invariance(load_encoder(SMALL), InvarianceConfig(policies=(STILL + "&flip=0", "simclr")))
     same, other = (result.invariance.isel(policy=number) for number in (0, 1))
     np.testing.assert_allclose(same, 1, atol=1e-6)
     assert (other < 0.9).all()
@@ -87,8 +87,8 @@ def test_all_layers_against_all_layers(unbiased: bool) -> None:
     """Of each encoder alone, the first copy in rows; minibatches and all images at once."""
     encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}
     config = {"policies": ("moco_v3", "supervised"), "tokens": ("mean", "cls"), "bootstrap": 20, "unbiased": unbiased}
-    batched = invariance(encoders, Config(**config), seed=3)
-    whole = invariance(encoders, Config(**config, full_batch=True), seed=3)
+    batched = invariance(encoders, InvarianceConfig(**config), seed=3)
+    whole = invariance(encoders, InvarianceConfig(**config, full_batch=True), seed=3)
     assert batched.cka.dims == ("policy", "tokens", "encoder", "site_a", "site_b")
     assert batched.attrs["estimator"] == f"{'un' * unbiased}biased minibatch"
     assert whole.attrs["estimator"] == f"{'un' * unbiased}biased full batch"
@@ -138,13 +138,15 @@ def patches() -> Any:
 
 
 def test_a_layer_can_be_invariant_in_one_token_view_and_not_in_another() -> None:
-    result = invariance(patches(), Config(policies=(STILL,)), sites="map").squeeze()
+    result = invariance(patches(), InvarianceConfig(policies=(STILL,)), sites="map").squeeze()
     assert float(result.invariance.sel(tokens="mean")) == pytest.approx(1, abs=1e-5)
     assert float(result.invariance.sel(tokens="all")) < 0.999
 
 
 def test_layers_without_a_value_say_why() -> None:
-    result = invariance(patches(), Config(policies=("simclr",), tokens=("mean",)), sites=["constant", "broken"])
+    result = invariance(
+        patches(), InvarianceConfig(policies=("simclr",), tokens=("mean",)), sites=["constant", "broken"]
+    )
     reason = result.reason.squeeze()
     assert str(reason.sel(site="constant").values) == "the activations are the same for all images"
     assert "not finite" in str(reason.sel(site="broken").values)
@@ -155,7 +157,7 @@ def test_layers_without_a_value_say_why() -> None:
 
 @pytest.mark.bf16
 def test_one_batch_has_no_interval_and_bf16_is_close() -> None:
-    config = Config(policies=("simclr?crop=[0.5, 1]",), tokens=("mean",))
+    config = InvarianceConfig(policies=("simclr?crop=[0.5, 1]",), tokens=("mean",))
     result = invariance(load_encoder(SMALL), config, count=16, batch=16)
     assert result.invariance_low.isnull().all()
     ((label, number, detail),) = headlines(result)
@@ -166,7 +168,9 @@ def test_one_batch_has_no_interval_and_bf16_is_close() -> None:
 
 
 def test_the_figure_has_a_panel_for_each_policy() -> None:
-    result = invariance({"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}, Config(bootstrap=20))
+    result = invariance(
+        {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&depth=3")}, InvarianceConfig(bootstrap=20)
+    )
     figure, layers = figures(result)
     assert len(layers.table) == 4 * (2 * 2 + 3 * 3)
     assert layers.table.pair.unique()[:2].tolist() == ["a, simclr", "a, moco_v3"]
@@ -193,7 +197,7 @@ def test_the_figure_has_a_panel_for_each_policy() -> None:
 )
 def test_settings_are_checked_before_the_pass(settings: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Config(**settings)
+        InvarianceConfig(**settings)
 
 
 def test_too_few_images() -> None:

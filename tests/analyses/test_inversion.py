@@ -12,7 +12,7 @@ import xarray as xr
 
 import sightline as sl
 from sightline.analyses import inversion as plugin
-from sightline.analyses.inversion import Config
+from sightline.analyses.inversion import InversionConfig
 from sightline.core.errors import InputError
 from sightline.encoders.encoder import build_encoder
 from sightline.images.preprocess import Preprocess
@@ -41,7 +41,7 @@ def encoder(kind: str) -> sl.Encoder:
 
 def measured(images: Any, out: Path | None = None, **options: Any) -> xr.Dataset:
     encoders = {kind: encoder(kind) for kind in ("image", "symmetric", "constant")}
-    config = {"inversion": Config(size=SIZE, pictures=3)}
+    config = {"inversion": InversionConfig(size=SIZE, pictures=3)}
     return sl.analyze(encoders, images, config, out=out, workers=0, show_progress=False, **options)["inversion"]
 
 
@@ -97,7 +97,7 @@ def test_page_and_words(result: xr.Dataset, images: Any, tmp_path: Path) -> None
     small = sl.analyze(
         ["timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"],
         sl.load_images("shapes?size=32", limit=40),
-        {"inversion": Config(size=6, pictures=2)},
+        {"inversion": InversionConfig(size=6, pictures=2)},
         out=tmp_path / "run",
         workers=0,
         show_progress=False,
@@ -117,10 +117,10 @@ def test_page_and_words(result: xr.Dataset, images: Any, tmp_path: Path) -> None
 
 def test_bad_settings() -> None:
     with pytest.raises(InputError, match="no feature 'mean'"):
-        Config(features=("mean",))
+        InversionConfig(features=("mean",))
     with pytest.raises(InputError, match="needs a feature"):
-        Config(features=())
+        InversionConfig(features=())
     with pytest.raises(InputError, match="2 to 64 pixels"):
-        Config(size=1)
+        InversionConfig(size=1)
     with pytest.raises(InputError, match="at least 1"):
-        Config(pictures=0)
+        InversionConfig(pictures=0)

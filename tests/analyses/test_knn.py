@@ -13,7 +13,7 @@ from support.neighbours import plain
 from support.plans import LAYOUT, TEST, TRAIN, WIDTH, activations, computed, feed, make_plan
 
 from sightline.analyses import knn
-from sightline.analyses.knn import Analysis, Config
+from sightline.analyses.knn import KnnAnalysis, KnnConfig
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.measure.estimators.intervals import wilson
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def run(plan: Plan, data: dict[Key, torch.Tensor], size: int = 8, k: int = 20) -> Any:
-    return computed(Analysis(Config(k=k), plan), plan, data, size)
+    return computed(KnnAnalysis(KnnConfig(k=k), plan), plan, data, size)
 
 
 def test_streamed_is_whole(tmp_path: Path) -> None:
@@ -82,20 +82,20 @@ def test_any_batching_shards_and_a_second_run_give_the_same(tmp_path: Path) -> N
     data = activations(plans[0])
     expected = run(plans[0], data, 8)
     xr.testing.assert_identical(run(plans[1], data, 5), expected)
-    one, two = (Analysis(Config(), plans[2]) for _ in range(2))
+    one, two = (KnnAnalysis(KnnConfig(), plans[2]) for _ in range(2))
     for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
         torch.manual_seed(0)
         feed(metric, plans[2], data, 8, part)
     one.merge_state(two)
-    xr.testing.assert_identical(split(Analysis.compute(one))[0], expected)
-    assert knn.cost(Config(), plans[0]).disk == 0
+    xr.testing.assert_identical(split(KnnAnalysis.compute(one))[0], expected)
+    assert knn.cost(KnnConfig(), plans[0]).disk == 0
     nothing = {key: values * 0 for key, values in data.items()}
     xr.testing.assert_identical(run(plans[0], nothing), expected)  # found by its key, not written again
 
 
 def test_cost_is_what_the_disk_holds(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    disk = knn.cost(Config(), plan).disk
+    disk = knn.cost(KnnConfig(), plan).disk
     assert disk == (3 * 3 + 2) * (TRAIN + TEST) * (4 * WIDTH + 1)
     run(plan, activations(plan))
     held = sum(file.stat().st_size for file in tmp_path.rglob("*.npy"))
@@ -123,10 +123,10 @@ def test_images_that_could_not_be_read_or_have_no_label_are_left_out(tmp_path: P
     labels[[3, 60]] = -1
     plan = make_plan(tmp_path, labels)
     data = activations(plan)
-    metric = Analysis(Config(), plan)
+    metric = KnnAnalysis(KnnConfig(), plan)
     torch.manual_seed(0)
     feed(metric, plan, data, 8, slice(1, None))  # one batch of 8 test images was corrupt
-    result = Analysis.compute(metric)
+    result = KnnAnalysis.compute(metric)
     torch.manual_seed(0)
     test = np.sort(torch.randperm(TEST).split(8)[0].numpy())
     keep = np.setdiff1d(np.arange(TRAIN + TEST), [3, 60, *(test + TRAIN)])
@@ -139,12 +139,12 @@ def test_images_that_could_not_be_read_or_have_no_label_are_left_out(tmp_path: P
 
 def test_lost_rows_are_noticed(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    metric = Analysis(Config(), plan)
+    metric = KnnAnalysis(KnnConfig(), plan)
     feed(metric, plan, activations(plan), 8)
     for rows in tmp_path.rglob("rows.npy"):
         np.load(rows, mmap_mode="r+")[:3] = 0
     with pytest.raises(InputError, match="lost rows"):
-        Analysis.compute(metric)
+        KnnAnalysis.compute(metric)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def test_lost_rows_are_noticed(tmp_path: Path) -> None:
 )
 def test_labels_are_checked_before_the_pass(tmp_path: Path, labels: Array, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Analysis(Config(), make_plan(tmp_path, labels))
+        KnnAnalysis(KnnConfig(), make_plan(tmp_path, labels))
     assert not list(tmp_path.iterdir())
 
 
 def test_reductions_are_copies(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     values = torch.ones(4, LAYOUT.count, WIDTH)
-    found = Analysis(Config(), plan).reduce(Key("vit", "norm", "plain"), values)
+    found = KnnAnalysis(KnnConfig(), plan).reduce(Key("vit", "norm", "plain"), values)
     values.zero_()
     assert {name: (vector.dtype, float(vector.min())) for name, vector in found.items()} == dict.fromkeys(
         ("cls", "gap", "gap_without_cls"), (torch.float32, 1.0)

@@ -12,14 +12,14 @@ from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import minibatch as plugin
-from sightline.analyses.minibatch import Config
+from sightline.analyses.minibatch import MinibatchConfig
 from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import cka
 
-CONFIG = Config(batches=(8, 16, 32), layers=3, tokens=("all", "cls"), bootstrap=30)
+CONFIG = MinibatchConfig(batches=(8, 16, 32), layers=3, tokens=("all", "cls"), bootstrap=30)
 
 
-def measure(encoders: Any, config: Config = CONFIG, batch: int = 32, **options: Any) -> xr.Dataset:
+def measure(encoders: Any, config: MinibatchConfig = CONFIG, batch: int = 32, **options: Any) -> xr.Dataset:
     images = load_images("shapes?size=32&train=8&val=0&test=128")
     settings = {"batch": batch, "workers": 0, "show_progress": False, **options}
     return analyze(encoders, images, {"minibatch": config}, **settings)["minibatch"]
@@ -80,7 +80,7 @@ def test_beside_other_analyses_the_numbers_of_batches_do_not_matter() -> None:
 
 def test_few_layers_few_images_and_small_batches() -> None:
     encoders = {"a": load_encoder(SMALL), "r": load_encoder("timm:resnet18@random?size=32&zero_init_last=False")}
-    result = measure(encoders, Config(layers=10, bootstrap=5), batch=8, sites=["block.*"])
+    result = measure(encoders, MinibatchConfig(layers=10, bootstrap=5), batch=8, sites=["block.*"])
     assert result.batch.values.tolist() == [8]
     assert result["count"].values.tolist() == [8, 16, 32, 64, 128]
     assert result.site.sel(encoder="a").values.tolist() == ["block.0", "block.1", *[""] * 6]
@@ -106,4 +106,4 @@ def test_the_page(result: xr.Dataset) -> None:
 @pytest.mark.parametrize("settings", [{"layers": 1}, {"batches": ()}, {"batches": (2, 32)}])
 def test_bad_settings(settings: Any) -> None:
     with pytest.raises(InputError, match="Two layers and batches of 4 images"):
-        Config(**settings)
+        MinibatchConfig(**settings)

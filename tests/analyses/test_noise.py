@@ -13,13 +13,13 @@ from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import noise as plugin
-from sightline.analyses.noise import Analysis, Config, accuracy_drop, views
+from sightline.analyses.noise import NoiseAnalysis, NoiseConfig, accuracy_drop, views
 from sightline.core.errors import InputError
 from sightline.images.noise import view
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.plan import Key
 
-TWO = Config(frequencies=(0.2, 0.8))
+TWO = NoiseConfig(frequencies=(0.2, 0.8))
 VIEWS = {split: views(TWO, split) for split in ("train", "test")}
 HEAD = {"vit": {**LAYERS["vit"], "head.0": (3,)}, "cnn": LAYERS["cnn"]}
 
@@ -27,14 +27,14 @@ HEAD = {"vit": {**LAYERS["vit"], "head.0": (3,)}, "cnn": LAYERS["cnn"]}
 def test_views_name_what_they_show() -> None:
     assert views(TWO, "train") == ("plain",)
     assert views(TWO, "test") == ("plain", "noise:0.2", "noise:0.8")
-    assert views(Config(frequencies=(0.5,), strength=0.2), "test") == ("plain", "noise:0.5,0.2")
+    assert views(NoiseConfig(frequencies=(0.5,), strength=0.2), "test") == ("plain", "noise:0.5,0.2")
 
 
 def test_kinds_of_noise() -> None:
-    config = Config(frequencies=(0.2,), kind="sign")
+    config = NoiseConfig(frequencies=(0.2,), kind="sign")
     assert views(config, "test") == ("plain", "noise:0.2,0.1,sign")
     with pytest.raises(InputError, match="no noise of kind 'signs'; did you mean 'sign'"):
-        Config(kind="signs")
+        NoiseConfig(kind="signs")
 
 
 def test_drop_is_paired() -> None:
@@ -66,7 +66,7 @@ def noisy_activations(plan: Any) -> dict[Key, torch.Tensor]:
 def test_streamed_is_whole(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, layers=HEAD, views=VIEWS)
     data = noisy_activations(plan)
-    result = computed(Analysis(TWO, plan), plan, data)
+    result = computed(NoiseAnalysis(TWO, plan), plan, data)
     truth = plan.images.labels[TRAIN:]
     told = {name: data[Key("vit", "head.0", name)][TRAIN:].argmax(1).numpy() for name in VIEWS["test"]}
     assert result.frequency.values.tolist() == [0.2, 0.8]
@@ -95,7 +95,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data = noisy_activations(plan)
     data[Key("cnn", "block.1", "noise:0.8")][TRAIN] = torch.inf
     data[Key("vit", "head.0", "plain")][:] = 0.0
-    result = computed(Analysis(TWO, plan), plan, data)
+    result = computed(NoiseAnalysis(TWO, plan), plan, data)
     assert result.reason.sel(encoder="cnn").values.tolist() == [
         "",
         "1 of 24 test features is not finite (NaN or infinity)",
@@ -119,7 +119,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
 )
 def test_bad_settings(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Config(**config)
+        NoiseConfig(**config)
 
 
 def test_in_the_pass_noise_is_added_to_the_images(small: str) -> None:

@@ -13,7 +13,7 @@ from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import orientation as plugin
-from sightline.analyses.orientation import Analysis, Config, orientation_accuracy
+from sightline.analyses.orientation import OrientationAnalysis, OrientationConfig, orientation_accuracy
 from sightline.core.errors import InputError
 from sightline.encoders.encoder import build_encoder
 from sightline.images.preprocess import Preprocess
@@ -66,7 +66,7 @@ def test_noise_gives_chance(width: int) -> None:
 def test_streamed_is_whole(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, UNLABELLED, views=BOTH)  # labels are not needed
     data = mirrored(plan)
-    result = computed(Analysis(Config(), plan), plan, data)
+    result = computed(OrientationAnalysis(OrientationConfig(), plan), plan, data)
     pools = {
         ("vit", "cls"): lambda x: x[:, 0],
         ("vit", "gap"): lambda x: x.mean(1),
@@ -101,7 +101,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data = mirrored(plan)
     data[Key("vit", "norm", "mirror")][TRAIN + 3, 0, 0] = torch.nan
     data[Key("cnn", "block.1", "plain")][:] = 1.0
-    result = computed(Analysis(Config(), plan), plan, data)
+    result = computed(OrientationAnalysis(OrientationConfig(), plan), plan, data)
     assert result.reason.sel(encoder="vit", site="norm", feature="cls") == (
         "1 of 24 test features is not finite (NaN or infinity)"
     )
@@ -114,14 +114,14 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
 def test_no_encoder_has_the_feature(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, layers={"cnn": LAYERS["cnn"]}, views=BOTH)
     with pytest.raises(InputError, match="None of these sites has the pooling"):
-        Analysis(Config(features=("cls",)), plan)
+        OrientationAnalysis(OrientationConfig(features=("cls",)), plan)
 
 
 def test_bad_settings() -> None:
     with pytest.raises(InputError, match="no feature 'mean'"):
-        Config(features=("mean",))
+        OrientationConfig(features=("mean",))
     with pytest.raises(InputError, match="needs a feature"):
-        Config(features=())
+        OrientationConfig(features=())
 
 
 def test_a_mirror_symmetric_encoder_is_invariant() -> None:

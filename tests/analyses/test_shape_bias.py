@@ -12,7 +12,7 @@ from support.plans import LAYERS, TEST, TRAIN, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import shape_bias as plugin
-from sightline.analyses.shape_bias import Analysis, Config, shape_bias
+from sightline.analyses.shape_bias import ShapeBiasAnalysis, ShapeBiasConfig, shape_bias
 from sightline.core.errors import InputError
 from sightline.images.sets import join
 from sightline.measure.estimators.intervals import wilson
@@ -44,7 +44,7 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
     shape, texture = LABELS[TRAIN:], TEXTURE[TRAIN:]
     decided = np.where(random.random(TEST) < 0.6, shape, np.where(random.random(TEST) < 0.6, texture, 3))
     data[Key("vit", "head.0", "plain")][TRAIN:] = torch.eye(4)[torch.from_numpy(decided)]
-    result = computed(Analysis(Config(), plan), plan, data)
+    result = computed(ShapeBiasAnalysis(ShapeBiasConfig(), plan), plan, data)
     assert result["class"].values.tolist() == ["a", "b", "c"]
     for number, name in enumerate(["a", "b", "c"]):
         of = (shape == number) & (texture != shape)
@@ -76,7 +76,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data = activations(plan)
     data[Key("cnn", "block.1", "plain")][TRAIN + 2] = torch.nan
     data[Key("vit", "head.0", "plain")][TRAIN:] = torch.eye(4)[3] * (torch.from_numpy(TEXTURE[TRAIN:]) != 3)[:, None]
-    result = computed(Analysis(Config(), plan), plan, data)
+    result = computed(ShapeBiasAnalysis(ShapeBiasConfig(), plan), plan, data)
     assert (result.reason.sel(encoder="cnn") == "1 of 24 conflict features is not finite (NaN or infinity)").all()
     assert np.isnan(result.shape_bias.sel(encoder="cnn")).all()
     assert "cnn: 1 of 24 conflict features is not finite" in plugin.figures(result)[0].caption
@@ -93,13 +93,13 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
 )
 def test_what_is_needed_is_said_before_the_pass(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Analysis(Config(), plan_of(tmp_path, **changes))
+        ShapeBiasAnalysis(ShapeBiasConfig(), plan_of(tmp_path, **changes))
 
 
 def test_images_without_texture(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, LABELS, views=SPLITS, classes=("a", "b", "c", "d"))
     with pytest.raises(InputError, match="give some such as shapes:conflict"):
-        Analysis(Config(), plan)
+        ShapeBiasAnalysis(ShapeBiasConfig(), plan)
 
 
 def test_in_the_pass(small: str) -> None:

@@ -13,14 +13,14 @@ import xarray as xr
 from support.plans import TEST, activations, computed, make_plan
 
 from sightline.analyses import similarity
-from sightline.analyses.similarity import Analysis, Config
+from sightline.analyses.similarity import SimilarityAnalysis, SimilarityConfig
 from sightline.core.errors import InputError
 from sightline.measure.estimators.similarity import angular_distance, mutual_knn, procrustes, pwcca, rsa, svcca
 from sightline.measure.plan import Key, Plan
 from sightline.report.explorer import pack_explorer
 
 MEASURES = ("procrustes", "shape", "svcca", "pwcca", "rsa", "mutual_knn")
-ALL = Config(measures=MEASURES, tokens=("mean", "cls", "all", "patches"), k=3, variance=0.8)
+ALL = SimilarityConfig(measures=MEASURES, tokens=("mean", "cls", "all", "patches"), k=3, variance=0.8)
 SPLITS = {"test": ("plain",)}
 PLAIN = {
     "procrustes": procrustes,
@@ -39,7 +39,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.fixture(scope="module")
 def result(plan: Plan) -> xr.Dataset:
-    found: xr.Dataset = computed(Analysis(ALL, plan), plan, activations(plan))
+    found: xr.Dataset = computed(SimilarityAnalysis(ALL, plan), plan, activations(plan))
     return found
 
 
@@ -106,7 +106,7 @@ def test_reasons(tmp_path: Path) -> None:
     data = activations(plan)
     data[Key("vit", "block.0", "plain")][:] = 0.1
     data[Key("cnn", "block.1", "plain")][5] = torch.nan
-    found = computed(Analysis(Config(tokens=("mean", "cls")), plan), plan, data)
+    found = computed(SimilarityAnalysis(SimilarityConfig(tokens=("mean", "cls")), plan), plan, data)
     reason = found.reason.sel(tokens="mean")
     assert reason.sel(encoder="vit", site="block.0") == "the activations are the same for all images"
     assert "not finite" in str(reason.sel(encoder="cnn", site="block.1").item())
@@ -121,8 +121,8 @@ def test_reasons(tmp_path: Path) -> None:
 def test_neighbours_of_which_there_are_no_others_tell_nothing(plan: Plan) -> None:
     """Of k + 1 images each has all others as neighbours in any layer; of one more it may miss one, and they differ."""
     for k in (TEST - 1, TEST - 2):
-        config = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), k=k, bootstrap=20)
-        found = computed(Analysis(config, plan), plan, activations(plan))
+        config = SimilarityConfig(measures=("rsa", "mutual_knn"), tokens=("mean",), k=k, bootstrap=20)
+        found = computed(SimilarityAnalysis(config, plan), plan, activations(plan))
         pair = {"encoder_a": "vit", "site_a": "norm", "encoder_b": "cnn", "site_b": "block.0", "tokens": "mean"}
         value = found.similarity.sel(pair)
         assert np.isfinite(value.sel(measure="rsa"))
@@ -148,8 +148,8 @@ def test_images_in_one_direction_have_no_nearest(tmp_path: Path) -> None:
     lengths = torch.arange(1.0, 1 + len(plan.images.labels))
     data[Key("vit", "norm", "plain")][:] = lengths[:, None, None] * torch.arange(6.0)
     data[Key("cnn", "block.0", "plain")] = 1 + 5e-6 * data[Key("cnn", "block.0", "plain")]
-    config = Config(measures=("procrustes", "mutual_knn"), tokens=("mean", "cls"), k=3, bootstrap=20)
-    found = computed(Analysis(config, plan), plan, data)
+    config = SimilarityConfig(measures=("procrustes", "mutual_knn"), tokens=("mean", "cls"), k=3, bootstrap=20)
+    found = computed(SimilarityAnalysis(config, plan), plan, data)
     value = found.similarity.sel(tokens="mean", encoder_a="vit", site_a="norm", encoder_b="vit")
     assert value.sel(measure="procrustes").notnull().all()
     for end in ("", "_low", "_high", "_null"):
@@ -170,8 +170,8 @@ def test_images_in_one_direction_have_no_nearest(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_bounded_and_the_same_for_all(plan: Plan) -> None:
-    small = Config(measures=("rsa", "mutual_knn"), tokens=("mean",), sample=10, k=20)
-    found = computed(Analysis(small, plan), plan, activations(plan))
+    small = SimilarityConfig(measures=("rsa", "mutual_knn"), tokens=("mean",), sample=10, k=20)
+    found = computed(SimilarityAnalysis(small, plan), plan, activations(plan))
     assert (found.attrs["sample"], found.attrs["k"]) == (10, 9)
     own = found.similarity.sel(encoder_a="vit", encoder_b="vit", site_a="block.0", site_b="block.0", tokens="mean")
     assert own.values.tolist() == pytest.approx([1, np.nan], nan_ok=True)  # all others are neighbours
@@ -236,4 +236,4 @@ def test_figures_of_a_distance_rise(result: xr.Dataset) -> None:
 )
 def test_wrong_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        Config(**settings)
+        SimilarityConfig(**settings)

@@ -13,13 +13,13 @@ from support.plans import TEST, activations, computed, make_plan
 
 import sightline as sl
 from sightline.analyses import transformations as plugin
-from sightline.analyses.transformations import Analysis, Config, relative_distance, views
+from sightline.analyses.transformations import TransformationsAnalysis, TransformationsConfig, relative_distance, views
 from sightline.core.errors import InputError
 from sightline.encoders.encoder import build_encoder
 from sightline.images.preprocess import Preprocess
 from sightline.measure.plan import Key, Plan
 
-CONFIG = Config(transformations=("mirror", "grey"), bootstrap=200)
+CONFIG = TransformationsConfig(transformations=("mirror", "grey"), bootstrap=200)
 VIEWS = {"test": views(CONFIG, "test")}
 POOLS = {"vit": {"gap": lambda x: x.mean(1), "cls": lambda x: x[:, 0]}, "cnn": {"gap": lambda x: x.mean((2, 3))}}
 
@@ -69,7 +69,7 @@ def test_another_image_is_as_far_as_another_image() -> None:
 def test_the_stream_equals_loops_over_pairs(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=VIEWS)
     data = transformed(plan)
-    result = computed(Analysis(CONFIG, plan), plan, data)
+    result = computed(TransformationsAnalysis(CONFIG, plan), plan, data)
     torch.manual_seed(0)
     batches = [rows.numpy() for rows in torch.randperm(TEST).split(8)]
     one, other = VIEWS["test"][-2:]
@@ -112,7 +112,11 @@ def test_intervals_cover_what_they_should(tmp_path: Path) -> None:
         x = torch.randn(shape, generator=random)
         data = {Key("cnn", "block.0", view): x + 0.5 * torch.randn(shape, generator=random) for view in VIEWS["test"]}
         data[Key("cnn", "block.0", "plain")] = x
-        result = computed(Analysis(CONFIG, plan), plan, data).sel(transformation="mirror", feature="gap").squeeze()
+        result = (
+            computed(TransformationsAnalysis(CONFIG, plan), plan, data)
+            .sel(transformation="mirror", feature="gap")
+            .squeeze()
+        )
         inside.append(float(result.distance_low) <= np.sqrt(0.25 / 2) <= float(result.distance_high))
     assert 0.8 <= np.mean(inside) <= 1  # 24 images are few for a bootstrap
 
@@ -122,7 +126,11 @@ def test_an_image_counts_as_either_of_a_pair(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, layers={"cnn": {"block.0": (6,)}}, views=VIEWS)
     x = torch.randn((TEST, 6), generator=torch.Generator().manual_seed(3))
     data = {Key("cnn", "block.0", view): x + float(k > 0) for k, view in enumerate(VIEWS["test"])}
-    result = computed(Analysis(CONFIG, plan), plan, data).sel(transformation="mirror", feature="gap").squeeze()
+    result = (
+        computed(TransformationsAnalysis(CONFIG, plan), plan, data)
+        .sel(transformation="mirror", feature="gap")
+        .squeeze()
+    )
     torch.manual_seed(0)
     batches = [rows.numpy() for rows in torch.randperm(TEST).split(8)]
     plain = x.double().numpy()
@@ -139,7 +147,7 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("vit", "norm", "grey")][3, 0, 0] = torch.nan
     for view in VIEWS["test"]:
         data[Key("cnn", "block.1", view)][:] = 0.1
-    result = computed(Analysis(CONFIG, plan), plan, data).sel(feature="gap")
+    result = computed(TransformationsAnalysis(CONFIG, plan), plan, data).sel(feature="gap")
     assert str(result.reason.sel(encoder="vit", site="norm").values).startswith("the activations are not finite")
     assert str(result.reason.sel(encoder="cnn", site="block.1").values) == "the features are the same for all images"
     assert result.distance.sel(encoder="cnn", site="block.1").isnull().all()
@@ -167,7 +175,7 @@ def measured(names: list[str], **settings: Any) -> xr.Dataset:
     images = sl.load_images(noise, labels=np.arange(64) % 2)
     bare = Preprocess(size=(8, 8), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     encoders = {name: build_encoder(Pixels(name), reference=name, preprocess=bare) for name in names}
-    config = Config(bootstrap=50, **settings)
+    config = TransformationsConfig(bootstrap=50, **settings)
     run = sl.analyze(encoders, images, {"transformations": config}, batch=16, workers=0, show_progress=False)
     return run["transformations"].sel(feature="gap", site="pixels")
 
@@ -195,7 +203,7 @@ def test_crops_that_are_the_same_have_a_reason() -> None:
 
 def test_the_page(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=VIEWS)
-    result = computed(Analysis(CONFIG, plan), plan, transformed(plan))
+    result = computed(TransformationsAnalysis(CONFIG, plan), plan, transformed(plan))
     figures = plugin.figures(result)
     assert [figure.name for figure in figures] == ["map", "depth-gap", "depth-cls"]
     cells = figures[0].table
@@ -235,7 +243,7 @@ def test_the_page(tmp_path: Path) -> None:
 )
 def test_settings_are_checked_before_the_pass(settings: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Config(**settings)
+        TransformationsConfig(**settings)
 
 
 def test_features_of_different_images_are_refused() -> None:

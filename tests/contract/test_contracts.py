@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from support import plugin_types
 
 import sightline as sl
+from sightline import analyses
 from sightline.core import plugins
 from sightline.core.contract import Reported, fulfil, members
+from sightline.core.errors import InputError
 from sightline.encoders import contract as encoders
 from sightline.images.contract import image_source
 from sightline.measure import contract as measure
@@ -43,22 +46,48 @@ def test_mypy_sees_every_kind_and_nothing_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "defaults", "named"),
+    ("kind", "defaults", "named", "classes"),
     [
-        ("analyses", measure.OPTIONAL, plugin_types.ANALYSES_OPTIONAL),
-        ("objectives", objective.OPTIONAL, plugin_types.OBJECTIVES_OPTIONAL),
+        ("analyses", measure.OPTIONAL, plugin_types.ANALYSES_OPTIONAL, {"Analysis", "Config"}),
+        ("objectives", objective.OPTIONAL, plugin_types.OBJECTIVES_OPTIONAL, {"Objective", "Config"}),
     ],
 )
-def test_mypy_sees_what_a_plugin_may_leave_out(kind: str, defaults: Any, named: Mapping[str, Any]) -> None:
-    assert named.keys() == defaults.keys()
-    for member, value in defaults.items():
+def test_mypy_sees_what_a_plugin_may_leave_out_or_name(
+    kind: str, defaults: Any, named: Mapping[str, Any], classes: set[str]
+) -> None:
+    assert named.keys() == defaults.keys() | classes
+    for member in named:
         found = {name: getattr(ACCESS[kind](name), member) for name in plugins.built_in(kind)}
-        assert {name: own for name, own in found.items() if own is not value} == named[member]
+        assert {name: own for name, own in found.items() if own is not defaults.get(member)} == named[member]
+
+
+def test_a_plugin_calls_its_classes_as_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "from sightline.measure.contract import Analysis",
+        "class FooConfig: ...",
+        "class FooAnalysis(Analysis): ...",
+    ]
+    (tmp_path / "foo.py").write_text("\n".join(lines), "utf-8")
+    (tmp_path / "two.py").write_text("\n".join([*lines, "class OtherConfig: ..."]), "utf-8")
+    monkeypatch.setattr(analyses, "__path__", [str(tmp_path)])
+    plugins._own.cache_clear()
+    plugins._places.cache_clear()
+    try:
+        plugin = plugins.find("analyses", "foo")
+        assert (plugin.Config, plugin.Analysis) == (plugin.FooConfig, plugin.FooAnalysis)
+        assert plugins.find("analyses", "foo").Config is plugin.FooConfig
+        with pytest.raises(
+            InputError, match="'two' has FooConfig and OtherConfig; only one of its classes may end in Config"
+        ):
+            plugins.find("analyses", "two")
+    finally:
+        plugins._own.cache_clear()
+        plugins._places.cache_clear()
 
 
 def test_defaults_fill_what_is_left_out_and_nothing_else() -> None:
     plugin = ModuleType("foo")
-    vars(plugin).update(dict.fromkeys(members(measure.AnalysisFile), "mine"), PROJECTION=("head.*",))
+    vars(plugin).update(dict.fromkeys(members(measure.AnalysisFile), "mine"), Analysis="mine", PROJECTION=("head.*",))
     assert fulfil(plugin, measure.AnalysisPlugin, measure.OPTIONAL) == []
     assert (plugin.PROJECTION, plugin.IMAGES, plugin.precision(None), plugin.summary(None)) == (
         ("head.*",),

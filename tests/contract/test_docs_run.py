@@ -16,8 +16,8 @@ from support.references import SMALL
 from torch import nn
 
 import sightline as sl
-from sightline.analyses.cka import Config as Cka
-from sightline.analyses.probes import Config as Probes
+from sightline.analyses.cka import CkaConfig as Cka
+from sightline.analyses.probes import ProbesConfig as Probes
 
 # Blocks that train for minutes, or look at such a training; contract/test_docs.py checks that their calls fit.
 TRAINED = ("dense", "figures", "finetuning", "pretraining", "rcdm", "studies", "transfer", "analyses/dynamics")

@@ -18,7 +18,7 @@ from sightline.core.plugins import PluginWarning
 from sightline.measure.contract import analysis
 from sightline.measure.request import default_analyses
 from sightline.training.objective import objective_named
-from sightline.training.objectives.hybrid import Config, possible_parts
+from sightline.training.objectives.hybrid import HybridConfig, possible_parts
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=8&num_heads=2"
 
@@ -35,10 +35,10 @@ SPLITS = ("test", "dark")
 IMAGES = {"dark": FurtherImages("Dark images", "dark images, taken at night")}
 
 @dataclass(frozen=True)
-class Config:
+class BrightnessConfig:
     factor: float = 1.0
 
-class Analysis(Base):
+class BrightnessAnalysis(Base):
     def __init__(self, config, plan):
         super().__init__()
         self.config, self.encoders = config, list(plan.encoders)
@@ -93,7 +93,7 @@ def load(where, options):
 
 OBJECTIVE = '''
 """Nothing: a loss that is always the same."""
-from sightline.training.objectives.simclr import Config, Objective, views
+from sightline.training.objectives.simclr import SimclrConfig as Config, SimclrObjective as Objective, views
 TITLE, KIND = "Nothing", "joint-embedding"
 '''
 
@@ -173,7 +173,7 @@ def test_sources_and_objectives_are_found() -> None:
     assert "company:tiny" in matching_encoders("tiny").splitlines()
     assert objective_named("nothing").TITLE == "Nothing"
     assert "nothing" in possible_parts("joint-embedding")
-    assert Config(cl="nothing").shares() == {"simmim": 0.8, "nothing": 0.2}
+    assert HybridConfig(cl="nothing").shares() == {"simmim": 0.8, "nothing": 0.2}
     assert "grey" in plugins.names("datasets")
 
 

@@ -17,7 +17,7 @@ from support.references import SMALL
 import sightline as sl
 from sightline import cli
 from sightline.analyses.diversity import token_cosine
-from sightline.analyses.probes import Config as Probes
+from sightline.analyses.probes import ProbesConfig as Probes
 from sightline.core import bfloat16
 from sightline.core.bfloat16 import LIMIT, VARIABLE, Trial, ensure, tell_if_slower, usable
 from sightline.measure.estimators.neighbours import knn_predict

@@ -1,4 +1,4 @@
-"""A run folder has one process at a time."""
+"""Locks that one process at a time holds, and files that are written whole."""
 
 from __future__ import annotations
 
@@ -10,53 +10,66 @@ from pathlib import Path
 import pytest
 
 from sightline.core.errors import InputError
-from sightline.core.files import lock, write_atomically
+from sightline.core.files import locked, write_atomically
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from sightline.core.files import lock
-held = lock(Path(sys.argv[1]))
+from sightline.core.files import locked
+with locked(Path(sys.argv[1])) as mine:
+    print("held" if mine else "not held", flush=True)
+    time.sleep(60)
 """
 
 
-def test_a_locked_folder_is_free_again_when_the_lock_is_closed(tmp_path: Path) -> None:
-    with lock(tmp_path / "run"), pytest.raises(InputError, match=r"Another process is working in .*run"):
-        lock(tmp_path / "run")
-    lock(tmp_path / "run").close()
+def test_one_holds_what_another_cannot_have(tmp_path: Path) -> None:
+    file = tmp_path / "steps" / "a.lock"
+    with locked(file) as mine:
+        assert mine
+        with locked(file) as again:
+            assert not again
+        with locked(file) as again:
+            assert not again, "who did not get it has given it back"
+    with pytest.raises(ZeroDivisionError), locked(file):
+        1 / 0  # noqa: B018
+    with locked(file) as mine:
+        assert mine
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD + "print('held', flush=True); time.sleep(60)", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLD, str(tmp_path / "a.lock")], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match="Another process"):
-        lock(tmp_path)
+    with locked(tmp_path / "a.lock") as mine:
+        assert not mine
     process.kill()
     process.wait()
     process.stdout.close()
-    lock(tmp_path).close()
+    with locked(tmp_path / "a.lock") as mine:
+        assert mine
 
 
 def test_a_file_of_the_same_name_is_neither_emptied_nor_followed(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("someone's")
-    lock(tmp_path).close()
+    with locked(tmp_path / ".lock") as mine:
+        assert mine
     assert (tmp_path / ".lock").read_text() == "someone's"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "new")
-    with pytest.raises(InputError, match=r"there is a link, which is not followed"):
-        lock(tmp_path / "run")
+    with pytest.raises(InputError, match=r"there is a link, which is not followed"), locked(tmp_path / "run" / ".lock"):
+        pytest.fail("it was followed")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a file stands where a folder is needed"):
-        lock(tmp_path / "file" / "run")
+    with (
+        pytest.raises(InputError, match="a file stands where a folder is needed"),
+        locked(tmp_path / "file" / "run" / ".lock"),
+    ):
+        pytest.fail("it was made")
 
 
 def test_drafts_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sightline.encoders.encoder import build_encoder
 from sightline.encoders.files.weights import hash_weights
 from sightline.generation.conditions import Conditions, Feature, feature_of, represent, represent_split
 from sightline.generation.denoiser import Denoiser, Shape, load_model
-from sightline.generation.training import Objective, by_row, centre_crop, make_recipe, train_denoiser
+from sightline.generation.training import DiffusionObjective, by_row, centre_crop, make_recipe, train_denoiser
 from sightline.images.preprocess import Preprocess
 from sightline.training.feed import Feed
 from sightline.training.launch import Launch
@@ -107,7 +107,7 @@ def test_conditions_are_those_of_the_encoder(members: Any, conditions: dict[str,
 def test_images_and_conditions_flip_together(members: Any, conditions: dict[str, Conditions]) -> None:
     """With the image as its own representation, what is told is what is shown."""
     denoiser = Denoiser(Shape(size=8, channels=(8,), head_width=8), [192])
-    objective = Objective(denoiser, [conditions["image"]], [{}], 0.0)
+    objective = DiffusionObjective(denoiser, [conditions["image"]], [{}], 0.0)
     shown: list[torch.Tensor] = []
     told: list[torch.Tensor] = []
 

@@ -1,9 +1,12 @@
 """Batches of images: sizes, ranks, workers, what cannot be read."""
 
 import multiprocessing
+import os
+import resource
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,6 +98,37 @@ def test_no_process_stays_behind_when_the_consumer_stops_early():
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert multiprocessing.active_children() == []
+
+
+class Refusing:
+    def read(self, indices):
+        raise InputError("The mask x.png has the number 7")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_worker_is_its_sentence(workers):
+    with pytest.raises(InputError, match=r"\AThe mask x.png has the number 7\Z"):
+        all_batches(replace(numbered(), source=Refusing()), workers=workers)
+
+
+@pytest.mark.processes
+def test_too_few_file_descriptors_for_workers_are_a_sentence():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"too few file descriptors for 2 processes .* ulimit -n 1024"):
+            all_batches(numbered(), workers=2)
+        assert len(all_batches(numbered(), workers=0)) == 13
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_one_image_at_a_time_is_decoded():
+    images = numbered()
+    seen, read = [], images.source.read
+    all_batches(replace(images, source=SimpleNamespace(read=lambda where: seen.append(len(where)) or read(where))))
+    assert seen == [1] * len(images.ids)
 
 
 def test_encoders_of_one_geometry_share_pixels():

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
+from sightline.core.errors import InputError
 from sightline.images.preprocess import Preprocess
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -61,3 +62,20 @@ def test_floats_are_taken_as_they_are():
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     preprocess = Preprocess((4, 4))
     torch.testing.assert_close(preprocess.normalize(pixels), preprocess.normalize(pixels.float() / 255))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"size": (0, 8)}, r"cropped to \(0, 8\)"),
+        ({"size": (8, 8), "resize": 0}, r"resized to \(0, 0\)"),
+        ({"size": (8.0, 8)}, r"cropped to \(8.0, 8\)"),
+        ({"std": (0.2, 0.0, 0.2)}, r"the std \(0.2, 0.0, 0.2\); 3 finite numbers"),
+        ({"std": (0.2, float("nan"), 0.2)}, "the std"),
+        ({"mean": (float("nan"), 0.5, 0.5)}, "the mean"),
+        ({"mean": (0.5,)}, "the mean"),
+    ],
+)
+def test_preprocessing_that_gives_no_pixels_is_refused(wrong, message):
+    with pytest.raises(InputError, match=message):
+        Preprocess(**wrong)

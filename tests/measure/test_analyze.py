@@ -21,7 +21,6 @@ from torch import nn
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.measure import analyze
 from sightline.measure.plan import probe
 
 
@@ -138,55 +137,6 @@ def test_the_choice_and_order_of_analyses_change_no_number(encoders: dict[str, s
     xr.testing.assert_equal(both["cka"], turned["cka"])
     assert alone.get("knn") is None
     assert alone.get("cka") is alone["cka"]
-
-
-def test_encoders_side_by_side_have_the_numbers_of_one_after_another(
-    small: str, images: sl.Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoders = {f"seed {seed}": sl.load_encoder(f"{small}&seed={seed}") for seed in range(2)}
-    encoders["cnn"] = sl.load_encoder("timm:resnet18@random?size=32&zero_init_last=False")
-    names = ["attention", "cka", "diversity", "fourier", "knn", "spectra", "tokens"]
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        beside = measure(encoders, images, names)
-        monkeypatch.setattr(analyze, "AT_A_TIME", 1)
-        after = measure(encoders, images, names)
-    finally:
-        torch.set_num_threads(before)
-    for name in names:
-        xr.testing.assert_equal(beside[name], after[name])
-    assert not any(m._forward_hooks for encoder in encoders.values() for m in encoder.module.modules())
-
-
-def test_encoders_with_a_common_module_take_turns(encoders: dict[str, sl.Encoder]) -> None:
-    a, b = encoders.values()
-    assert analyze._apart([a, b])
-    assert not analyze._apart([a, a])
-    b.module.norm = a.module.norm
-    assert not analyze._apart([a, b])
-
-
-def test_encoders_of_one_configuration_take_turns(images: sl.Images) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=32,
-        patch_size=16,
-        attn_implementation="eager",
-    )
-    models = {"a": transformers.ViTModel(config), "b": transformers.ViTModel(config)}
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = measure(models, images, ["attention"])["attention"]
-    finally:
-        torch.set_num_threads(before)
-    assert found.nmi.notnull().all()
-    assert config._attn_implementation == "eager"
 
 
 WORKER = """

@@ -130,7 +130,7 @@ def test_an_imagenet_classifier_decides_among_the_16(tmp_path: Path) -> None:
     one_of = np.array([295, 284, 207])  # an American black bear, a Siamese cat, a golden retriever
     outputs[np.arange(TRAIN, TRAIN + TEST), one_of[decided]] = 8
     outputs[:, 0] = 20  # a tench is none of the 16, however sure the head is
-    found = computed(shape_bias.Analysis(shape_bias.Config(), plan), plan, data)
+    found = computed(shape_bias.ShapeBiasAnalysis(shape_bias.ShapeBiasConfig(), plan), plan, data)
     assert found.classifier.values.tolist() == ["own head", "ridge probe"]
     assert found.mapping.values.tolist() == ["imagenet16", ""]
     assert float(found.overall.sel(encoder="vit")) == shape_bias.shape_bias(decided, SHAPE, TEXTURE) == 0.75

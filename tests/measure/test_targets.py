@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 def test_an_analysis_that_asks_sees_the_targets_of_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(analysis("knn"), "TARGETS", True)
-    monkeypatch.setattr(knn.Analysis, "begin", lambda self, batch: seen.update(told(batch)))
+    monkeypatch.setattr(knn.KnnAnalysis, "begin", lambda self, batch: seen.update(told(batch)))
     images = sl.load_images("shapes:scenes?train=8&val=0&test=8&size=64")
     encoder = sl.load_encoder(SMALL)
     sl.analyze({"a": encoder}, images, ["knn"], **OPTIONS)
@@ -36,7 +36,7 @@ def test_an_analysis_that_asks_sees_the_targets_of_its_splits(monkeypatch: pytes
 
 def test_others_are_not_kept_waiting_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(knn.Analysis, "begin", lambda self, batch: seen.update(told(batch)))
+    monkeypatch.setattr(knn.KnnAnalysis, "begin", lambda self, batch: seen.update(told(batch)))
     sl.analyze({"a": SMALL}, sl.load_images("shapes:scenes?train=8&val=0&test=8&size=64"), ["knn"], **OPTIONS)
     assert seen == {}
 

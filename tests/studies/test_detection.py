@@ -22,7 +22,7 @@ from sightline.images.targets import Targets
 from sightline.measure.estimators.intervals import jackknife
 from sightline.studies.detection import detect, figures, headlines, limits_of, tables
 from sightline.transfer.detection.average_precision import Range, ap_of, parts_of, replicates
-from sightline.transfer.detection.detect import Config, train_detector, truth_of
+from sightline.transfer.detection.detect import DetectConfig, train_detector, truth_of
 from sightline.transfer.detection.masks import run_lengths
 from sightline.transfer.detection.objects import Detections, objects_of, read_detections
 from sightline.transfer.detection.pictures import SIDE, Misses, draw, misses
@@ -77,13 +77,13 @@ def guessed(images: sl.Images, seed: int) -> dict[str, Detections]:
 def test_numbers_and_differences_are_those_of_the_detections() -> None:
     images = sl.load_images(IMAGES)
     truth, found = truth_of(images, "test"), {"a": guessed(images, 0), "b": guessed(images, 1)}
-    results = detection._Results(images, Config())
+    results = detection._Results(images, DetectConfig())
     for name, one in found.items():
         results.add(name, one)
     run = sl.Run(None)
     run.save("detection", *split(results.kept(["a", "b"]).beside(results.dataset(["a", "b"]))))
     result, parts = run["detection"], parts_of(list(truth))
-    small, large = limits_of(images, Config())
+    small, large = limits_of(images, DetectConfig())
     ranges = [Range("all", 0, 1e5), Range("small", 0, small), Range("medium", small, large), Range("large", large, 1e5)]
     assert parts.max() == 11  # each image is a part
     both = {}
@@ -124,8 +124,8 @@ def test_each_encoder_has_its_training(run: sl.Run) -> None:
 def test_sizes_are_terciles_of_the_training_objects() -> None:
     images = sl.load_images(IMAGES)
     sides = np.sqrt(np.concatenate([one.masks.sum((1, 2)) for one in images.targets(images.indices("train"))]))
-    assert limits_of(images, Config()) == tuple(np.quantile(sides, [1 / 3, 2 / 3]))
-    assert limits_of(images, Config(areas=(5.0, 9.0))) == (5.0, 9.0)
+    assert limits_of(images, DetectConfig()) == tuple(np.quantile(sides, [1 / 3, 2 / 3]))
+    assert limits_of(images, DetectConfig(areas=(5.0, 9.0))) == (5.0, 9.0)
 
 
 def test_sizes_without_objects_are_terciles_of_coco_files_too(tmp_path: Path) -> None:
@@ -139,7 +139,9 @@ def test_sizes_without_objects_are_terciles_of_coco_files_too(tmp_path: Path) ->
         categories = [{"id": 1, "name": "thing"}]
         file = tmp_path / "all.json"
         file.write_text(json.dumps({"images": about, "annotations": boxes, "categories": categories}))
-        return limits_of(sl.load_images(f"coco:{file}?images={tmp_path}&test={file}&test_images={tmp_path}"), Config())
+        return limits_of(
+            sl.load_images(f"coco:{file}?images={tmp_path}&test={file}&test_images={tmp_path}"), DetectConfig()
+        )
 
     assert limits([10, 50, 120]) == (32, 96)
     assert limits([10, 16, 22, 28]) == tuple(np.quantile([10, 16, 22, 28], [1 / 3, 2 / 3]))
@@ -149,7 +151,7 @@ def test_an_image_that_one_of_them_could_not_read_counts_for_none() -> None:
     images = sl.load_images(IMAGES)
     first, second = guessed(images, 0), guessed(images, 1)
     fewer = dict(list(second.items())[:-3])
-    late, early = (detection._Results(images, Config()) for _ in range(2))
+    late, early = (detection._Results(images, DetectConfig()) for _ in range(2))
     for results, order in ((late, ("a", "b")), (early, ("b", "a"))):
         for name in order:
             results.add(name, {"a": first, "b": fewer}[name])

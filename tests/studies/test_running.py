@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.core.files import write_atomically
+from sightline.core.files import locked, write_atomically
 from sightline.core.folders import begin
 from sightline.core.stopping import Stopped
 from sightline.studies import commands, folders
@@ -76,18 +73,23 @@ def test_steps_run_in_order_once_and_never_again(tmp_path, done):
     assert (about["name"], about["command"], about["key"]) == ("b", "fake", steps[1].key)
     assert run(steps).done == ["a", "b", "c"]
     assert done == ["a", "b", "c"]
-    assert not list(tmp_path.glob("*.lock"))
 
 
-def test_the_claim_of_one_that_was_killed_after_its_step_is_removed(tmp_path, done):
+def test_a_step_that_another_process_works_at_is_waited_for(tmp_path, done):
     (step,) = placed(tmp_path, "a")
-    run([step])
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    about = {"host": socket.gethostname(), "pid": process.pid, "token": "left"}
-    step.beside("lock").write_text(json.dumps(about))
-    assert run([step]).done == ["a"]
-    assert not step.beside("lock").exists()
+    assert not step.running
+    told = []
+    with locked(step.beside("lock")):
+        assert step.running
+        waiting = threading.Thread(target=run, args=([step], told))
+        waiting.start()
+        while not told:
+            time.sleep(0.01)
+        assert not done
+    waiting.join()
+    assert told == [("waits", "a"), ("begins", "a"), ("ends", "a")]
+    assert done == ["a"]
+    assert not step.running
 
 
 def test_a_failure_stops_only_what_needs_it(tmp_path, done, capsys):
@@ -101,7 +103,6 @@ def test_a_failure_stops_only_what_needs_it(tmp_path, done, capsys):
 def test_a_step_that_was_asked_to_stop_stops_the_study(tmp_path, done):
     with pytest.raises(Stopped, match="run the same command again"):
         run(placed(tmp_path, "stopped", "good:stopped"))
-    assert not list(tmp_path.glob("*.lock"))
 
 
 def test_several_runs_at_once_never_do_a_step_twice(tmp_path, done):

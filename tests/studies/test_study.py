@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import xarray as xr
 from support.references import SMALL
 from typer.testing import CliRunner
 
 import sightline as sl
 from sightline.cli import app
 from sightline.core.errors import InputError
-from sightline.core.helpers import Helpers
-from sightline.measure import sharing
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
 from sightline.studies.findings import all_findings
@@ -107,6 +104,12 @@ def test_a_study_that_is_there_is_not_run_again(made, monkeypatch):
     assert (sorted(outcome.done), outcome.failed) == (["all", "mae", "path", "tuned"], {})
 
 
+def test_torchrun_is_for_comparisons_and_trainings(made, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="not shared by torchrun; start it without, with --jobs"):
+        run_study(made, machine=QUIET)
+
+
 def test_a_copy_elsewhere_is_complete(made, tmp_path, monkeypatch):
     copy = shutil.copytree(made.path, tmp_path / "elsewhere")
     opened = sl.open_study(copy)
@@ -114,23 +117,6 @@ def test_a_copy_elsewhere_is_complete(made, tmp_path, monkeypatch):
     assert [verdict.verdict for verdict in opened.verdicts()] == [verdict.verdict for verdict in made.verdicts()]
     monkeypatch.setattr("sightline.studies.running.perform", lambda *a: pytest.fail("a step was run"))
     run_study(make_study(made.path.parent / "tiny.toml", out=copy), machine=QUIET)
-
-
-@pytest.mark.processes
-def test_a_pass_that_two_processes_share_measures_what_one_measures(made, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(sharing, "LONG", 1)
-    copy = shutil.copytree(made.path, tmp_path / "shared")
-    again = make_study(made.path.parent / "tiny.toml", out=copy)
-    (placed,) = (placed for placed in again.steps if placed.step.name == "all")
-    for folder in (placed.folder, placed.folder.parent / "features"):
-        shutil.rmtree(folder, ignore_errors=True)
-    outcome = run_study(again, machine=QUIET, helpers=Helpers(1))
-    assert (sorted(outcome.done), outcome.failed) == (["all", "mae", "path", "tuned"], {})
-    shared, alone = again.runs["all"], made.runs["all"]
-    assert [run.request["timing"]["processes"] for run in (shared, alone)] == [2, 1]
-    for name in ("cka", "fourier"):
-        xr.testing.assert_allclose(shared[name], alone[name], rtol=1e-9, atol=1e-9)
 
 
 def test_two_studies_share_their_steps(made, tmp_path):

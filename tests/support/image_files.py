@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,3 +23,12 @@ def png(image: Image.Image, **options: Any) -> bytes:
     stream = BytesIO()
     image.save(stream, "png", **options)
     return stream.getvalue()
+
+
+def plain_png(width: int, height: int, bits: int, colours: int, rows: bytes) -> bytes:
+    """A PNG of these filtered rows, which need not be in memory as pixels."""
+    header = struct.pack(">2I5B", width, height, bits, colours, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from sightline.core.schedules import Progress
 from sightline.training.backbones import Backbone, build
-from sightline.training.objective import Views
-from sightline.training.objectives import dino, moco_v3, msn, simclr
+from sightline.training.objective import Views, objective_named
 
 VIT = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 RESNET = Backbone("resnet18", size=16, stem="small")
-OBJECTIVES = {"simclr": simclr, "moco_v3": moco_v3, "dino": dino, "msn": msn}
+OBJECTIVES = {name: objective_named(name) for name in ("simclr", "moco_v3", "dino", "msn")}
 SETTINGS: dict[str, dict[str, Any]] = {
     "simclr": {"hidden": 24, "out": 12},
     "moco_v3": {"hidden": 24, "out": 12},

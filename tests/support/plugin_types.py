@@ -1,7 +1,7 @@
 """Every plugin of Sightline with its contract: mypy checks here that each file has what its contract asks for.
 
 Written by scripts/plugin_types.py. What a file may leave out is listed by member, so that mypy sees the type of it
-where a file has it.
+where a file has it; so are classes, whose names a file chooses.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ from sightline.images.sources import huggingface as datasets_huggingface
 from sightline.images.sources import masks as datasets_masks
 from sightline.images.sources import parquet as datasets_parquet
 from sightline.images.sources import shapes as datasets_shapes
-from sightline.measure.contract import AnalysisFile, FurtherImages
+from sightline.measure.contract import Analysis, AnalysisFile, FurtherImages
+from sightline.measure.plan import Plan
 from sightline.report.figures import KeyNumber, Likeness, Table
 from sightline.studies import detection as studies_detection
 from sightline.studies import rcdm as studies_rcdm
 from sightline.studies import reinit as studies_reinit
 from sightline.studies import segmenters as studies_segmenters
 from sightline.training.backbones import Backbone
-from sightline.training.objective import First, ObjectiveFile
+from sightline.training.objective import First, Objective, ObjectiveFile
 from sightline.training.objectives import beit as objectives_beit
 from sightline.training.objectives import dino as objectives_dino
 from sightline.training.objectives import hybrid as objectives_hybrid
@@ -99,6 +100,27 @@ ANALYSES: Mapping[str, AnalysisFile] = {
     "spectra": analyses_spectra,
     "tokens": analyses_tokens,
     "transformations": analyses_transformations,
+}
+ANALYSES_ANALYSIS: Mapping[str, Callable[[Any, Plan], Analysis]] = {
+    "agreement": analyses_agreement.AgreementAnalysis,
+    "attention": analyses_attention.AttentionAnalysis,
+    "cka": analyses_cka.CkaAnalysis,
+    "diversity": analyses_diversity.DiversityAnalysis,
+    "dynamics": analyses_dynamics.DynamicsAnalysis,
+    "fourier": analyses_fourier.FourierAnalysis,
+    "invariance": analyses_invariance.InvarianceAnalysis,
+    "inversion": analyses_inversion.InversionAnalysis,
+    "knn": analyses_knn.KnnAnalysis,
+    "minibatch": analyses_minibatch.MinibatchAnalysis,
+    "noise": analyses_noise.NoiseAnalysis,
+    "orientation": analyses_orientation.OrientationAnalysis,
+    "probes": analyses_probes.ProbesAnalysis,
+    "segmentation": analyses_segmentation.SegmentationAnalysis,
+    "shape_bias": analyses_shape_bias.ShapeBiasAnalysis,
+    "similarity": analyses_similarity.SimilarityAnalysis,
+    "spectra": analyses_spectra.SpectraAnalysis,
+    "tokens": analyses_tokens.TokensAnalysis,
+    "transformations": analyses_transformations.TransformationsAnalysis,
 }
 ANALYSES_TOPIC: Mapping[str, str] = {
     "agreement": analyses_agreement.TOPIC,
@@ -131,23 +153,23 @@ ANALYSES_PROJECTION: Mapping[str, tuple[str, ...]] = {
 ANALYSES_IMAGES: Mapping[str, Mapping[str, FurtherImages]] = {"shape_bias": analyses_shape_bias.IMAGES}
 ANALYSES_TARGETS: Mapping[str, bool] = {}
 ANALYSES_CONFIG: Mapping[str, type[Any]] = {
-    "agreement": analyses_agreement.Config,
-    "attention": analyses_attention.Config,
-    "cka": analyses_cka.Config,
-    "dynamics": analyses_dynamics.Config,
-    "invariance": analyses_invariance.Config,
-    "inversion": analyses_inversion.Config,
-    "knn": analyses_knn.Config,
-    "minibatch": analyses_minibatch.Config,
-    "noise": analyses_noise.Config,
-    "orientation": analyses_orientation.Config,
-    "probes": analyses_probes.Config,
-    "segmentation": analyses_segmentation.Config,
-    "shape_bias": analyses_shape_bias.Config,
-    "similarity": analyses_similarity.Config,
-    "spectra": analyses_spectra.Config,
-    "tokens": analyses_tokens.Config,
-    "transformations": analyses_transformations.Config,
+    "agreement": analyses_agreement.AgreementConfig,
+    "attention": analyses_attention.AttentionConfig,
+    "cka": analyses_cka.CkaConfig,
+    "dynamics": analyses_dynamics.DynamicsConfig,
+    "invariance": analyses_invariance.InvarianceConfig,
+    "inversion": analyses_inversion.InversionConfig,
+    "knn": analyses_knn.KnnConfig,
+    "minibatch": analyses_minibatch.MinibatchConfig,
+    "noise": analyses_noise.NoiseConfig,
+    "orientation": analyses_orientation.OrientationConfig,
+    "probes": analyses_probes.ProbesConfig,
+    "segmentation": analyses_segmentation.SegmentationConfig,
+    "shape_bias": analyses_shape_bias.ShapeBiasConfig,
+    "similarity": analyses_similarity.SimilarityConfig,
+    "spectra": analyses_spectra.SpectraConfig,
+    "tokens": analyses_tokens.TokensConfig,
+    "transformations": analyses_transformations.TransformationsConfig,
 }
 ANALYSES_VIEWS: Mapping[str, Callable[[Any, str], tuple[str, ...]]] = {
     "invariance": analyses_invariance.views,
@@ -229,6 +251,28 @@ OBJECTIVES: Mapping[str, ObjectiveFile] = {
     "simmim": objectives_simmim,
     "supervised": objectives_supervised,
 }
+OBJECTIVES_OBJECTIVE: Mapping[str, Callable[..., Objective]] = {
+    "beit": objectives_beit.BeitObjective,
+    "dino": objectives_dino.DinoObjective,
+    "hybrid": objectives_hybrid.HybridObjective,
+    "mae": objectives_mae.MaeObjective,
+    "moco_v3": objectives_moco_v3.MocoV3Objective,
+    "msn": objectives_msn.MsnObjective,
+    "simclr": objectives_simclr.SimclrObjective,
+    "simmim": objectives_simmim.SimmimObjective,
+    "supervised": objectives_supervised.SupervisedObjective,
+}
+OBJECTIVES_CONFIG: Mapping[str, type[Any]] = {
+    "beit": objectives_beit.BeitConfig,
+    "dino": objectives_dino.DinoConfig,
+    "hybrid": objectives_hybrid.HybridConfig,
+    "mae": objectives_mae.MaeConfig,
+    "moco_v3": objectives_moco_v3.MocoV3Config,
+    "msn": objectives_msn.MsnConfig,
+    "simclr": objectives_simclr.SimclrConfig,
+    "simmim": objectives_simmim.SimmimConfig,
+    "supervised": objectives_supervised.SupervisedConfig,
+}
 OBJECTIVES_LABELS: Mapping[str, bool] = {"supervised": objectives_supervised.LABELS}
 OBJECTIVES_TARGETS: Mapping[str, bool] = {}
 OBJECTIVES_FIRST: Mapping[str, Callable[[Any, Backbone], First | None]] = {
@@ -259,6 +303,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "sources": {**SOURCES, **FORMATS},
 }
 ANALYSES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
+    "Analysis": ANALYSES_ANALYSIS,
     "TOPIC": ANALYSES_TOPIC,
     "PROJECTION": ANALYSES_PROJECTION,
     "IMAGES": ANALYSES_IMAGES,
@@ -272,6 +317,8 @@ ANALYSES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
     "likeness": ANALYSES_LIKENESS,
 }
 OBJECTIVES_OPTIONAL: Mapping[str, Mapping[str, object]] = {
+    "Objective": OBJECTIVES_OBJECTIVE,
+    "Config": OBJECTIVES_CONFIG,
     "LABELS": OBJECTIVES_LABELS,
     "TARGETS": OBJECTIVES_TARGETS,
     "first": OBJECTIVES_FIRST,

@@ -115,23 +115,34 @@ def _free_port() -> int:
 
 def on_two_nodes(*words: str) -> list[subprocess.Popen[str]]:
     """Start `sightline WORDS` under two agents of torchrun with one process each, as on two machines."""
-    port = str(_free_port())
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
-    agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    port = _free_port()
     return [
-        subprocess.Popen(
-            [sys.executable, *agent, f"--master-port={port}", f"--node-rank={node}", "-m", "sightline", *words],
-            env=shared | {"PYTHONPATH": str(TESTS.parent)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        _torchrun(port, "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "-m", "sightline", *words)
         for node in range(2)
     ]
 
 
+def under_torchrun(*words: str) -> None:
+    """Run `torchrun --nproc-per-node 2 -m sightline WORDS`, which must end well."""
+    agent = _torchrun(_free_port(), "--nproc-per-node=2", "-m", "sightline", *words)
+    (said,) = ended([agent])
+    assert agent.returncode == 0, said
+
+
+def _torchrun(port: int, *words: str) -> subprocess.Popen[str]:
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+    agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    return subprocess.Popen(
+        [sys.executable, *agent, *words],
+        env=shared | {"PYTHONPATH": str(TESTS.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def ended(agents: list[subprocess.Popen[str]]) -> list[str]:
-    """What both agents and their processes have said when they have ended."""
+    """What agents and their processes have said when they have ended."""
     try:
         return [agent.communicate(timeout=300)[0] for agent in agents]
     finally:

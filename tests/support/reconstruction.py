@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sightline.core.schedules import Progress
 from sightline.training.backbones import Backbone, build
-from sightline.training.objective import Views
-from sightline.training.objectives import mae, simmim, supervised
+from sightline.training.objective import Views, objective_named
 
 VIT = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 CONVNEXT = Backbone("convnextv2_atto", size=32, patch=1)  # total stride 8
@@ -30,7 +29,7 @@ def make_views(n: int = BATCH, size: int = 16, classes: int = 3, start: int = 0)
 
 def make(name: str, backbone: Backbone = VIT, **settings: Any) -> Any:
     torch.manual_seed(0)
-    plugin = {"supervised": supervised, "mae": mae, "simmim": simmim}[name]
+    plugin = objective_named(name)
     defaults: dict[str, dict[str, Any]] = {"supervised": {}, "mae": SMALL_DECODER, "simmim": {"mask_unit": 8}}
     module = build(backbone, classes=3 if name == "supervised" else 0).module
     return plugin.Objective(module, plugin.Config(**{**defaults[name], **settings}))

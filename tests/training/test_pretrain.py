@@ -239,13 +239,13 @@ def test_a_loss_that_is_not_a_number_ends_with_the_last_good_checkpoint(
 ) -> None:
     from sightline.training.objectives import simclr
 
-    forward = simclr.Objective.forward
+    forward = simclr.SimclrObjective.forward
 
     def spoiled(self: Any, views: Any) -> Any:
         loss, scalars = forward(self, views)
         return loss * (float("nan") if views.progress.step >= 7 else 1), scalars
 
-    monkeypatch.setattr(simclr.Objective, "forward", spoiled)
+    monkeypatch.setattr(simclr.SimclrObjective, "forward", spoiled)
     with pytest.raises(InputError, match=r"The loss became nan .* last good checkpoint is 0000000[1-7].* lower lr"):
         train(tmp_path / "run", save_minutes=0.0)
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values() if value.is_floating_point())
@@ -278,9 +278,9 @@ def test_a_full_disk_ends_with_a_sentence_and_the_last_good_checkpoint(
 def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     from sightline.training.objectives import simclr
 
-    forward = simclr.Objective.forward
+    forward = simclr.SimclrObjective.forward
     monkeypatch.setattr(
-        simclr.Objective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
+        simclr.SimclrObjective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
     )
     train(tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())

@@ -14,7 +14,7 @@ from sightline.core.schedules import Progress
 from sightline.images.augment.mixup import draw_mix
 from sightline.training.objective import Views
 from sightline.training.optimization import Optimization, make_optimizer, set_schedule
-from sightline.transfer.classification import Objective, decayed
+from sightline.transfer.classification import ClassificationObjective, decayed
 from sightline.transfer.classifier_head import layers_of, with_classifier
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim=12&num_heads=2"
@@ -26,11 +26,11 @@ def batch(labels: list[int], step: int = 0) -> Views:
     return Views([pixels], torch.tensor(labels), keys, Progress(step, 100, 10), seed=7)
 
 
-def made(**settings: Any) -> Objective:
+def made(**settings: Any) -> ClassificationObjective:
     encoder = with_classifier(sl.load_encoder(VIT), ("a", "b", "c", "d", "e"), drop_path=0.0)
     module: Any = encoder.module
     nn.init.normal_(module.head.weight, generator=torch.Generator().manual_seed(2))
-    return Objective(module, layers_of(encoder), 5, **settings)
+    return ClassificationObjective(module, layers_of(encoder), 5, **settings)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_learning_rates_fall_towards_the_input() -> None:
 
 def test_the_average_is_that_of_a_loop() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    objective = Objective(model, {}, 4, ema=0.9)
+    objective = ClassificationObjective(model, {}, 4, ema=0.9)
     assert objective.encoder is objective.average is not None
     plain = {name: value.clone().double() for name, value in model.state_dict().items()}
     for step in range(5):

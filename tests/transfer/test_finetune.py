@@ -23,7 +23,7 @@ from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
-from sightline.transfer.finetune import Config, finetune, make_recipe
+from sightline.transfer.finetune import FinetuneConfig, finetune, make_recipe
 from sightline.transfer.recipe import TransferRecipe
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
@@ -334,7 +334,7 @@ def test_our_recipes_resolve(name: str) -> None:
 
 def test_the_published_recipe_is_that_of_the_paper() -> None:
     recipe = make_recipe(read_recipe("finetune_vit_b16"))
-    assert recipe.config == Config()  # whose defaults are the paper's as well
+    assert recipe.config == FinetuneConfig()  # whose defaults are the paper's as well
     assert recipe.optimization.peak_lr == pytest.approx(4e-3)
     assert (recipe.optimization.epochs, recipe.optimization.warmup_epochs, recipe.optimization.weight_decay) == (
         100,

@@ -23,7 +23,7 @@ from sightline.encoders.modules.vit import embed, encode, grid_of, restrict
 from sightline.training.launch import Launch
 from sightline.training.optimization import Optimization, make_optimizer
 from sightline.transfer import relative_positions
-from sightline.transfer.classification import Objective
+from sightline.transfer.classification import ClassificationObjective
 from sightline.transfer.classifier_head import layers_of, with_classifier
 from sightline.transfer.detection.detect import train_detector
 from sightline.transfer.detection.features import FeatureMaps, trainable
@@ -121,7 +121,7 @@ def test_a_table_learns_as_its_block_does() -> None:
     layers = layers_of(tuned)
     assert SHARED not in layers
     assert [layers[own(block)] for block in range(DEPTH)] == [1, 2]
-    objective = Objective(tuned.module, layers, len(CLASSES), layer_decay=0.5)
+    objective = ClassificationObjective(tuned.module, layers, len(CLASSES), layer_decay=0.5)
     names = {parameter: name for name, parameter in objective.named_parameters()}
     groups = make_optimizer(objective, Optimization(), objective.lr_scales()).param_groups
     found = {names[p]: (group["scale"], group["decays"]) for group in groups for p in group["params"]}

@@ -77,7 +77,7 @@ UNREAD = "no image could be read"
 
 
 @dataclass(frozen=True)
-class Config:
+class AttentionConfig:
     """`viewer_images`: how many test images have their maps kept, to look at in the report; 0 keeps none."""
 
     viewer_images: int = 4
@@ -150,7 +150,7 @@ class Reduction(NamedTuple):
     maps: Tensor | None  # uint8 (chosen images, H, queries, keys)
 
 
-class Analysis(contract.Analysis):
+class AttentionAnalysis(contract.Analysis):
     """Sums both numbers of every head over images, and keeps quantised maps of a few images."""
 
     products = True
@@ -158,7 +158,7 @@ class Analysis(contract.Analysis):
     flaws: Tensor  # (S, 2): images whose numbers are not finite, those of them where a mask is why
     seen: Tensor  # (viewer images,)
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: AttentionConfig, plan: Plan) -> None:
         super().__init__()
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites)
         self.problems = [problem(plan.encoders[e], plan.shapes[e][s]) for e, s in self.layers]
@@ -272,7 +272,7 @@ def _deviation(heads: npt.NDArray[np.float64]) -> float:
     return float(known.std()) if len(known) else math.nan
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: AttentionConfig, plan: Plan) -> Cost:
     heads = [plan.shapes[encoder][site][0] for encoder, site in Layers(plan.sites)]
     viewer = sum(math.prod(shape) for shape in Viewer(config.viewer_images, plan).shapes.values())
     return Cost(memory=viewer + 8 * 3 * 2 * GROUPS * len(heads) * (max(heads) + 1), disk=0)

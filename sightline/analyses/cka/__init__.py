@@ -81,7 +81,7 @@ PAIR = ("tokens", "encoder_a", "encoder_b", "site_a", "site_b")
 
 
 @dataclass(frozen=True)
-class Config:
+class CkaConfig:
     """`tokens`: token views to compare; `unbiased=False` takes the biased HSIC, which is too high for few images.
 
     `full_batch` takes all images at once, of layers of at most 8192 features.
@@ -96,7 +96,7 @@ class Config:
         check_tokens(self.tokens, self.bootstrap)
 
 
-class Analysis(GramSums):
+class CkaAnalysis(GramSums):
     """Sums HSIC of all pairs of layers over batches; a batch of fewer than 4 images cannot enter HSIC₁."""
 
     hsic: Tensor  # (T, G, S, S)
@@ -106,7 +106,7 @@ class Analysis(GramSums):
     labelled: Tensor  # (G,)
     dropped: Tensor
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: CkaConfig, plan: Plan) -> None:
         super().__init__("cka", config, plan)
         self.layers = Layers(plan.sites, plan.stages)
         self.depths = depths_of([plan.encoders[name] for name in self.layers.encoders])
@@ -245,7 +245,7 @@ def _with_last(hsic: Tensor) -> Tensor:
     return torch.stack([own, cross, cross, hsic[-1, -1].expand_as(own)], -1).view(-1, 2, 2)
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: CkaConfig, plan: Plan) -> Cost:
     layers = sum(len(sites) for sites in plan.sites.values())
     memory = 8 * len(config.tokens) * (GROUPS + 1) * (layers**2 + 4 * layers)
     for widths in widths_of(plan, config.tokens).values() if config.full_batch else ():

@@ -67,7 +67,7 @@ INVARIANT_TO = frozenset({"rotation", "scale", "translation"})
 
 
 @dataclass(frozen=True)
-class Config:
+class DynamicsConfig:
     """`tokens`: token views that CKA compares; `bootstrap` draws for its intervals."""
 
     tokens: tuple[str, ...] = ("all",)
@@ -77,13 +77,13 @@ class Config:
         check_tokens(self.tokens, self.bootstrap)
 
 
-class Analysis(GramSums):
+class DynamicsAnalysis(GramSums):
     """Sums HSIC of the layers of all steps with those of starts and others; the weights are looked at in the end."""
 
     hsic: Tensor  # (T, G, M, O)
     own: Tensor  # (T, G, S): of each layer with itself
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: DynamicsConfig, plan: Plan) -> None:
         super().__init__("dynamics", config, plan)
         self.trainings = trainings_of(plan.encoders)
         self.layers, self.moving, self.others = _layers(plan, self.trainings)
@@ -194,6 +194,6 @@ def _over(layers: Layers, values: npt.NDArray[Any], fill: Any = ABSENT) -> npt.N
     return np.moveaxis(layers.spread(values.T, fill), -1, 0)
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: DynamicsConfig, plan: Plan) -> Cost:
     layers, moving, others = map(len, _layers(plan, trainings_of(plan.encoders)))
     return Cost(memory=8 * len(config.tokens) * GROUPS * (moving * others + layers), disk=0)

@@ -53,7 +53,7 @@ from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import fit_ridge
 from sightline.measure.estimators.sweep import Labelled, Sweep, Swept, hold_out, train_sweep, training_bytes
 from sightline.measure.groups import GROUPS
-from sightline.measure.plan import AT_A_TIME, Cost, Plan
+from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FEATURES, Pooled, disk, every_site, flaw, widths
 from sightline.measure.request import check_labels
 
@@ -103,7 +103,7 @@ def last_of(sites: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Config(Sweep):
+class ProbesConfig(Sweep):
     """Which probes are trained, and the sweep of their settings, see `sweep.Sweep`.
 
     kinds          ridge, linear, nonlinear, multilayer; ridge alone takes seconds
@@ -146,7 +146,7 @@ class Config(Sweep):
 
         `first`: whether this is the first pooling that the encoder has.
 
-        >>> config = Config(kinds=("nonlinear", "multilayer"), depths=(2,))
+        >>> config = ProbesConfig(kinds=("nonlinear", "multilayer"), depths=(2,))
         >>> {at: shape.inputs for at, shape in config.shapes(["block.0", "block.1"]).items()}
         {('depth 2', 'block.1'): ('block.1',), ('multilayer', 'block.0'): ('block.1', 'block.0')}
         """
@@ -164,14 +164,14 @@ class Config(Sweep):
         return found
 
 
-def precision(config: Config) -> str:
+def precision(config: ProbesConfig) -> str:
     return config.precision
 
 
-class Analysis(Pooled):
+class ProbesAnalysis(Pooled):
     """Pooled features go to disk in the pass; when it is over, all probes of an encoder are trained together."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: ProbesConfig, plan: Plan) -> None:
         classes = {split: set(plan.images.labels_of(split).tolist()) - {-1} for split in plan.splits}
         chooses = bool(classes["train"] & classes.get("val", set()))  # else a part of the training images does
         splits = SPLITS if chooses else ("train", "test")
@@ -184,8 +184,7 @@ class Analysis(Pooled):
         asked = ((encoder, feature) for (encoder, _), features in self.wanted.items() for feature in features)
         # All encoders of one pooling, then of the next: the first may have more probes, shared evenly in this order.
         jobs = sorted(dict.fromkeys(asked), key=lambda job: self.config.poolings.index(job[1]))
-        # Their steps are too small for the threads of an operation: several probes at a time make better use of a CPU.
-        answers = shared(jobs, lambda job: self._probe(*job), AT_A_TIME if self.device.type == "cpu" else 1)
+        answers = shared(jobs, lambda job: self._probe(*job))
         found = {at: answer for part in answers for at, answer in part.items()}
         last = {job: last_of(self._sites(*job)) for job in jobs}
         result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
@@ -306,7 +305,8 @@ def _answers(swept: Swept, test: Labelled) -> list[ProbeOutcome]:
     return answers
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: ProbesConfig, plan: Plan) -> Cost:
+    """What the probes of one encoder and feature take, the largest; features on disk."""
     chosen, classes = every_site(plan, config.poolings), len(plan.images.classes)
     memory = [0]
     for encoder, feature in itertools.product(plan.encoders, config.poolings):
@@ -319,4 +319,4 @@ def cost(config: Config, plan: Plan) -> Cost:
         features = widest * (len(plan.images.indices("train")) + 32 * widest)  # and the sums of a ridge probe
         memory.append(training_bytes(weights, features, config))
     splits = [split for split in SPLITS if split in plan.splits]
-    return Cost(sum(sorted(memory)[-AT_A_TIME:]), disk(plan, splits, chosen))
+    return Cost(max(memory), disk(plan, splits, chosen))

@@ -87,7 +87,7 @@ HELD_OUT = 4  # without a val split, one of so many of the training images that 
 
 
 @dataclass(frozen=True)
-class Config:
+class SegmentationConfig:
     """How the probe is fitted."""
 
     shrinkages: tuple[float, ...] = (1e-4, 1e-3, 1e-2)  # λ to choose from
@@ -110,13 +110,13 @@ class Config:
 # The streaming analysis
 
 
-class Analysis(contract.Analysis):
+class SegmentationAnalysis(contract.Analysis):
     """Sums of training patches for LDA; patches of val, test and some training images go to disk to be scored."""
 
     seen: Tensor  # (splits,) images whose patches were written
     weights: Tensor  # (L, C + 1) pixels of each class, in patches
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: SegmentationConfig, plan: Plan) -> None:
         super().__init__()
         check_maps(plan.images)
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
@@ -276,12 +276,12 @@ def patch_shapes(plan: Plan) -> dict[tuple[str, str], tuple[int, int, int]]:
     return found
 
 
-def training_sample(config: Config, plan: Plan) -> npt.NDArray[np.int64]:
+def training_sample(config: SegmentationConfig, plan: Plan) -> npt.NDArray[np.int64]:
     """Rows of the training images whose patches are kept."""
     return np.sort(sample_rows(plan.images, "train", config.images, plan.seed))
 
 
-def patch_files(config: Config, plan: Plan) -> dict[tuple[str, str, str], Features]:
+def patch_files(config: SegmentationConfig, plan: Plan) -> dict[tuple[str, str, str], Features]:
     """Where the patches of each layer and split go."""
     found = {}
     sample = training_sample(config, plan)
@@ -298,7 +298,7 @@ def patch_files(config: Config, plan: Plan) -> dict[tuple[str, str, str], Featur
     return found
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: SegmentationConfig, plan: Plan) -> Cost:
     classes = len(plan.images.classes) + 1
     shapes = patch_shapes(plan).values()
     sums = sum(8 * width * (width + classes) for _, _, width in shapes)

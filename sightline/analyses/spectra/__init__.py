@@ -84,7 +84,7 @@ Shape: TypeAlias = tuple[int, int]  # rows and width of a matrix
 
 
 @dataclass(frozen=True)
-class Config:
+class SpectraConfig:
     """Which matrices.
 
     images    how many images have their tokens looked at
@@ -104,7 +104,7 @@ class Config:
             )
 
 
-class Analysis(contract.Analysis):
+class SpectraAnalysis(contract.Analysis):
     """Sums the spectra of the tokens of a sample of images, and keeps the mean token of up to `means` images."""
 
     sums: Tensor  # (G, S, 3, 4 + R)
@@ -112,7 +112,7 @@ class Analysis(contract.Analysis):
     seen: Tensor  # (M,)
     # and means_0, means_1, … float32 (M, D), one for each layer
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: SpectraConfig, plan: Plan) -> None:
         super().__init__()
         self.plan, self.layers, self.centred = plan, Layers(plan.sites, plan.stages), config.centred
         self.slots, self.means = _slots(plan, config.means)
@@ -302,7 +302,7 @@ def _why(cloud: str, shape: Shape, flaws: Numbers, found: int, ranks: int) -> st
     return f"{lost} of {ranks} singular values cannot be distinguished from rounding" if lost else ""
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: SpectraConfig, plan: Plan) -> Cost:
     shapes = [_shape(plan, *layer) for layer in Layers(plan.sites)]
     means = _slots(plan, config.means)[1]
     numbers = NUMBERS + max(_ranks(shape, config.centred) for shape in shapes)

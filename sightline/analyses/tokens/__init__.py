@@ -88,7 +88,7 @@ MOMENTS = ("before", "after")
 
 
 @dataclass(frozen=True)
-class Config:
+class TokensConfig:
     """`clouds` images are shown before and after attention; `tokens` each of `images`, of `classes`, are compared."""
 
     clouds: int = 2
@@ -109,13 +109,13 @@ class Config:
 # The streaming analysis
 
 
-class Analysis(contract.Analysis):
+class TokensAnalysis(contract.Analysis):
     """Keeps the tokens of a few images at every layer; all is computed at the end."""
 
     seen: Tensor  # (I,)
     # and for the layers tokens_0, tokens_1, … float32 (I, T, D), clouds_0, clouds_1, … float32 (C, N, D)
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: TokensConfig, plan: Plan) -> None:
         super().__init__()
         self.config, self.plan, self.layers = config, plan, Layers(plan.sites, plan.stages)
         self.rows, self.shown = _choose(plan, config)
@@ -255,7 +255,7 @@ class Analysis(contract.Analysis):
         }
 
 
-def _choose(plan: Plan, config: Config) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _choose(plan: Plan, config: TokensConfig) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Rows of the sample in order of class, and which of them are shown as clouds, spread over the classes.
 
     Few classes with several images each, as far as there are; those with enough images come first, in an order drawn
@@ -285,7 +285,7 @@ def _pairs(plan: Plan, encoder: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _kept(plan: Plan, config: Config) -> list[tuple[Tensor, int, int]]:
+def _kept(plan: Plan, config: TokensConfig) -> list[tuple[Tensor, int, int]]:
     """Of every layer which patches are compared (T,), how many make a cloud, and the width; 0 where not needed."""
     kept = []
     for encoder, site in Layers(plan.sites):
@@ -358,7 +358,7 @@ def _scores(x: Tensor, labels: Tensor, of_images: Tensor) -> tuple[npt.NDArray[A
     return scores, left_out, reasons
 
 
-def cost(config: Config, plan: Plan) -> Cost:
+def cost(config: TokensConfig, plan: Plan) -> Cost:
     images, clouds = map(len, _choose(plan, config))
     kept = _kept(plan, config)
     numbers = sum((images * len(places) + clouds * patches) * width for places, patches, width in kept)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import reprlib
-import zipfile
-from collections.abc import Iterator, Mapping
+import pickle
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.serialization import MAGIC_NUMBER
 
-from sightline.core.errors import InputError, first_line, nearest, some
-from sightline.encoders.files.pickles import ForbiddenError, WholeModuleError
-from sightline.encoders.files.unpickling import PickledModule, unpickle
+from sightline.core.errors import InputError, first_line, nearest
+from sightline.encoders.files import torch_files
 
-SETTINGS = ("args", "config", "cfg", "hparams", "hyper_parameters")  # where trainings keep theirs
-MOST_SETTINGS, MOST_VISITED = 10_000, 100_000
 SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
-OTHER_KINDS = {
-    b"\x1f\x8b": "compressed with gzip; unpack it and give the file inside",
-    b"BZh": "compressed with bzip2; unpack it and give the file inside",
-    b"\xfd7zXZ": "compressed with xz; unpack it and give the file inside",
-    b"\x89HDF": "an HDF5 file, as Keras and TensorFlow write; a .pth or .safetensors file is needed",
-    b"GGUF": "a GGUF file of a language model; a .pth or .safetensors file of a vision model is needed",
-    b"\x93NUMPY": "an array of numpy; a .pth or .safetensors file is needed",
-    b"%PDF": "a PDF document; a .pth or .safetensors file is needed",
-    b"version https://git-lfs": "a pointer of git-lfs to the file, not the file itself; run `git lfs pull`",
-}
+MAGIC = MAGIC_NUMBER.to_bytes(10, "little")  # at the beginning of PyTorch's old files
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,28 +24,25 @@ class Checkpoint:
     """What a file holds: nested dicts of tensors, which stay on disk until they are used, and of plain data."""
 
     path: Path
-    container: str  # "PyTorch (zip)", "PyTorch (old format)", "safetensors"
+    container: str  # "PyTorch (zip)", "PyTorch (old format)", "pickle of arrays", "safetensors"
     content: Mapping[str, Any]  # as in the file; a bare state dict is the content itself
     arguments: Mapping[str, Any]  # of the training: plain values, nested names joined with dots
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a PyTorch or safetensors file; whatever else it is gets a sentence of its own."""
-    head = _head(path)
-    container = _container(head, path)
+    """Read a PyTorch or safetensors file; any other, and a damaged one, is an InputError of one sentence."""
+    container = _container(path)
+    settings: dict[str, Any]
     try:
         if container == "safetensors":
             content, settings = _safetensors(path)
         else:
-            content = unpickle(path, zipped=container == "PyTorch (zip)")
-            settings = dict(_settings(content))
-    except ForbiddenError as error:
-        raise InputError(
-            f"{str(path)!r} is refused, nothing of it was executed: loading it would call {printable(str(error))}, "
-            "which could run code; get a file from someone you trust, with the weights (state_dict) alone"
-        ) from error
+            arrays, zipped = container == "pickle of arrays", container == "PyTorch (zip)"
+            content = torch_files.load_arrays(path) if arrays else torch_files.load(path, mapped=zipped)
+            settings = dict(torch_files.settings(content))
     except Exception as error:  # damaged bytes may raise anything
-        raise InputError(f"{str(path)!r} {_reason(error, head, container)}") from error
+        # Without its cause, in which torch advises to switch `weights_only` off.
+        raise InputError(f"{str(path)!r} {_reason(error)}") from None
     return Checkpoint(path, container, _mapping(content, path), settings)
 
 
@@ -117,88 +102,50 @@ def printable(text: str, most: int = 200) -> str:
 # What kind of file it is
 
 
-def _head(path: Path) -> bytes:
-    """The first bytes of a file that is there, readable and not empty."""
-    name = repr(str(path))
+def _container(path: Path) -> str:
+    """The kind of a file that is there, by its first bytes."""
     try:
-        if path.is_dir():
-            inside = "".join(f", such as {file!r}" for file in _weights_in(path)[:1])
-            raise InputError(f"{name} is a folder; give the weights file in it{inside}")
-        if not path.exists():
-            beside = _weights_in(path.parent) if path.parent.is_dir() else []
-            hint = nearest(path.name, beside) or "; give a .safetensors or .pth file"
-            raise InputError(f"There is no weights file {name}{hint}")
         if not path.is_file():
-            raise InputError(f"{name} is not a file but a device or pipe; give a .safetensors or .pth file")
+            raise _no_file(path)
         with path.open("rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise InputError(f"Cannot read weights from {name}: {error.strerror or first_line(error)}") from error
-    if not head:
-        raise InputError(f"{name} is empty, so its download or copy failed; get it again")
-    return head
-
-
-def _weights_in(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-
-
-def _container(head: bytes, path: Path) -> str:
-    for magic, what in OTHER_KINDS.items():
-        if head.startswith(magic):
-            raise InputError(f"{str(path)!r} is {what}")
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        raise InputError(
-            f"{str(path)!r} is a web page that was saved in the place of the file: the download failed; open the "
-            "link in a browser to see why, and download the file itself"
-        )
-    if head[257:262] == b"ustar":
-        raise InputError(
-            f"{str(path)!r} is a tar archive; unpack it and give the file inside (a checkpoint of PyTorch before 0.2 "
-            "is one, too: load it there and save it again)"
-        )
+        raise InputError(f"Cannot read weights from {str(path)!r}: {error.strerror or first_line(error)}") from error
+    if head[8:9] == b"{" or (head and path.suffix == ".safetensors"):
+        return "safetensors"
     if head.startswith(b"PK\x03\x04"):
-        _check_zip(path)
         return "PyTorch (zip)"
-    return "safetensors" if path.suffix == ".safetensors" or head[8:9] == b"{" else "PyTorch (old format)"
+    if head.startswith(b"\x80"):
+        return "PyTorch (old format)" if MAGIC in head[:32] else "pickle of arrays"
+    begin = printable(head[:24].decode("utf-8", "backslashreplace"))
+    what = f"begins with '{begin}'" if head else "is empty"
+    raise InputError(f"{str(path)!r} is not a checkpoint, it {what}; get it again, or give a .safetensors or .pth file")
 
 
-def _check_zip(path: Path) -> None:
-    """Only what `torch.save` writes: a pickle of the content, and tensors that are not compressed."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except Exception as error:
-        raise InputError(
-            f"{str(path)!r} is damaged or was not downloaded completely (its list of contents, at the end, cannot be "
-            "read); get it again"
-        ) from error
-    names = {entry.filename.partition("/")[2] or entry.filename for entry in entries}
-    if "constants.pkl" in names:
-        raise InputError(
-            f"{str(path)!r} is a TorchScript archive, which is a program; give a file of "
-            "torch.save(model.state_dict(), FILE)"
-        )
-    if "data.pkl" not in names or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        inside = some(printable(entry.filename, 40) for entry in entries)
-        raise InputError(
-            f"{str(path)!r} is a zip archive that torch.save did not write (inside: {inside}); unpack it "
-            "and give the weights file in it"
-        )
+def _no_file(path: Path) -> InputError:
+    folder, name = path if path.is_dir() else path.parent, repr(str(path))
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
+    hint = nearest(path.name, files) or "; give a .safetensors or .pth file"
+    if path.is_dir():
+        return InputError(f"{name} is a folder{hint}")
+    return InputError(
+        f"{name} is a device or pipe{hint}" if path.exists() else f"There is no weights file {name}{hint}"
+    )
 
 
-def _reason(error: Exception, head: bytes, container: str) -> str:
+def _reason(error: Exception) -> str:
     """Why a file could not be read, as the end of a sentence."""
-    if isinstance(error, WholeModuleError):
-        return _whole("a module")
-    if container == "PyTorch (old format)" and not head.startswith(b"\x80"):
-        begin = printable(head[:24].decode("utf-8", "backslashreplace"))
-        return f"is not a checkpoint, it begins with '{begin}'; give a .safetensors or .pth file"
-    return f"is damaged or was not downloaded completely ({printable(first_line(error), 100)}); get it again"
-
-
-def _whole(what: str) -> str:
-    return f"holds {what} pickled whole, which only its code can load; save model.state_dict() instead, and give that"
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return (
+            f"is refused, nothing of it was executed: it asks for {printable(named[1], 60)}, which weights do "
+            "not need; get a file of torch.save with the weights (state_dict) alone, from someone you trust"
+        )
+    unclear = isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error)
+    why = "" if unclear else f" ({printable(first_line(error), 100)})"
+    return (
+        f"cannot be read, it is damaged, incomplete or holds more than weights{why}; get it again, or save "
+        "model.state_dict() with torch.save and give that"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -215,45 +162,19 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _mapping(content: Any, path: Path) -> dict[str, Any]:
-    held = distinct(content).values() if isinstance(content, dict) else [content]
-    module = next((value for value in held if isinstance(value, PickledModule)), None)
-    if module is not None and not any(tensors({"": value}) or tensors({"": value}, "") for value in held):
-        raise InputError(f"{str(path)!r} {_whole(printable(module))}")
+    """The content, if it is a dict and no module."""
     if not isinstance(content, dict):
         raise InputError(
             f"{str(path)!r} holds no state dict (a mapping of names to tensors) but a {type(content).__name__}"
+        )
+    held = [content, *(value for value in content.values() if isinstance(value, dict))]
+    if any({"_modules", "_parameters"} <= value.keys() for value in held) and not any(map(tensors, held)):
+        raise InputError(
+            f"{str(path)!r} holds a module pickled whole, which only its code can load; save model.state_dict() "
+            "instead, and give that"
         )
     return {_name(str(name)): value for name, value in content.items()}
 
 
 def _name(text: str) -> str:
     return text if text.isprintable() else printable(text)
-
-
-def _settings(content: Any) -> Iterator[tuple[str, Any]]:
-    """Numbers and texts beside the weights (epoch, arch), then the settings of the training, which come last to win."""
-    if not isinstance(content, dict):
-        return
-    yield from ((str(key), value) for key, value in content.items() if _is_plain(value))
-    for key in SETTINGS:
-        if isinstance(content.get(key), dict):
-            visited = islice(_flat(content[key], ""), MOST_VISITED)
-            yield from islice(((name, value) for name, value in visited if not isinstance(value, dict)), MOST_SETTINGS)
-
-
-def _flat(values: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Settings, and the dicts in which they are: dicts may share what they hold, so all that is visited counts."""
-    if prefix.count(".") > 8:  # settings are not nested deeper, and a file may contain itself
-        return
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield f"{prefix}{key}", value
-            yield from _flat(value, f"{prefix}{key}.")
-        elif _is_plain(value):
-            yield f"{prefix}{key}", value
-        elif isinstance(value, (list, tuple)):
-            yield f"{prefix}{key}", value if all(map(_is_plain, value)) else reprlib.repr(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))

@@ -60,7 +60,7 @@ def load(reference: Reference) -> Encoder:
     """
     seed, classes, without = _options(reference)
     where, local = _where(reference)
-    with _plain_errors(reference), quiet():
+    with _plain_errors(reference), _quiet():
         config, processor = _read_config(where, local), _read_processor(where, local)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -147,7 +147,7 @@ def _plain_errors(reference: Reference) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """No progress bars and no table of missing weights; what matters becomes a note or an error."""
     logging = _transformers().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -313,7 +313,7 @@ def _normalisation(fields: Mapping[str, Any], reference: Reference) -> tuple[Tri
     mean, std = fields.get("image_mean", IMAGENET_MEAN), fields.get("image_std", IMAGENET_STD)
     if not fields.get("do_normalize", True):
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if len(mean) != 3 or len(std) != 3 or fields.get("rescale_offset"):
+    if not all(isinstance(v, list | tuple) and len(v) == 3 for v in (mean, std)) or fields.get("rescale_offset"):
         raise InputError(f"{reference}: the normalisation of its image processor is not supported (three channels)")
     return _triple(mean, scale), _triple(std, scale)
 

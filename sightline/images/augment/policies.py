@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,6 @@ from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.keyed_random import Keys, fold, uniform
-from sightline.core.threads import side_by_side
 from sightline.images.augment.batched import CACHED
 from sightline.images.augment.policy import Policy, Range
 
@@ -138,12 +138,31 @@ def _chosen(probability: float, keys: Keys, purpose: int) -> NDArray[np.bool_]:
 
 
 def _in_pieces(work: Callable[[slice], None], n: int, numbers: int, device: torch.device) -> None:
-    """Work on slices of n images of so many numbers each, small enough for the cache, each thread on its own."""
+    """Work on slices of n images of so many numbers each, small enough for the cache, each thread on its own.
+
+    Threads that share each of many short operations would wait for each other most of the time.
+    """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     cached = CACHED if device.type == "cpu" else n * numbers  # a GPU wants few large operations
     pieces = threads * math.ceil(n * numbers / max(1, threads * cached))
     step = math.ceil(n / pieces) if n else 1
-    side_by_side(work, [slice(i, i + step) for i in range(0, n, step)])
+    parts = [slice(i, i + step) for i in range(0, n, step)]
+    if threads == 1:
+        for part in parts:
+            work(part)
+        return
+    inference = torch.is_inference_mode_enabled()  # a property of the thread
+
+    def one(part: slice) -> None:
+        with torch.inference_mode(inference):
+            work(part)
+
+    # So is the number of threads of an operation, and it is what was set last for threads to come.
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(one, parts))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _shape(pixels: Tensor, per_image: NDArray[Any]) -> tuple[int, int, int]:

@@ -26,17 +26,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.extras import explaining
 from sightline.images.contents import hashes
-from sightline.images.decoding import decode
+from sightline.images.decoding import LARGEST as DECODED
+from sightline.images.decoding import decode, inside
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, halves
 from sightline.images.targets import Targets
 
 SPLITS = ("train", "val", "test")
 LARGEST = 2**30  # pixels of an image, and any number of a box
+MASKS = 2**32  # bytes of the masks of an image
 FAR = 10  # sides of an image within which polygons lie: those of objects that are cut off may leave it
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "images": {"id": (int, str), "file_name": (str,), "width": (int, float), "height": (int, float)},
@@ -66,10 +69,10 @@ class Annotated:
         return b"".join(found[name] for name in names)
 
     def _read(self, file: Path, size: tuple[int, int]) -> Item:
-        item = decode(file)
+        item = decode(file, whole=True)
         if item.image is None or item.image.shape[:2] == size:
             return item
-        stored = decode(file, upright=False)
+        stored = decode(file, upright=False, whole=True)
         if stored.image is not None and stored.image.shape[:2] == size:
             return stored
         found = " × ".join(map(str, item.image.shape[1::-1]))
@@ -77,11 +80,17 @@ class Annotated:
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
         """The objects in these images; their masks are decoded here."""
-        return [self._targets(self.objects[i], tuple(self.sizes[i].tolist())) for i in indices]
+        return [self._targets(int(i)) for i in indices]
 
-    def _targets(self, known: _Objects, size: tuple[int, ...]) -> Targets[NDArray[Any]]:
-        masks = None
+    def _targets(self, index: int) -> Targets[NDArray[Any]]:
+        known, size, masks = self.objects[index], tuple(self.sizes[index].tolist()), None
         if known.masks is not None:
+            count, pixels = len(known.labels), size[0] * size[1]
+            if count and (pixels > DECODED or count * pixels > MASKS):
+                raise InputError(
+                    f"{self.files[index]} has {counted(count, 'mask')} of {size[1]} × {size[0]} pixels, which take "
+                    f"{decimal(count * pixels)}; make the image smaller, or leave it out"
+                )
             masks = np.zeros((len(known.labels), *size), bool)
             for mask, segmentation in zip(masks, known.masks, strict=True):
                 mask[:] = _decoded(segmentation, size)
@@ -124,15 +133,21 @@ def _decoded(segmentation: Any, size: tuple[int, ...]) -> NDArray[Any]:
     with explaining():
         from faster_coco_eval.core import mask
 
+    found: NDArray[Any] = mask.decode([_run_lengths(segmentation, size)])[:, :, 0]
+    return found.astype(bool)
+
+
+def _run_lengths(segmentation: Any, size: tuple[int, ...]) -> Any:
+    with explaining():
+        from faster_coco_eval.core import mask
+
     if isinstance(segmentation, dict):
         runs = segmentation["counts"]
         runs = _runs(runs) if isinstance(runs, str) else runs
         if not all(type(run) is int and run >= 0 for run in runs) or sum(runs) != size[0] * size[1]:
             raise InputError(f"The run lengths of a mask do not fill an image of {size[1]} × {size[0]} pixels")
         segmentation = {"size": list(size), "counts": runs}  # what decodes them does not check them
-    rle = mask.segmToRle(segmentation, size[1], size[0])
-    found: NDArray[Any] = mask.decode([rle])[:, :, 0]
-    return found.astype(bool)
+    return mask.segmToRle(segmentation, size[1], size[0])
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -196,7 +211,7 @@ class _File:
         self.folder = Path(folder).expanduser() if folder else self.path.parent
         self.categories = self._categories(content)
         self.classes = _names(self.categories)
-        images = {image["id"]: image for image in self._rows(content, "images")}
+        images = self._by_id(content, "images")
         if not images:
             raise InputError(f"There are no images in {str(self.path)!r}; give a file with annotated images")
         self.names = [str(image["file_name"]) for image in images.values()]
@@ -243,10 +258,20 @@ class _File:
         return rows
 
     def _categories(self, content: Mapping[str, Any]) -> dict[int, str]:
-        rows = self._rows(content, "categories")
+        rows = self._by_id(content, "categories")
         if not rows:
             raise InputError(f"{str(self.path)!r} has no categories; they are the classes to be found")
-        return dict(sorted((row["id"], row["name"]) for row in rows))
+        return {number: rows[number]["name"] for number in sorted(rows)}
+
+    def _by_id(self, content: Mapping[str, Any], key: str) -> dict[Any, dict[str, Any]]:
+        """Rows by their ids, which must differ: objects name their image and category by them."""
+        rows = self._rows(content, key)
+        times = Counter(row["id"] for row in rows)
+        if twice := [number for number, n in times.items() if n > 1]:
+            raise InputError(
+                f"{str(self.path)!r} gives the id {twice[0]!r} to {times[twice[0]]} of its {key}; each needs its own"
+            )
+        return {row["id"]: row for row in rows}
 
     def _find(self) -> list[Path]:
         """Where the images are; missing ones are said before anything is read."""
@@ -257,6 +282,11 @@ class _File:
                 listed[file.parent] = set(os.listdir(file.parent)) if file.parent.is_dir() else set()
             return file.name in listed[file.parent]
 
+        if out := [name for name in self.names if not inside(self.folder, name)]:
+            raise InputError(
+                f"{self.path.name}: the file_name {out[0]!r} leads out of the folder {str(self.folder)!r}; correct it, "
+                "or give the folder that holds all images with ?images=FOLDER"
+            )
         files = [self.folder / name for name in self.names]
         if missing := [file for file in files if not there(file)]:
             raise InputError(
@@ -336,7 +366,9 @@ def _area(row: Mapping[str, Any], box: Sequence[float], size: tuple[int, int]) -
     if _is_number(row.get("area")):
         return float(row["area"])
     if row.get("segmentation"):
-        return float(_decoded(row["segmentation"], size).sum())
+        with explaining():
+            from faster_coco_eval.core import mask
+        return float(mask.area([_run_lengths(row["segmentation"], size)])[0])
     return (box[2] - box[0]) * (box[3] - box[1])
 
 

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sightline.core.errors import InputError, counted, first_line, nearest
+from sightline.core.errors import InputError, counted, nearest
 from sightline.core.files import read_text
-from sightline.images.decoding import ENDINGS, decode
+from sightline.images.decoding import ENDINGS, decode, inside, open_image, reason, turn
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.targets import VOID, Targets
@@ -78,6 +78,7 @@ CITYSCAPES = {  # id of a label → its name, in the order of the benchmark's cl
 }
 OUTSIDE = -3
 SCALED = {"L;2": 85, "L;4": 17}  # by what PIL multiplies grey values of 2 and 4 bits
+SIDEWAYS = [Image.Transpose[name] for name in ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")]
 LOOKED_AT = 16  # masks that are read before anything starts
 
 
@@ -108,7 +109,7 @@ class Masked:
     classes: int
 
     def read(self, indices: Sequence[int]) -> list[Item]:
-        return [decode(self.root / str(self.images[index])) for index in indices]
+        return [decode(self.root / str(self.images[index]), whole=True) for index in indices]
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
         """The class of every pixel of the images at these positions."""
@@ -127,10 +128,11 @@ class Masked:
                 f"The mask {mask} has {_by(numbers.shape)} pixels, but its image {image} has {_by(size)}; both must "
                 "have the same size"
             )
-        top = int(numbers.max(initial=0))
-        found: NDArray[np.int64] = self.numbers[numbers] if top < len(self.numbers) else np.full((1, 1), OUTSIDE)
+        ends = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+        beyond = [end for end in ends if not 0 <= end < len(self.numbers)]
+        found: NDArray[np.int64] = np.full((1, 1), OUTSIDE) if beyond else self.numbers[numbers]
         if (found == OUTSIDE).any():
-            wrong = top if top >= len(self.numbers) else int(numbers[found == OUTSIDE][0])
+            wrong = beyond[0] if beyond else int(numbers[found == OUTSIDE][0])
             raise InputError(
                 f"The mask {mask} has the number {wrong}, which is none of {counted(self.classes, 'class')}; name all "
                 f"of them in classes.txt, or leave it out with ignored={wrong}"
@@ -141,25 +143,28 @@ class Masked:
 def read_mask(file: Path) -> NDArray[Any]:
     """The numbers (H, W) of a mask: indices of a palette, or grey values of 1 to 16 bits."""
     try:
-        with Image.open(file) as image:
-            stored = image.tile[0][3] if image.tile else None
+        with open_image(file) as image:
+            stored = image.tile[0][3] if image.tile else None  # type: ignore[attr-defined]
             image.load()
     except Exception as error:  # PIL's readers raise whatever their parsing of broken bytes runs into
-        raise InputError(f"The mask {file} cannot be read: {first_line(error)}") from error
+        raise InputError(f"The mask {file} cannot be read: {reason(file, error)}") from error
     if image.mode not in ("P", "L", "1", "I", "I;16", "I;16B"):
         raise InputError(
             f"The mask {file} has colours ({image.mode}), but one number for each pixel is expected; save it as a PNG "
             "of indices or of grey values"
         )
     step = SCALED.get(stored, 1) if isinstance(stored, str) else 1
-    return np.asarray(image).astype(np.int64) // step
+    numbers: NDArray[Any] = np.asarray(image.convert("L") if image.mode == "1" else image)
+    if image.mode == "1":
+        return numbers // 255
+    return numbers if step == 1 else numbers // step
 
 
 def upright_size(file: Path) -> tuple[int, int]:
     """Height and width of an image as it is decoded, without decoding it."""
     try:
-        with Image.open(file) as image:
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        with open_image(file) as image:
+            turned = turn(image) in SIDEWAYS
             return (image.width, image.height) if turned else (image.height, image.width)
     except Exception:  # decoding it will say what is wrong
         return (0, 0)
@@ -244,6 +249,8 @@ def _voc(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:
             continue
         for word in read_text(file, "list of images").split():
             mask = f"SegmentationClass/{word}.png"
+            if not inside(root / "SegmentationClass", f"{word}.png"):
+                raise InputError(f"{file} lists {word!r}, which leads out of {str(root)!r}; correct it")
             if (root / mask).is_file():  # those of test are not published
                 pairs.append(MaskedImage(split, f"JPEGImages/{word}.jpg", mask))
     return MaskLayout(pairs, names, _numbers(len(names), chosen["zero"] or "background", chosen["ignored"]))

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own
-ROWS = 8  # of a matrix that are resampled side by side, if there are as many threads
 CHUNK = 16384  # columns whose mean is taken off at a time; 32 rows of them stay in the cache
 PIECE = 4096  # columns of one product in the precision of the features; products are summed in float64
 SQUARES = 1e-20, 1e30  # sums of squares between which no square of a float32 is too small or too large for float32
@@ -255,7 +254,7 @@ def bootstrap(
         return [end.numpy(force=True) for end in percentile_ends(values, len(hsic), whole[..., row, rest])]
 
     # Some rows at a time, because all replicates at once would not fit.
-    found = shared(range(hsic.shape[-2]), ends_of, ROWS if draws.device.type == "cpu" else 1)
+    found = shared(range(hsic.shape[-2]), ends_of)
     for row, ends in enumerate(found):
         for whole_end, end in zip((low, high), ends, strict=True):
             whole_end[..., row, first(row) :] = end

@@ -1,4 +1,4 @@
-"""The findings of the papers, decided by what was measured: one file per paper.
+"""The findings of the papers, decided by what was measured: one module per paper, with its words in TOML beside it.
 
 accuracies  of linear probes and after fine-tuning, from whoever measured them
 contract    what a finding, a verdict and their parts are

@@ -12,8 +12,10 @@ case). Its verdict follows from the intervals alone:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -100,7 +102,7 @@ def _numbers(what: Verdict | Part) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """A published finding."""
+    """A published finding; its words stand in a TOML file beside the module that decides it."""
 
     id: str  # "S1"
     paper: str  # "001"
@@ -108,12 +110,20 @@ class Finding:
     claim: str  # in our words
     measure: str  # the inequality that decides it
     figure: str  # what is redrawn beside it, "001 Fig 1a"
-    paper_says: str  # the numbers that the paper prints for it
     step: str  # what has to be run: passes, finetune, dynamics, reinit, detect, segment, rcdm, …; several with commas
     analyses: tuple[str, ...]  # of the pass
     cases: Callable[[Evidence], Sequence[Case]]  # one for each choice of encoders; may raise Missing
+    paper_says: str = ""  # the numbers that the paper prints for it
 
     def decide(self, evidence: Evidence) -> Verdict:
         from sightline.studies.findings.deciding import decide
 
         return decide(self, evidence)
+
+
+def findings_of(paper: str, cases: Mapping[str, Callable[[Evidence], Sequence[Case]]]) -> tuple[Finding, ...]:
+    """The findings whose words stand in PAPER.toml, with the cases that decide each."""
+    words = tomllib.loads((files("sightline.studies.findings") / f"{paper}.toml").read_text("utf-8"))
+    return tuple(
+        Finding(id, **row | {"analyses": tuple(row["analyses"])}, cases=cases[id]) for id, row in words.items()
+    )

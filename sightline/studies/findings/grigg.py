@@ -20,7 +20,7 @@ from sightline.core.contrast import Contrast, Estimate
 from sightline.core.errors import InputError
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.accuracies import last, linear_probe
-from sightline.studies.findings.contract import Case, Finding, Part
+from sightline.studies.findings.contract import Case, Part, findings_of
 from sightline.studies.findings.deciding import DRAWS, LEVEL, above, cases_of, written
 from sightline.studies.roles import JE, SUPERVISED
 
@@ -294,94 +294,15 @@ def _faster(evidence: Evidence, je: str, sl: str) -> list[Part]:
     return [above(f"rise of the CKA with the classes by a block in the last group: {sl} − {je}", own - other)]
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
-FINDINGS = (
-    Finding(
-        "G1",
-        "004",
-        "Fig 1, 4",
-        "Even layers of a ResNet are alike across neighbours and seeds, odd ones only to themselves",
-        "CKA between two seeds: neighbours, even − odd layers > 0; odd layers, with themselves − with neighbours > 0",
-        "004 Fig 1",
-        "",
-        "pretrain,passes",
-        ("cka",),
-        _seed_cases,
-    ),
-    Finding(
-        "G2",
-        "004",
-        "Fig 2 left",
-        "Odd layers of SimCLR and of supervision agree at first, then diverge",
-        "CKA at the same depth, odd layers: first quarter − the rest > 0",
-        "004 Fig 2a",
-        "",
-        "pretrain,passes",
-        ("cka",),
-        _of_pairs(_residuals),
-    ),
-    Finding(
-        "G3",
-        "004",
-        "Fig 2 middle, right",
-        "Even layers agree along the diagonal until the last block group, where they diverge",
-        "CKA of even layers, diagonal and row maximum: before the last group − in it > 0",
-        "004 Fig 2c",
-        "",
-        "pretrain,passes",
-        ("cka",),
-        _of_pairs(_last_group),
-    ),
-    Finding(
-        "G4",
-        "004",
-        "Fig 2",
-        "SimCLR stalls where a block group begins: there its layers are most like earlier layers of supervision",
-        "depth of a SimCLR layer − that of the most similar layer of SL: > 0 at group starts, and more than elsewhere",
-        "004 Fig 2b",
-        "",
-        "pretrain,passes",
-        ("cka",),
-        _of_pairs(_stalling),
-    ),
-    Finding(
-        "G5",
-        "004",
-        "Fig 3 left",
-        "Linear separability grows from layer to layer, in SimCLR and in supervision",
-        "linear probe per even layer: the smallest step to the next layer > 0",
-        "004 Fig 3a",
-        "",
-        "pretrain,passes",
-        ("probes", "cka"),
-        _separability,
-    ),
-    Finding(
-        "G6",
-        "004",
-        "Fig 3 middle, 5",
-        "SimCLR grows invariant to its augmentations late and in the head; supervision does not",
-        "CKA of two augmented copies: last group − before > 0, head − last group > 0, and more than in supervision",
-        "004 Fig 3b",
-        "",
-        "pretrain,passes",
-        ("invariance",),
-        _of_pairs(_growing_invariant, _under_own_policy),
-    ),
-    Finding(
-        "G7",
-        "004",
-        "Fig 3 right",
-        "Both approach the structure of the classes; supervision accelerates in the last block group, SimCLR falls "
-        "back in its head",
-        "CKA with the classes: last − first group > 0; rise by a block of SL, in the last group − before > 0; first − "
-        "last layer of SimCLR's head > 0",
-        "004 Fig 3c",
-        "",
-        "pretrain,passes",
-        ("cka",),
-        _of_pairs(_class_structure, otherwise=("As a faster rise than SimCLR's", _faster)),
-    ),
+FINDINGS = findings_of(
+    "grigg",
+    {
+        "G1": _seed_cases,
+        "G2": _of_pairs(_residuals),
+        "G3": _of_pairs(_last_group),
+        "G4": _of_pairs(_stalling),
+        "G5": _separability,
+        "G6": _of_pairs(_growing_invariant, _under_own_policy),
+        "G7": _of_pairs(_class_structure, otherwise=("As a faster rise than SimCLR's", _faster)),
+    },
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from sightline.core.contrast import Estimate
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.accuracies import intermediate, last
-from sightline.studies.findings.contract import Case, Finding, Part
+from sightline.studies.findings.contract import Case, Part, findings_of
 from sightline.studies.findings.deciding import DRAWS, above, below, within, written
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
 
@@ -28,36 +28,14 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
 
-FINDINGS: list[Finding] = []
-
 # What "small", "not" and "≈ 0" mean, where the papers print no number. They were fixed before anything was measured.
+# The words of S6 and S20 name SMALL and UNNOTICED.
 NOTHING = 0.01  # accuracy: a gain of less than one point is none; the smallest gain that 001 speaks of is 1.03 points
 SMALL = 0.05  # accuracy: what k-NN may lack to the probe and still nearly equal it
 UNNOTICED = 0.05  # CKA: what is not seen in a figure
 LARGER = 0.5  # relative distance of two layers from which on it is "larger"
 SAMPLES = 1024  # images from which on their number must not matter
 KINDS = ("box", "mask")
-
-
-def _states(
-    id: str,
-    *,
-    where: str,
-    claim: str,
-    measure: str,
-    figure: str,
-    says: str,
-    analyses: Iterable[str] = (),
-    step: str = "passes",
-    paper: str = "001",
-) -> Callable[[Callable[[Evidence], Sequence[Case]]], Callable[[Evidence], Sequence[Case]]]:
-    """List the function as a finding."""
-
-    def keep(cases: Callable[[Evidence], Sequence[Case]]) -> Callable[[Evidence], Sequence[Case]]:
-        FINDINGS.append(Finding(id, paper, where, claim, measure, figure, says, step, tuple(analyses), cases))
-        return cases
-
-    return keep
 
 
 def _main(evidence: Evidence, family: str, count: int = 1) -> list[Role]:
@@ -98,15 +76,6 @@ def _diagonal(evidence: Evidence, encoder: str, other: str, layer_type: str = "b
     return evidence.estimate("cka.diagonal", encoder=encoder, other=other, layer_type=layer_type, tokens="all", **where)
 
 
-@_states(
-    "S1",
-    where="Fig 1a; 000 Fig 1",
-    figure="001 Fig 1a",
-    analyses=["cka"],
-    claim="Joint-embedding representations resemble each other more than they resemble those of reconstruction.",
-    measure="mean diagonal CKA of blocks: CKA(JE, JE′) > CKA(JE, REC) and > CKA(JE′, REC)",
-    says="no number is printed; heat maps of CKA",
-)
 def _alike(evidence: Evidence) -> Sequence[Case]:
     je, rec = _named(evidence, JE, 2), _named(evidence, REC)
 
@@ -119,16 +88,6 @@ def _alike(evidence: Evidence) -> Sequence[Case]:
     return [Case((a, b, r), partial(parts, a, b, r)) for a, b in itertools.combinations(je, 2) for r in rec]
 
 
-@_states(
-    "S2",
-    paper="000",
-    where="000 §2.1",
-    figure="000 Fig 1",
-    analyses=["cka"],
-    claim="Joint-embedding encoders agree strongly in early and middle blocks, and less in the last quarter.",
-    measure="diagonal CKA(JE, JE′): mean of the blocks before the last quarter > mean of the last quarter",
-    says='no number is printed; "the final three transformer blocks" of twelve',
-)
 def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
     def parts(a: str, b: str) -> list[Part]:
         before, after = (_diagonal(evidence, a, b, depth=depth) for depth in ((0, 0.75), "last quarter"))
@@ -137,16 +96,6 @@ def _weaker_at_the_end(evidence: Evidence) -> Sequence[Case]:
     return [Case(pair, partial(parts, *pair)) for pair in itertools.combinations(_named(evidence, JE, 2), 2)]
 
 
-@_states(
-    "S3",
-    paper="000",
-    where="000 §2.1",
-    figure="000 Fig 1",
-    analyses=["cka"],
-    claim="The first half of a joint-embedding encoder matches the first quarter of reconstruction.",
-    measure="depth in REC of the block with the largest CKA, mean over the first half of JE's blocks, < 1/4",
-    says='no number is printed; "the first quarter of MAE layers are similar to the first half"',
-)
 def _early_match(evidence: Evidence) -> Sequence[Case]:
     def matches(a: str, r: str, half: str, number: Callable[..., Any], **more: Any) -> Estimate:
         """A number of the depths in `r` that blocks of `a` match best; the decoder behind an encoder takes no part."""
@@ -195,15 +144,6 @@ def _in_first_quarter(depths: npt.NDArray[np.float64], axis: int) -> Any:
     return (depths < 0.25).mean(axis)
 
 
-@_states(
-    "S4",
-    where="Fig 1b; 000 Fig 2",
-    figure="001 Fig 1b",
-    analyses=["cka"],
-    claim="Joint-embedding and reconstruction differ in attention and norm layers, not in fully connected ones.",
-    measure="mean diagonal CKA(JE, REC): fc1 > qkv and fc1 > norm1",
-    says='no number is printed; "much lower than fully connected layers"',
-)
 def _layer_types(evidence: Evidence) -> Sequence[Case]:
     def parts(a: str, r: str) -> list[Part]:
         return [
@@ -215,16 +155,6 @@ def _layer_types(evidence: Evidence) -> Sequence[Case]:
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
-@_states(
-    "S5",
-    where="Fig 11",
-    figure="001 Fig 11",
-    analyses=["cka"],
-    claim="The objective outweighs the architecture: a CNN and a ViT of one kind are more alike than ViTs of both.",
-    measure="CKA against the distance of layers: (JE CNN, JE ViT) > (JE ViT, REC ViT) at every distance; (REC CNN, REC "
-    "ViT) > (JE ViT, REC ViT) at larger distances, from half of the depth on",
-    says="no number is printed; curves over the distance of layers",
-)
 def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
     vits = {family: _named(evidence, family) for family in (JE, REC)}
     found = []
@@ -268,18 +198,6 @@ def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
 # Classes
 
 
-@_states(
-    "S6",
-    where="Fig 12; 000 Fig 3",
-    figure="001 Fig 12",
-    analyses=["knn", "probes"],
-    claim="By k-NN, reconstruction falls behind joint-embedding after the first quarter; in joint-embedding the last "
-    "CLS token nearly equals the linear probe.",
-    measure="20-NN accuracy, JE − REC: mean of the blocks behind the first quarter > mean of the first quarter, for "
-    f"CLS, GAP and GAP without CLS; linear probe − 20-NN of the last block's CLS within ± {100 * SMALL:g} points for "
-    "JE",
-    says='no number is printed; "starts to diverge … after the third transformer block" of twelve',
-)
 def _class_separability(evidence: Evidence) -> Sequence[Case]:
     def accuracy(encoder: str, feature: str, **where: Any) -> Estimate:
         return evidence.estimate("knn.accuracy", encoder=encoder, feature=feature, layer_type="block", **where)
@@ -313,16 +231,6 @@ def _features(evidence: Evidence, result: str, *encoders: str) -> list[str]:
     return [feature for feature in every[0] if all(feature in features for features in every)]
 
 
-@_states(
-    "S7",
-    where="Fig 13; 000 Fig 4",
-    figure="001 Fig 13",
-    analyses=["agreement"],
-    claim="Joint-embedding encoders rank the classes alike, where they are right and where they are wrong.",
-    measure="Kendall's τ of the top 5, 10 and 100 classes (as far as there are as many) over all images, those that "
-    "both get right and those that both get wrong: τ(JE, JE′) > τ(JE, REC)",
-    says="no number is printed; bars of τ",
-)
 def _rankings(evidence: Evidence) -> Sequence[Case]:
     def tau(a: str, b: str, images: str, k: int) -> Estimate:
         return evidence.estimate("agreement.tau", encoder=a, other=b, images=images, k=k)
@@ -338,16 +246,6 @@ def _rankings(evidence: Evidence) -> Sequence[Case]:
     return _je_je_rec(evidence, parts)
 
 
-@_states(
-    "S8",
-    paper="000",
-    where="000 §2.4; 001 App F",
-    figure="001 Fig 13",
-    analyses=["agreement"],
-    claim="First choices agree more within joint-embedding than between it and reconstruction.",
-    measure="macro F1 of one encoder's first choices against the other's: F1(JE, JE′) > F1(JE, REC)",
-    says="F1(DINO, MoCo-v3) 0.9341, F1(MAE, MoCo-v3) 0.88",
-)
 def _choices(evidence: Evidence) -> Sequence[Case]:
     def f1(a: str, b: str) -> Estimate:
         return evidence.estimate("agreement.f1", encoder=a, other=b)
@@ -364,15 +262,6 @@ def _je_je_rec(evidence: Evidence, parts: Callable[[str, str, str], Sequence[Par
     return [Case((a, b, r), partial(parts, a, b, r)) for a, b in itertools.permutations(je, 2) for r in rec]
 
 
-@_states(
-    "S9",
-    where="Fig 2a",
-    figure="001 Fig 2a",
-    analyses=["probes"],
-    claim="A deeper, non-linear probe of the last CLS token helps reconstruction, not joint-embedding.",
-    measure="accuracy of a probe of depth 3 − depth 1: REC > 0; JE below one point",
-    says="MAE +1.03 points with three layers; no improvement for MoCo-v3 and DINO",
-)
 def _deeper_probe(evidence: Evidence) -> Sequence[Case]:
     def gain(encoder: str) -> Estimate:
         where: dict[str, Any] = {"encoder": encoder, "site": _last_site(evidence, encoder), "feature": "cls"}
@@ -382,15 +271,6 @@ def _deeper_probe(evidence: Evidence) -> Sequence[Case]:
     return _helps_rec_not_je(evidence, gain, "gain of a probe of depth 3 on {}")
 
 
-@_states(
-    "S10",
-    where="Fig 2c, Table 2b",
-    figure="001 Fig 2c",
-    analyses=["probes"],
-    claim="A linear probe of the last and one intermediate CLS token helps reconstruction, not joint-embedding.",
-    measure="accuracy of (last ⊕ block i) − last alone, i chosen on the selection split: REC > 0; JE below one point",
-    says="MAE 67.73 → 69.53 (+1.8) and 70.12 (+2.4); no marginal utility for MoCo-v3 and DINO",
-)
 def _intermediate(evidence: Evidence) -> Sequence[Case]:
     return _helps_rec_not_je(evidence, partial(_added_layer, evidence), "gain of a second layer for the probe of {}")
 
@@ -480,31 +360,10 @@ def _by_gap(evidence: Evidence, keeps: str, forgets: str) -> Case:
     return Case((keeps, forgets), partial(_keeps_orientation, evidence, keeps, forgets), notes, warns)
 
 
-@_states(
-    "S11",
-    where="Fig 3",
-    figure="001 Fig 3",
-    step="rcdm",
-    analyses=["transformations", "orientation"],
-    claim="Joint-embedding forgets horizontal orientation, reconstruction keeps it.",
-    measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − JE > 0",
-    says="no number is printed; pictures drawn from the representations",
-)
 def _orientation(evidence: Evidence) -> Sequence[Case]:
     return [_by_gap(evidence, *pair) for pair in itertools.product(_named(evidence, REC), _named(evidence, JE))]
 
 
-@_states(
-    "S21",
-    where="Fig 17",
-    figure="001 Fig 17",
-    step="finetune,rcdm",
-    analyses=["transformations", "orientation"],
-    claim="Fine-tuned reconstruction forgets horizontal orientation.",
-    measure="RCDM, likelihood gap of mirror images: share of images whose own orientation is more likely, REC − "
-    "fine-tuned REC > 0",
-    says="no number is printed; pictures drawn from the representations",
-)
 def _orientation_after(evidence: Evidence) -> Sequence[Case]:
     evidence = evidence.of_tuned_seeds(REC)
     return [_by_gap(evidence, *pair) for pair in _before_and_after(evidence, REC)]
@@ -541,18 +400,6 @@ def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> 
     return [kind for kind in KINDS if all(kind in kinds for kinds in known)]
 
 
-@_states(
-    "S12",
-    where="Table 6",
-    figure="001 Table 6",
-    step="detect",
-    claim="With frozen encoders, reconstruction detects better than joint-embedding without multi-crop: better small "
-    "objects, worse large ones.",
-    measure="AP of boxes and masks, REC − JE (without DINO's multi-crop): all > 0, small > 0, large < 0",
-    says="box AP all/large/small: MAE 30.25/39.93/18.69, MoCo-v3 28.75/40.21/15.49, DINO without multi-crop "
-    "29.97/40.82/17.55, with it 32.57/44.14/19.89; mask AP 28.56/41.73/14.37, 26.67/41.92/10.89, 28.16/42.53/12.99, "
-    "30.04/45.77/14.37",
-)
 def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
     plain = [role.name for role in _main(evidence, JE) if not role.multicrop]
     if not plain:
@@ -571,16 +418,6 @@ def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
     return [Case(pair, partial(parts, *pair)) for pair in itertools.product(_named(evidence, REC), plain)]
 
 
-@_states(
-    "S13",
-    where="Table 7",
-    figure="001 Table 7",
-    step="detect",
-    claim="Trained end to end, detectors on reconstruction beat those on joint-embedding on objects of all sizes.",
-    measure="AP of boxes and masks with the encoder trained along, REC − JE > 0: all, small, medium, large",
-    says="box AP all/large/small: MAE 51.57/66.36/35.27, MoCo-v3 48.81/64.83/32.79, DINO 47.73/62.49/32.17; mask AP "
-    "45.84/63.84/27.27, 43.18/62.86/23.78, 30.04/60.03/24.28 (30.04 as printed; it is also in table 6)",
-)
 def _trained_detection(evidence: Evidence) -> Sequence[Case]:
     def parts(r: str, a: str) -> list[Part]:
         among = evidence.alike("detection", r, a, among=_detectors("trained along"))
@@ -598,15 +435,6 @@ def _trained_detection(evidence: Evidence) -> Sequence[Case]:
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
-@_states(
-    "S14",
-    where="Fig 7",
-    figure="001 Fig 7",
-    step="detect",
-    claim="Intermediate features beside the last ones help detectors on joint-embedding and on reconstruction.",
-    measure="AP with the last four blocks − AP with the last one > 0, for JE and for REC",
-    says="no number is printed; bars of AP",
-)
 def _more_blocks(evidence: Evidence) -> Sequence[Case]:
     one, several = _detectors("frozen"), _detectors("frozen", several=True)
 
@@ -636,16 +464,6 @@ def _more_blocks(evidence: Evidence) -> Sequence[Case]:
 # Fine-tuning
 
 
-@_states(
-    "S15",
-    where="Fig 4, 8",
-    figure="001 Fig 4",
-    step="finetune",
-    analyses=["cka"],
-    claim="Fine-tuned reconstruction resembles pre-trained joint-embedding more than before.",
-    measure="mean diagonal CKA of blocks: CKA(fine-tuned REC, JE) > CKA(REC, JE)",
-    says="no number is printed; heat maps of CKA",
-)
 def _towards_je(evidence: Evidence) -> Sequence[Case]:
     def parts(before: str, after: str, a: str) -> list[Part]:
         return [
@@ -663,18 +481,6 @@ def _towards_je(evidence: Evidence) -> Sequence[Case]:
     ]
 
 
-@_states(
-    "S16",
-    where="Fig 9, 10; 000 Fig 6",
-    figure="001 Fig 10",
-    step="finetune",
-    analyses=["cka"],
-    claim="Fine-tuning makes attention and norm layers alike, fully connected ones in early blocks only.",
-    measure="change of the mean diagonal CKA(JE, REC) by fine-tuning both: of qkv and norm1 > 0 and > of fc1; of fc1 "
-    "> 0 in the first half and < 0 in the last",
-    says='no number is printed; fc1 "increases for the initial and intermediate ViT layers but decreases for the '
-    'later layers"',
-)
 def _layers_after(evidence: Evidence) -> Sequence[Case]:
     def change(je: tuple[str, str], rec: tuple[str, str], kind: str, **where: Any) -> Estimate:
         before, after = (_diagonal(evidence, a, r, kind, **where) for a, r in zip(je, rec, strict=True))
@@ -702,15 +508,6 @@ def _layers_after(evidence: Evidence) -> Sequence[Case]:
     return [Case((*je, *rec), partial(parts, je, rec)) for je, rec in pairs]
 
 
-@_states(
-    "S17",
-    where="Fig 14",
-    figure="001 Fig 14",
-    step="finetune,dynamics",
-    claim="Fine-tuning of reconstruction takes a straighter path through the parameters of attention.",
-    measure="‖θ_T − θ_0‖ / Σ_t ‖θ_{t+1} − θ_t‖ over kept steps, all attention parameters as one group: REC > JE",
-    says="no number is printed; curves over steps",
-)
 def _straighter(evidence: Evidence) -> Sequence[Case]:
     def efficiency(name: str) -> Estimate:
         return evidence.after_training("dynamics.efficiency", name, place="all", weights="attention")
@@ -723,17 +520,6 @@ def _straighter(evidence: Evidence) -> Sequence[Case]:
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
 
 
-@_states(
-    "S18",
-    where="Fig 5",
-    figure="001 Fig 5",
-    step="finetune",
-    analyses=["probes"],
-    claim="After fine-tuning, intermediate layers add nothing to the probe of reconstruction.",
-    measure="accuracy of (last ⊕ block i) − last alone, i chosen on the selection split, of fine-tuned REC: within ± "
-    "one point",
-    says="no number is printed; a flat curve",
-)
 def _nothing_added(evidence: Evidence) -> Sequence[Case]:
     label = "gain of a second layer for the probe of {}"
 
@@ -747,16 +533,6 @@ def _nothing_added(evidence: Evidence) -> Sequence[Case]:
     return [Case((before, after), partial(parts, after), partial(notes, before)) for before, after in pairs]
 
 
-@_states(
-    "S19",
-    where="App H, Fig 15–16",
-    figure="001 Fig 15",
-    step="passes,finetune",
-    analyses=["cka"],
-    claim="Masked joint-embedding resembles joint-embedding, not reconstruction, before and after fine-tuning.",
-    measure="mean diagonal CKA of blocks: CKA(masked JE, JE) > CKA(masked JE, REC), also of the fine-tuned masked JE",
-    says="no number is printed; heat maps of CKA",
-)
 def _masked(evidence: Evidence) -> Sequence[Case]:
     def parts(m: tuple[str, str], a: str, r: str) -> list[Part]:
         return [
@@ -772,17 +548,6 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
 # Method
 
 
-@_states(
-    "S20",
-    where="Fig 6",
-    figure="001 Fig 6",
-    step="minibatch",
-    analyses=["minibatch"],
-    claim="Minibatch CKA depends neither on the batch size nor, above 1024 images, on their number.",
-    measure="largest − smallest CKA over batch sizes (2⁵–2¹⁰) and numbers of images from 1024 on that fill two batches "
-    f"of the pass or more, mean over pairs of ten random layers, below {UNNOTICED:g}",
-    says='no number is printed; "no noticeable differences"',
-)
 def _minibatches(evidence: Evidence) -> Sequence[Case]:
     evidence = evidence.apart()  # one seed of an encoder is enough
 
@@ -824,3 +589,31 @@ def _spread(values: npt.NDArray[np.float64], axis: int, settings: int) -> Any:
         raise Missing("CKA of all pairs of the layers that were drawn")
     different = ~np.eye(side, dtype=bool).ravel()
     return np.ptp(every, axis=-2)[..., different].mean(-1)
+
+
+FINDINGS = findings_of(
+    "shekhar",
+    {
+        "S1": _alike,
+        "S2": _weaker_at_the_end,
+        "S3": _early_match,
+        "S4": _layer_types,
+        "S5": _objective_over_architecture,
+        "S6": _class_separability,
+        "S7": _rankings,
+        "S8": _choices,
+        "S9": _deeper_probe,
+        "S10": _intermediate,
+        "S11": _orientation,
+        "S21": _orientation_after,
+        "S12": _frozen_detection,
+        "S13": _trained_detection,
+        "S14": _more_blocks,
+        "S15": _towards_je,
+        "S16": _layers_after,
+        "S17": _straighter,
+        "S18": _nothing_added,
+        "S19": _masked,
+        "S20": _minibatches,
+    },
+)

@@ -44,7 +44,7 @@ KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
-class Config:
+class DinoConfig:
     """Temperatures, momenta, the head and the crops."""
 
     student_temperature: float = 0.1
@@ -82,7 +82,7 @@ class Config:
                 raise InputError(f"DINO needs {name} of at least 0, not {getattr(self, name)}")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: DinoConfig, backbone: Backbone) -> tuple[Policy, ...]:
     """Two global crops, and local ones if `multi_crop`."""
     views = policies.dino(
         backbone.size,
@@ -123,7 +123,7 @@ class Head(nn.Module):
     copied after a forward pass.
     """
 
-    def __init__(self, width: int, config: Config) -> None:
+    def __init__(self, width: int, config: DinoConfig) -> None:
         super().__init__()
         hidden, bottleneck = config.hidden, config.bottleneck
 
@@ -145,12 +145,12 @@ class Head(nn.Module):
         return outputs
 
 
-class Objective(objective.Objective):
+class DinoObjective(objective.Objective):
     """Student and teacher, each a backbone with a head."""
 
     center: Tensor  # (K,)
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: DinoConfig) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone
@@ -229,10 +229,10 @@ class Objective(objective.Objective):
         follow(self.teacher_head, self.head, momentum)
 
 
-def teacher_temperature(config: Config, epoch: int) -> float:
+def teacher_temperature(config: DinoConfig, epoch: int) -> float:
     """Rises from `warmup_temperature` in the first to `teacher_temperature` in the last epoch of the warm-up.
 
-    >>> [round(teacher_temperature(Config(warmup_temperature_epochs=4), epoch), 3) for epoch in range(5)]
+    >>> [round(teacher_temperature(DinoConfig(warmup_temperature_epochs=4), epoch), 3) for epoch in range(5)]
     [0.04, 0.05, 0.06, 0.07, 0.07]
     """
     if epoch >= config.warmup_temperature_epochs:

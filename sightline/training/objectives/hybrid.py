@@ -36,11 +36,11 @@ PARTS = {"mim": "reconstructive", "cl": "joint-embedding"}  # kinds of objective
 
 
 @dataclass(frozen=True)
-class Config:
+class HybridConfig:
     """The two parts by their names, the weight λ of the second, and settings of the parts by part and key.
 
-    >>> Config(weight=0.5, settings={"simmim": {"mask_unit": 8}}).part("simmim")
-    Config(mask_ratio=0.6, mask_unit=8, norm_target=0, crop=(0.67, 1.0))
+    >>> HybridConfig(weight=0.5, settings={"simmim": {"mask_unit": 8}}).part("simmim")
+    SimmimConfig(mask_ratio=0.6, mask_unit=8, norm_target=0, crop=(0.67, 1.0))
     """
 
     mim: str = "simmim"
@@ -73,7 +73,7 @@ class Config:
     def shares(self) -> dict[str, float]:
         """Parts that count, and their weights in the loss.
 
-        >>> Config(weight=0.25).shares(), Config(weight=1.0).shares()
+        >>> HybridConfig(weight=0.25).shares(), HybridConfig(weight=1.0).shares()
         ({'simmim': 0.75, 'moco_v3': 0.25}, {'moco_v3': 1.0})
         """
         return {name: share for name, share in ((self.mim, 1 - self.weight), (self.cl, self.weight)) if share}
@@ -89,26 +89,26 @@ def possible_parts(*kinds: str) -> list[str]:
     return [name for kind in kinds for name, plugin in every.items() if kind == plugin.KIND]
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: HybridConfig, backbone: Backbone) -> tuple[Policy, ...]:
     """Those of the first part, then those of the second."""
     return tuple(policy for name in config.shares() for policy in _views(config, name, backbone))
 
 
-def first(config: Config, backbone: Backbone) -> First | None:
+def first(config: HybridConfig, backbone: Backbone) -> First | None:
     """What the reconstructive part needs trained before it, if anything."""
     if config.mim not in config.shares():
         return None
     return objective_named(config.mim).first(config.part(config.mim), backbone)
 
 
-def _views(config: Config, name: str, backbone: Backbone) -> tuple[Policy, ...]:
+def _views(config: HybridConfig, name: str, backbone: Backbone) -> tuple[Policy, ...]:
     return objective_named(name).views(config.part(name), backbone)
 
 
-class Objective(objective.Objective):
+class HybridObjective(objective.Objective):
     """Two objectives that train the same backbone."""
 
-    def __init__(self, backbone: nn.Module, config: Config, first: nn.Module | None = None) -> None:
+    def __init__(self, backbone: nn.Module, config: HybridConfig, first: nn.Module | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config

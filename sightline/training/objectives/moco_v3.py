@@ -43,7 +43,7 @@ KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
-class Config:
+class MocoV3Config:
     """Temperature, momentum at the start, the heads, and the share of the image that a view covers."""
 
     temperature: float = 0.2
@@ -63,16 +63,16 @@ class Config:
             raise InputError(f"MoCo-v3's heads need widths of at least 1, not hidden={self.hidden}, out={self.out}")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: MocoV3Config, backbone: Backbone) -> tuple[Policy, ...]:
     """Two views, the second one with less blur and with solarisation."""
     views = policies.moco_v3(backbone.size, crop=config.crop)
     return tuple(replace(view, jitter=config.jitter) for view in views)
 
 
-class Objective(objective.Objective):
+class MocoV3Objective(objective.Objective):
     """Encoder with projector and predictor, momentum encoder with projector, trained by InfoNCE both ways."""
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: MocoV3Config) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone

@@ -45,7 +45,7 @@ MOMENTUM_SCHEDULES = {"cosine": cosine, "linear": linear}
 
 
 @dataclass(frozen=True)
-class Config:
+class MsnConfig:
     """Views and masks, prototypes and temperatures, weights of the parts of the loss, momentum and head."""
 
     rand_views: int = 1  # masked anchors of full size
@@ -90,7 +90,7 @@ class Config:
                 raise InputError(f"MSN needs {name} of at least 1, not {getattr(self, name)}")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: MsnConfig, backbone: Backbone) -> tuple[Policy, ...]:
     """The target view, the anchors of full size, and the small ones."""
     strong, _ = policies.simclr(backbone.size, crop=config.crop)
     full = replace(strong, jitter=config.jitter, interpolation="bilinear")
@@ -98,12 +98,12 @@ def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
     return (*[full] * (1 + config.rand_views), *[focal] * config.focal_views)
 
 
-class Objective(objective.Objective):
+class MsnObjective(objective.Objective):
     """Encoder and target encoder, each a ViT with a projection head, and prototypes."""
 
     backbone: Vit
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: MsnConfig) -> None:
         super().__init__()
         if not is_vit(backbone):
             raise InputError(f"MSN leaves out patches, so it needs a ViT, not {type(backbone).__name__}")

@@ -37,7 +37,7 @@ KIND = "joint-embedding"
 
 
 @dataclass(frozen=True)
-class Config:
+class SimclrConfig:
     """Temperature, the projection head, the share of the image that a view covers, and its colours and blur."""
 
     temperature: float = 0.1
@@ -57,15 +57,15 @@ class Config:
             raise InputError(f"SimCLR's head needs widths of at least 1, not hidden={self.hidden}, out={self.out}")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: SimclrConfig, backbone: Backbone) -> tuple[Policy, ...]:
     views = policies.simclr(backbone.size, crop=config.crop)
     return tuple(replace(view, jitter=config.jitter, blur=config.blur) for view in views)
 
 
-class Objective(objective.Objective):
+class SimclrObjective(objective.Objective):
     """Encoder and projection head, trained by NT-Xent."""
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: SimclrConfig) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone

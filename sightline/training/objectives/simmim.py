@@ -35,7 +35,7 @@ KIND = "reconstructive"
 
 
 @dataclass(frozen=True)
-class Config:
+class SimmimConfig:
     """Share of hidden units, their side in pixels, the target, and the share of the image that the view covers."""
 
     mask_ratio: float = 0.6
@@ -52,14 +52,14 @@ class Config:
             raise InputError(f"norm_target is {self.norm_target}; it must be odd and at least 3, or 0 for plain pixels")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: SimmimConfig, backbone: Backbone) -> tuple[Policy, ...]:
     return (Policy(backbone.size, config.crop, interpolation="bilinear"),)
 
 
-class Objective(objective.Objective):
+class SimmimObjective(objective.Objective):
     """Backbone, mask token, and a linear head that predicts the pixels of each hidden patch."""
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: SimmimConfig) -> None:
         super().__init__()
         if not is_vit(backbone):
             raise InputError(f"SimMIM replaces tokens of a ViT, but {type(backbone).__name__} is not one; choose a ViT")
@@ -123,7 +123,7 @@ def norm_target(images: Tensor, side: int) -> Tensor:  # (B, 3, h, w) -> (B, 3, 
     return pixels.sub_(mean).mul_(variance.add_(1e-6).rsqrt_()).to(images.dtype)
 
 
-def check_units(config: Config, patch: int, size: tuple[int, int]) -> None:
+def check_units(config: SimmimConfig, patch: int, size: tuple[int, int]) -> None:
     """Units must consist of whole patches, images of whole units, and some but not all units must be hidden."""
     fitting = [unit for unit in range(patch, min(size) + 1, patch) if all(side % unit == 0 for side in size)]
     if config.mask_unit not in fitting:

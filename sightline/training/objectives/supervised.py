@@ -32,7 +32,7 @@ LABELS = True  # the backbone is built with a classifier for the classes of the 
 
 
 @dataclass(frozen=True)
-class Config:
+class SupervisedConfig:
     """Label smoothing, the share of the image that the view covers, and how images are changed and mixed."""
 
     label_smoothing: float = 0.1
@@ -51,16 +51,16 @@ class Config:
         return Mixing(self.mixup, self.cutmix, self.label_smoothing)
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: SupervisedConfig, backbone: Backbone) -> tuple[Policy, ...]:
     """One crop, by RandAugment and with a part erased where that is wanted."""
     (view,) = policies.supervised(backbone.size, config.crop)
     return (replace(view, randaugment=config.randaugment, erase=config.erase),)
 
 
-class Objective(objective.Objective):
+class SupervisedObjective(objective.Objective):
     """Backbone with its classifier."""
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: SupervisedConfig) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config

@@ -33,7 +33,7 @@ from sightline.transfer.detection.average_precision import KINDS, Range, ap_of
 from sightline.transfer.detection.cached import CachedFeed, cache_bytes
 from sightline.transfer.detection.detector import Detector, Heads
 from sightline.transfer.detection.features import FeatureMaps, Standard, check_trainable, trainable, whole_patches
-from sightline.transfer.detection.objective import Objective
+from sightline.transfer.detection.objective import DetectionObjective
 from sightline.transfer.detection.objects import (
     Detections,
     Objects,
@@ -52,7 +52,7 @@ FILE = "detections.json"
 
 
 @dataclass(frozen=True)
-class Config(Heads):
+class DetectConfig(Heads):
     """What a detector stands on, and how the images are changed on the way; `Heads` are its measures."""
 
     encoder: str = ""  # reference
@@ -81,13 +81,13 @@ class Config(Heads):
         Policy(1, fit=self.scale, flip=self.flip)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[DetectConfig]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"channels": 256}, {"channels": 64, "lr": 1e-3}).config.channels
     64
     """
-    return assemble(NAME, Config, layers)
+    return assemble(NAME, DetectConfig, layers)
 
 
 def train_detector(
@@ -107,7 +107,7 @@ def train_detector(
     return read_detections(out / FILE)
 
 
-def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> None:
+def check(wanted: TransferRecipe[DetectConfig], encoder: Encoder, data: Images) -> None:
     """Find what does not fit before anything is trained: the images, and the maps of the encoder."""
     config = wanted.config
     check_images(data, config.masks)
@@ -118,11 +118,11 @@ def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> Non
 
 
 @dataclass(frozen=True)
-class _Parts(Parts[Objective]):
+class _Parts(Parts[DetectionObjective]):
     cached: bool  # whether the maps of all training images are kept in memory
 
 
-def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
+def _prepare(wanted: TransferRecipe[DetectConfig], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     check_images(data, config.masks)
@@ -145,7 +145,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     how = encoder.preprocess.interpolation
     policy = Policy(size, None, fit=config.scale, flip=config.flip, interpolation=how if how in RADII else "bicubic")
     cached = _fits(config, features, encoder, data, launch)
-    objective = Objective(
+    objective = DetectionObjective(
         features,
         Standard(widths),
         Detector(pyramid, len(data.classes), config),
@@ -160,7 +160,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     return _Parts(encoder, objective, features, policy, cached)
 
 
-def _fits(config: Config, features: FeatureMaps, encoder: Encoder, data: Images, launch: Launch) -> bool:
+def _fits(config: DetectConfig, features: FeatureMaps, encoder: Encoder, data: Images, launch: Launch) -> bool:
     """Whether the maps of all training images are kept in memory; every process of a machine has a copy of its own."""
     if not config.frozen:
         return False

@@ -28,7 +28,7 @@ from sightline.transfer.detection.objects import Detections
 from sightline.transfer.on_encoder import OnEncoder
 
 
-class Objective(OnEncoder):
+class DetectionObjective(OnEncoder):
     """A detector on an encoder; see training/objective.py."""
 
     def __init__(

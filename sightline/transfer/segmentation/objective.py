@@ -21,7 +21,7 @@ from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.segmentation.heads import Auxiliary, LinearHead, Scales, UperNet, enlarge
 
 
-class Objective(OnEncoder):
+class SegmentationObjective(OnEncoder):
     """A head on an encoder; see training/objective.py."""
 
     def __init__(

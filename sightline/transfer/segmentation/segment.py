@@ -35,7 +35,7 @@ from sightline.transfer.detection.features import FeatureMaps, Standard, trainab
 from sightline.transfer.head_training import HeadTraining, Parts, train_head
 from sightline.transfer.recipe import TransferRecipe, assemble
 from sightline.transfer.segmentation.heads import SCALES, Auxiliary, LinearHead, Scales, UperNet
-from sightline.transfer.segmentation.objective import Objective
+from sightline.transfer.segmentation.objective import SegmentationObjective
 from sightline.transfer.segmentation.sliding import Segmented, Sliding
 
 NAME = "segment"  # of the objective in recipes
@@ -45,7 +45,7 @@ SHOWN = 6  # test images whose decisions are kept as pictures
 
 
 @dataclass(frozen=True)
-class Config:
+class SegmentConfig:
     """What a segmenter stands on, and how the images are changed on the way."""
 
     encoder: str = ""  # reference
@@ -82,13 +82,13 @@ class Config:
         Policy(1, fit=self.scale, flip=self.flip)  # says what cannot be
 
 
-def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[Config]:
+def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[SegmentConfig]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors.
 
     >>> make_recipe({"head": "linear"}, {"head": "upernet", "lr": 1e-3}).config.head
     'upernet'
     """
-    return assemble(NAME, Config, layers)
+    return assemble(NAME, SegmentConfig, layers)
 
 
 def train_segmenter(
@@ -109,19 +109,19 @@ def train_segmenter(
 
 
 @dataclass(frozen=True)
-class _Parts(Parts[Objective]):
+class _Parts(Parts[SegmentationObjective]):
     window: Preprocess  # of the views that are evaluated
 
     def sliding(self, data: Images, device: torch.device, workers: int | None) -> Sliding:
         return Sliding(self.objective, self.window, len(data.classes) + 1, device, workers)
 
 
-def check(wanted: TransferRecipe[Config], encoder: Encoder, data: Images) -> None:
+def check(wanted: TransferRecipe[SegmentConfig], encoder: Encoder, data: Images) -> None:
     """Say what cannot be, before the first of several encoders is trained."""
     _prepare(wanted, encoder, data, Launch())
 
 
-def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
+def _prepare(wanted: TransferRecipe[SegmentConfig], begins_with: Encoder, data: Images, launch: Launch) -> _Parts:
     """Everything that the training consists of; settings that do not fit are found here, before anything is written."""
     config = wanted.config
     for split in ("train", "test"):
@@ -149,7 +149,7 @@ def _prepare(wanted: TransferRecipe[Config], begins_with: Encoder, data: Images,
     return _Parts(encoder, _objective(config, encoder, features, len(data.classes) + 1), features, policy, window)
 
 
-def _blocks(config: Config, encoder: Encoder) -> str | int:
+def _blocks(config: SegmentConfig, encoder: Encoder) -> str | int:
     """What the head looks at where nothing else is said; of a CNN there are its stages only."""
     if str(config.blocks) or encoder.tokens is None:
         return config.blocks if str(config.blocks) else "last"
@@ -163,7 +163,7 @@ def _blocks(config: Config, encoder: Encoder) -> str | int:
     return ",".join(map(str, sorted([*chosen, *spare[: SCALES - len(chosen)]])))
 
 
-def _objective(config: Config, encoder: Encoder, features: FeatureMaps, classes: int) -> Objective:
+def _objective(config: SegmentConfig, encoder: Encoder, features: FeatureMaps, classes: int) -> SegmentationObjective:
     widths = [shape[0] for shape in features.shapes]
     more: dict[str, Any] = {}
     head: LinearHead | UperNet
@@ -181,7 +181,7 @@ def _objective(config: Config, encoder: Encoder, features: FeatureMaps, classes:
         if config.auxiliary:
             more["auxiliary"] = Auxiliary(widths[2], config.auxiliary_channels, classes, config.dropout)
             more["auxiliary_weight"] = config.auxiliary
-    return Objective(
+    return SegmentationObjective(
         features,
         Standard([shape[0] for shape in features.shapes]),
         head,

@@ -28,7 +28,7 @@ from sightline.transfer.segmentation.heads import enlarge
 
 if TYPE_CHECKING:
     from sightline.images.preprocess import Preprocess
-    from sightline.transfer.segmentation.objective import Objective
+    from sightline.transfer.segmentation.objective import SegmentationObjective
 
 
 OVERLAP = 3  # a window moves on by all but one of so many parts of its size
@@ -57,7 +57,7 @@ def starts(length: int, size: int) -> list[int]:
 class Sliding:
     """A segmenter that looks at images of any size."""
 
-    objective: Objective
+    objective: SegmentationObjective
     preprocess: Preprocess  # its size is that of a window
     classes: int
     device: torch.device

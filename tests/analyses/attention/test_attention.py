@@ -14,7 +14,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline.analyses import attention
-from sightline.analyses.attention import Analysis, Config, attention_distance, attention_nmi, charts
+from sightline.analyses.attention import AttentionAnalysis, AttentionConfig, attention_distance, attention_nmi, charts
 from sightline.analyses.attention.charts import densities
 from sightline.analyses.attention.viewer import VIEWER_BYTES, ViewerMaps
 from sightline.core.errors import InputError
@@ -110,10 +110,10 @@ def test_viewer_holds_quantised_maps(compared: Any) -> None:
 
 def test_viewer_can_be_off_and_stays_small(compared: Any) -> None:
     encoders, images, _ = compared
-    off = sl.analyze(encoders, images, {"attention": Config(viewer_images=0)}, batch=8, **OPTIONS)["attention"]
+    off = sl.analyze(encoders, images, {"attention": AttentionConfig(viewer_images=0)}, batch=8, **OPTIONS)["attention"]
     assert not [name for name in off.variables if str(name).startswith("viewer")]
     with pytest.raises(InputError, match="0 or more"):
-        Config(viewer_images=-1)
+        AttentionConfig(viewer_images=-1)
     large = ViewerMaps(0, tuple(map(str, range(32))), 16, (16, 16))
     assert math.prod(large.shape) > VIEWER_BYTES >= math.prod(large.within(1).shape)
     assert large.within(1).side == 5
@@ -124,7 +124,7 @@ def plan_for(encoders: Any, images: Any, tmp_path: Any) -> Any:
     from sightline.measure.plan import make_plans
 
     chosen = {"batch": 8, "seed": 0, "precision": "float32"}
-    plans = make_plans(encoders, images, {"attention": Config()}, None, chosen, tmp_path, torch.device("cpu"))
+    plans = make_plans(encoders, images, {"attention": AttentionConfig()}, None, chosen, tmp_path, torch.device("cpu"))
     return plans["attention"]
 
 
@@ -132,7 +132,7 @@ def test_flaws_have_a_reason(compared: Any, tmp_path: Any) -> None:
     from sightline.images.pipeline import batches
 
     encoders, images, _ = compared
-    metric = Analysis(Config(viewer_images=1), plan_for({"vit": encoders["vit"]}, images, tmp_path))
+    metric = AttentionAnalysis(AttentionConfig(viewer_images=1), plan_for({"vit": encoders["vit"]}, images, tmp_path))
     mask = torch.zeros(17, 17)
     mask[3, 1:] = -math.inf
     tokens = Tokens(1, 0, (4, 4))
@@ -147,7 +147,7 @@ def test_flaws_have_a_reason(compared: Any, tmp_path: Any) -> None:
             key = Key("vit", f"block.{block}.attn_map", "plain")
             found[key] = metric.reduce(key, product)
         metric.update(batch, found)
-    result = Analysis.compute(metric)
+    result = AttentionAnalysis.compute(metric)
     assert result.reason.values[0].tolist() == [
         "",
         "in 20 of 20 images a query may attend to no patch",
@@ -165,21 +165,23 @@ def test_maps_that_are_not_of_the_grid_have_a_reason(compared: Any, tmp_path: An
     odd = dataclasses.replace(encoders["vit"], tokens=Tokens(1, 0, (2, 2)))
     plan = plan_for({"vit": encoders["vit"], "odd": encoders["registers"]}, images, tmp_path)
     plan = dataclasses.replace(plan, encoders={**plan.encoders, "odd": odd})
-    metric = Analysis(Config(), plan)
+    metric = AttentionAnalysis(AttentionConfig(), plan)
     assert metric.problems[0] == ""
     assert metric.problems[3] == "the map has 19 × 19 tokens, but 1 prefix tokens and 2 × 2 patches are 5"
     assert list(metric.viewer.looks) == ["vit"]
     with pytest.raises(InputError, match="attention cannot be measured"):
-        Analysis(Config(), dataclasses.replace(plan, encoders={"odd": odd}, sites={"odd": plan.sites["odd"]}))
+        AttentionAnalysis(
+            AttentionConfig(), dataclasses.replace(plan, encoders={"odd": odd}, sites={"odd": plan.sites["odd"]})
+        )
 
 
 def test_bytes_of_several_processes_add_up(compared: Any, tmp_path: Any) -> None:
     """torch sums bytes as int64; the result is bytes again."""
     encoders, images, _ = compared
-    metric = Analysis(Config(), plan_for(encoders, images, tmp_path))
+    metric = AttentionAnalysis(AttentionConfig(), plan_for(encoders, images, tmp_path))
     metric.seen += 1
     metric.viewer_map_0 = torch.stack([metric.viewer_map_0, torch.full_like(metric.viewer_map_0, 255)]).sum(0)
-    result = Analysis.compute(metric)
+    result = AttentionAnalysis.compute(metric)
     assert result.viewer_map_0.dtype == np.uint8
     assert int(result.viewer_map_0.min()) == 255
 

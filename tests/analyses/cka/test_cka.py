@@ -14,7 +14,7 @@ from torch import nn
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import cka as plugin
-from sightline.analyses.cka import Config
+from sightline.analyses.cka import CkaConfig
 from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import centre, cka, gram, products
 
@@ -109,7 +109,7 @@ def test_bootstrap_is_the_plain_one() -> None:
     """The interval equals resampling the batches one by one with the same draws."""
     encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
     images = load_images("shapes?size=32", limit=64)
-    config = Config(tokens=("all",), bootstrap=200)
+    config = CkaConfig(tokens=("all",), bootstrap=200)
     result = analyze(encoders, images, {"cka": config}, batch=8, sites=["block.1"], workers=0, show_progress=False)[
         "cka"
     ]
@@ -239,10 +239,10 @@ def test_batches_count_by_their_images() -> None:
 
 def test_unknown_token_view() -> None:
     with pytest.raises(InputError, match="did you mean 'patches'"):
-        plugin.Config(tokens=("patch",))
+        plugin.CkaConfig(tokens=("patch",))
     for nothing in ({"tokens": ()}, {"bootstrap": 0}):
         with pytest.raises(InputError, match="at least"):
-            plugin.Config(**nothing)
+            plugin.CkaConfig(**nothing)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def relabelled(images, labels):
 
 def class_cka(encoder, images, **options):
     settings = {"batch": 16, "workers": 0, "sites": ["block.1"], "show_progress": False, **options}
-    return analyze({"a": encoder}, images, {"cka": Config(bootstrap=50)}, **settings)["cka"]
+    return analyze({"a": encoder}, images, {"cka": CkaConfig(bootstrap=50)}, **settings)["cka"]
 
 
 @pytest.mark.parametrize("unlabelled", [0.0, 0.4])
@@ -346,7 +346,9 @@ def test_intervals_of_few_batches_stay_within_bounds() -> None:
     """Of 64 images in two batches, Student's interval is wider than CKA can be."""
     images = load_images("shapes?size=32", limit=64)
     encoders = {"a": load_encoder(SMALL), "b": load_encoder(SMALL + "&seed=1")}
-    result = analyze(encoders, images, {"cka": Config(bootstrap=50)}, batch=32, workers=0, show_progress=False)["cka"]
+    result = analyze(encoders, images, {"cka": CkaConfig(bootstrap=50)}, batch=32, workers=0, show_progress=False)[
+        "cka"
+    ]
     for name in ("cka", "class_cka"):
         low, value, high = (result[f"{name}{end}"].values for end in ("_low", "", "_high"))
         known = np.isfinite(value)

@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 from support.plans import TEST, TRAIN, activations, computed, feed, make_plan
 
-from sightline.analyses.cka import Analysis, Config, cost
+from sightline.analyses.cka import CkaAnalysis, CkaConfig, cost
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.measure import gram_sums
@@ -28,7 +28,7 @@ POOLS = {
 
 
 def measure(plan: Plan, data: dict[Key, torch.Tensor], **settings: Any) -> xr.Dataset:
-    return split(computed(Analysis(Config(bootstrap=20, **settings), plan), plan, data))[0]
+    return split(computed(CkaAnalysis(CkaConfig(bootstrap=20, **settings), plan), plan, data))[0]
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
@@ -64,11 +64,11 @@ def test_it_is_cka_of_the_whole_arrays(tmp_path: Path, monkeypatch: pytest.Monke
 def test_batches_do_not_matter_and_processes_add_up(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, views=ONLY)
     data = activations(plan)
-    config = Config(full_batch=True, bootstrap=20)
-    whole, _ = split(computed(Analysis(config, plan), plan, data))
-    other = computed(Analysis(config, plan), plan, data, size=5)
+    config = CkaConfig(full_batch=True, bootstrap=20)
+    whole, _ = split(computed(CkaAnalysis(config, plan), plan, data))
+    other = computed(CkaAnalysis(config, plan), plan, data, size=5)
     np.testing.assert_allclose(other.cka, whole.cka, rtol=0, atol=1e-12)
-    one, two = (Analysis(config, plan) for _ in range(2))
+    one, two = (CkaAnalysis(config, plan) for _ in range(2))
     for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
         torch.manual_seed(0)
         feed(metric, plan, data, part=part)
@@ -104,10 +104,10 @@ def test_images_without_a_label_leave_no_class_cka(tmp_path: Path) -> None:
 
 def test_what_the_machine_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(tmp_path, views=ONLY)
-    needed = cost(Config(full_batch=True), plan).memory - cost(Config(), plan).memory
+    needed = cost(CkaConfig(full_batch=True), plan).memory - cost(CkaConfig(), plan).memory
     assert needed > 2 * 8 * (3 * 6 + 2 * 6 + 3) ** 2 / 2
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1}.get(name, needed - 1))
     with pytest.raises(InputError, match=r"choose fewer --sites, such as 'block\.\*'"):
-        Analysis(Config(full_batch=True), plan)
+        CkaAnalysis(CkaConfig(full_batch=True), plan)
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1}.get(name, needed))
-    Analysis(Config(full_batch=True), plan)
+    CkaAnalysis(CkaConfig(full_batch=True), plan)

@@ -15,7 +15,7 @@ from support.references import SMALL
 from support.results import cka_result, vit_sites
 
 from sightline import analyze, capture, load_encoder, load_images
-from sightline.analyses.cka import Config
+from sightline.analyses.cka import CkaConfig
 from sightline.analyses.cka.charts import figures, headlines, study_figure
 from sightline.analyses.cka.matching import block_distances, depths_of, layers_of_same_depth, summaries
 from sightline.core.errors import InputError
@@ -289,7 +289,7 @@ def test_the_pass_knows_how_deep_encoders_are() -> None:
     deep = SMALL.replace("depth=2", "depth=6")
     encoders = {"a": load_encoder(SMALL.replace("depth=2", "depth=4")), "b": load_encoder(deep)}
     images = load_images("shapes?size=32", limit=32)
-    config = {"cka": Config(tokens=("mean",), bootstrap=20)}
+    config = {"cka": CkaConfig(tokens=("mean",), bootstrap=20)}
     sites = ["block.0", "block.2"]
     run = analyze(encoders, images, config, batch=8, sites=sites, workers=0, show_progress=False)
     found = run["cka"].isel(tokens=0)
@@ -365,7 +365,7 @@ def test_odd_layers_are_before_the_addition_and_even_ones_after(result: xr.Datas
 def test_exported_tables_name_layer_types_and_blocks_of_both_sides() -> None:
     encoder = load_encoder(SMALL)
     images = load_images("shapes?size=32", limit=16)
-    config = {"cka": Config(tokens=("mean",))}
+    config = {"cka": CkaConfig(tokens=("mean",))}
     run = analyze({"a": encoder}, images, config, batch=16, workers=0, show_progress=False)
     found = tables(run["cka"], "cka")
     assert list(found) == ["cka", "cka-class_cka", "cka-row_max", "cka-distance_cka"]

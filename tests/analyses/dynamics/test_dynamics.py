@@ -15,7 +15,7 @@ from support.references import SMALL
 from typer.testing import CliRunner
 
 from sightline import Encoder, Images, Run, analyze, capture, load_encoder, load_images, open_run, save_encoder
-from sightline.analyses.dynamics import Analysis, Config, cost
+from sightline.analyses.dynamics import DynamicsAnalysis, DynamicsConfig, cost
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import path_efficiency
 from sightline.cli.application import app
@@ -59,7 +59,7 @@ def encoders(folder: Path) -> dict[str, Encoder]:
 
 @pytest.fixture(scope="module")
 def run(encoders: dict[str, Encoder], images: Images, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    chosen = {"dynamics": Config(tokens=("mean", "cls"), bootstrap=200)}
+    chosen = {"dynamics": DynamicsConfig(tokens=("mean", "cls"), bootstrap=200)}
     out = tmp_path_factory.mktemp("run") / "x"
     return analyze(encoders, images, chosen, out=out, batch=16, workers=0, show_progress=False)
 
@@ -176,7 +176,7 @@ def test_flaws_have_their_reasons(tmp_path: Path) -> None:
     data = activations(plan)
     data[Key("vit-1", "block.1", "plain")][3] = np.nan
     data[Key("cnn", "block.0", "plain")][:] = 2.0
-    result = computed(Analysis(Config(), plan), plan, data)
+    result = computed(DynamicsAnalysis(DynamicsConfig(), plan), plan, data)
     one = result.sel(tokens="all", encoder="vit-1", site="block.1")
     assert one.cka.isnull().all()
     assert str(one.reason.item()).startswith("the activations are not finite")
@@ -191,19 +191,19 @@ def test_flaws_have_their_reasons(tmp_path: Path) -> None:
 def test_bf16_is_close(tmp_path: Path) -> None:
     plan = made(tmp_path)
     data = activations(plan)
-    whole = computed(Analysis(Config(), plan), plan, data)
-    half = computed(Analysis(Config(), plan), plan, {key: x.bfloat16() for key, x in data.items()})
+    whole = computed(DynamicsAnalysis(DynamicsConfig(), plan), plan, data)
+    half = computed(DynamicsAnalysis(DynamicsConfig(), plan), plan, {key: x.bfloat16() for key, x in data.items()})
     xr.testing.assert_allclose(half.cka, whole.cka, atol=0.02)
 
 
 def test_settings_and_images_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no token view 'mena'"):
-        Config(tokens=("mena",))
+        DynamicsConfig(tokens=("mena",))
     plan = made(tmp_path)
     few = dataclasses.replace(plan, images=dataclasses.replace(plan.images, splits={"test": np.arange(3)}))
     with pytest.raises(InputError, match="CKA needs at least 4 images"):
-        Analysis(Config(), few)
-    assert cost(Config(), plan).memory == 8 * 32 * (4 * 5 + 7)
+        DynamicsAnalysis(DynamicsConfig(), few)
+    assert cost(DynamicsConfig(), plan).memory == 8 * 32 * (4 * 5 + 7)
 
 
 # ---------------------------------------------------------------------------------------------------------------

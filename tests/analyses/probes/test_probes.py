@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from support.plans import LAYERS, TEST, TOKENS, TRAIN, WIDTH, activations, computed, make_plan
 
 import sightline as sl
-from sightline.analyses.probes import Analysis, Config, cost
+from sightline.analyses.probes import ProbesAnalysis, ProbesConfig, cost
 from sightline.analyses.probes.advice import headlines, summary
 from sightline.analyses.probes.charts import figures
 from sightline.analyses.probes.results import NO_SUCH_PROBE, mean_of_best
@@ -40,7 +40,7 @@ VIT = {"vit": LAYERS["vit"]}
 
 
 def measured(plan: Plan, data: dict[Key, torch.Tensor], **settings: Any) -> xr.Dataset:
-    result: xr.Dataset = computed(Analysis(Config(**{**QUICK, **settings}), plan), plan, data)
+    result: xr.Dataset = computed(ProbesAnalysis(ProbesConfig(**{**QUICK, **settings}), plan), plan, data)
     return result
 
 
@@ -159,11 +159,11 @@ def test_which_splits_the_pass_shows(there: tuple[str, ...], seen: tuple[str, ..
     images = sl.load_images(pixels, labels=[i // 8 for i in range(48)], splits=names)
     encoders = {"vit": sl.load_encoder(small)}
     settings = {"batch": 8, "seed": 0, "precision": "float32"}
-    plan = make_plans(encoders, images, {"probes": Config()}, None, settings, Path("unused"), torch.device("cpu"))[
-        "probes"
-    ]
+    plan = make_plans(
+        encoders, images, {"probes": ProbesConfig()}, None, settings, Path("unused"), torch.device("cpu")
+    )["probes"]
     assert plan.splits == seen
-    assert Analysis(Config(), plan).splits == seen
+    assert ProbesAnalysis(ProbesConfig(), plan).splits == seen
 
 
 def secrets(plan: Plan, known: dict[str, Array]) -> dict[Key, torch.Tensor]:
@@ -238,7 +238,7 @@ def test_depth_gains_where_classes_are_not_linear(tmp_path: Path) -> None:
     assert float(at.gain.sel(probe="depth 2")) == pytest.approx(gain)
     assert float(at.gain_low.sel(probe="depth 2")) > 0
     assert any("the classes are in its features, but not linearly" in line for line in summary(result))
-    every = Config(nonlinear_at="every", kinds=("nonlinear",), depths=(3,)).shapes(["block.0", "norm"])
+    every = ProbesConfig(nonlinear_at="every", kinds=("nonlinear",), depths=(3,)).shapes(["block.0", "norm"])
     assert [(site, shape.depth) for (_, site), shape in every.items()] == [("block.0", 3), ("norm", 3)]
 
 
@@ -349,22 +349,6 @@ def test_more_than_linear_probes_on_the_first_pooling_alone(
     assert (some.reason.where(missing, NO_SUCH_PROBE) == NO_SUCH_PROBE).all()
 
 
-def test_probes_side_by_side_are_those_of_one_after_another(
-    both: tuple[Plan, dict[Key, torch.Tensor], xr.Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, data, result = both
-    before = torch.get_num_threads()
-    try:
-        for threads, most in ((1, 4), (4, 4), (4, 1)):
-            torch.set_num_threads(threads)
-            monkeypatch.setattr("sightline.analyses.probes.AT_A_TIME", most)
-            again = measured(plan, data)
-            assert (again.accuracy.fillna(-1) == result.accuracy.fillna(-1)).all()
-            np.testing.assert_allclose(again.loss, result.loss, rtol=1e-5)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_the_mean_of_the_best() -> None:
     assert mean_of_best(np.array([0.3, 0.9, np.nan]), np.array([0.0, 0.5, 1.0])) == (0.25, 0.25)
     assert np.isnan(mean_of_best(np.array([np.nan]), np.array([0.5]))).all()
@@ -384,12 +368,12 @@ def test_the_mean_of_the_best() -> None:
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Config(**wrong)
+        ProbesConfig(**wrong)
 
 
 def test_images_without_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="A probe needs labels of at least two classes"):
-        Analysis(Config(), make_plan(tmp_path, np.zeros(TRAIN + TEST, np.int64)))
+        ProbesAnalysis(ProbesConfig(), make_plan(tmp_path, np.zeros(TRAIN + TEST, np.int64)))
 
 
 def test_cls_and_gap_side_by_side_each_through_its_own_batch_norm(tmp_path: Path) -> None:
@@ -431,7 +415,7 @@ def test_cls_and_gap_side_by_side_each_through_its_own_batch_norm(tmp_path: Path
 def test_one_setting_has_no_spread(tmp_path: Path) -> None:
     """As Table A.1 of Park et al. 2023 has."""
     plan = make_plan(tmp_path, layers=VIT)
-    whole = Analysis(Config(preset="a1", kinds=("linear",)), plan)
+    whole = ProbesAnalysis(ProbesConfig(preset="a1", kinds=("linear",)), plan)
     result: xr.Dataset = computed(whole, plan, activations(plan))
     assert result.sizes["config"] == result.attrs["best_of"] == 1
     assert (result.lr.item(), result.weight_decay.item(), result.min_lr.item()) == (1.0, 0.05, 0.0)
@@ -456,13 +440,12 @@ def test_the_best_end_of_each_cell_is_drawn(tmp_path: Path) -> None:
 
 def test_cost(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    told = cost(Config(poolings=("cls",), kinds=("linear",)), plan)
+    told = cost(ProbesConfig(poolings=("cls",), kinds=("linear",)), plan)
     assert told.disk == 3 * (TRAIN + TEST) * (4 * 6 + 1)
     assert told.memory == 4 * (3 * 9 * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))
-    both = cost(Config(poolings=("cls", "gap", "cls_gap"), kinds=("linear",)), plan)
+    both = cost(ProbesConfig(poolings=("cls", "gap", "cls_gap"), kinds=("linear",)), plan)
     assert both.disk == (2 * 3 + 2) * (TRAIN + TEST) * (4 * 6 + 1)  # CLS and GAP are there once; a CNN has no CLS
-    of_vit, of_cnn = (27 * (sites * 6 * 3) + 12 * (TRAIN + 32 * 12) for sites in (3, 2))
     joined = 27 * (3 * 12 * 3) + 24 * (TRAIN + 32 * 24)
-    assert both.memory == 4 * (2 * of_vit + joined + of_cnn)  # all four side by side
-    table = cost(Config(preset="table4", poolings=("cls",), kinds=("linear",)), plan)
+    assert both.memory == 4 * joined  # the largest: they are trained one after the other
+    table = cost(ProbesConfig(preset="table4", poolings=("cls",), kinds=("linear",)), plan)
     assert table.memory == 4 * ((216 + 2 * 54) * (3 * 6 * 3) + 12 * (TRAIN + 32 * 12))

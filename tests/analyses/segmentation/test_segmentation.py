@@ -77,7 +77,7 @@ def measured(images: Images, sites: list[str], **config: Any) -> xr.Dataset:
     import dataclasses
 
     encoder = dataclasses.replace(encoder, preprocess=Preprocess((SIZE, SIZE)))
-    settings = segmentation.Config(**{"steps": 40, "images": 16, "pictures": 2} | config)
+    settings = segmentation.SegmentationConfig(**{"steps": 40, "images": 16, "pictures": 2} | config)
     run = sl.analyze(encoder, images, {"segmentation": settings}, sites=sites, workers=0, batch=8, show_progress=False)
     return run["segmentation"]
 
@@ -210,4 +210,4 @@ def test_images_without_maps_are_refused_before_the_pass(small: str, tmp_path: P
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        segmentation.Config(**wrong)
+        segmentation.SegmentationConfig(**wrong)

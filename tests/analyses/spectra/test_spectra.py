@@ -15,7 +15,7 @@ from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import spectra
-from sightline.analyses.spectra import Analysis, Config, effective_rank, log_singular_values
+from sightline.analyses.spectra import SpectraAnalysis, SpectraConfig, effective_rank, log_singular_values
 from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens, token_view
 from sightline.measure.plan import Key
@@ -159,7 +159,7 @@ def test_wrong_input_is_told() -> None:
     with pytest.raises(InputError, match=r"\(N, D\) or \(B, N, D\)"):
         log_singular_values(np.zeros(5))
     with pytest.raises(InputError, match="at least one image"):
-        Config(images=0)
+        SpectraConfig(images=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def streamed(
     activations: dict[str, torch.Tensor],
     tokens: Tokens | None,
     batch: int = 4,
-    config: Config | None = None,
+    config: SpectraConfig | None = None,
     unread: tuple[int, ...] = (),
     splits: tuple[str, ...] = ("test",),
 ) -> xr.Dataset:
@@ -189,7 +189,7 @@ def streamed(
         splits=splits,
         seed=0,
     )
-    metric = Analysis(config or Config(), plan)
+    metric = SpectraAnalysis(config or SpectraConfig(), plan)
     for split, part in zip(splits, parts, strict=True):
         for start in range(0, len(part), batch):
             rows = torch.tensor([row for row in range(start, min(start + batch, len(part))) if row not in unread])
@@ -200,7 +200,7 @@ def streamed(
                 for site, x in activations.items()
             }
             metric.update(seen, found)
-    assert spectra.cost(config or Config(), plan).memory > 0
+    assert spectra.cost(config or SpectraConfig(), plan).memory > 0
     return result_of(metric).sel(encoder="e")
 
 
@@ -263,7 +263,7 @@ def test_features_far_from_zero() -> None:
 
 def test_the_sample_does_not_depend_on_batches_and_is_named() -> None:
     x = torch.from_numpy(normal(40, 15, 8)).float()
-    config = Config(images=6, means=20)
+    config = SpectraConfig(images=6, means=20)
     one, other = (streamed({"block.0": x}, Tokens(0, None, (3, 5)), batch, config) for batch in (3, 40))
     xr.testing.assert_allclose(one, other, rtol=1e-6)
     assert one.attrs["token_sample"] == 6
@@ -373,7 +373,7 @@ def test_the_mean_may_be_left_in(n: int, d: int, offset: float) -> None:
 
 def test_spectra_of_the_matrix_as_it_is() -> None:
     x = torch.from_numpy(np.stack([normal(15, 20, seed=seed) + 2 for seed in range(8)])).float()
-    result = streamed({"block.0": x}, Tokens(0, None, (3, 5)), config=Config(centred=False)).isel(site=0)
+    result = streamed({"block.0": x}, Tokens(0, None, (3, 5)), config=SpectraConfig(centred=False)).isel(site=0)
     logs = with_mean(x.numpy())
     np.testing.assert_allclose(result.token_spectrum[:15], (logs - logs[:, :1]).mean(0), atol=1e-5)
     np.testing.assert_allclose(result.token_second, result.token_uncentred_second)

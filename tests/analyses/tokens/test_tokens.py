@@ -17,7 +17,7 @@ from support.references import SMALL
 
 from sightline import analyze, capture, load_encoder, load_images
 from sightline.analyses import tokens as module
-from sightline.analyses.tokens import Analysis, Config, silhouette, token_clouds
+from sightline.analyses.tokens import TokensAnalysis, TokensConfig, silhouette, token_clouds
 from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens
 from sightline.images.sets import Images
@@ -152,7 +152,7 @@ def images_of(labels: list[int] | Array) -> Images:
     return load_images(np.zeros((len(labels), 8, 8, 3), np.uint8), labels=labels, splits={"test": range(len(labels))})
 
 
-def chosen(labels: list[int] | Array, config: Config, seed: int = 0) -> Array:
+def chosen(labels: list[int] | Array, config: TokensConfig, seed: int = 0) -> Array:
     """Labels of the sample."""
     plan: Any = SimpleNamespace(images=images_of(labels), seed=seed)
     rows, shown = module._choose(plan, config)
@@ -165,12 +165,12 @@ def chosen(labels: list[int] | Array, config: Config, seed: int = 0) -> Array:
 
 def test_few_classes_have_several_images_each() -> None:
     many = np.arange(200) % 10
-    of = chosen(many, Config())
+    of = chosen(many, TokensConfig())
     assert sorted(np.unique(of, return_counts=True)[1]) == [6, 6, 6]
-    assert {tuple(np.unique(chosen(many, Config(), seed))) for seed in range(8)} != {tuple(np.unique(of))}
-    assert len(chosen(np.arange(12), Config())) == 12  # one image of each class: all there are
-    assert np.unique(chosen([0] * 3 + [1] * 30 + [2] * 30 + [3] * 30, Config())).tolist() == [1, 2, 3]
-    assert np.unique(chosen([0] * 30 + [1] * 30, Config()), return_counts=True)[1].tolist() == [9, 9]
+    assert {tuple(np.unique(chosen(many, TokensConfig(), seed))) for seed in range(8)} != {tuple(np.unique(of))}
+    assert len(chosen(np.arange(12), TokensConfig())) == 12  # one image of each class: all there are
+    assert np.unique(chosen([0] * 3 + [1] * 30 + [2] * 30 + [3] * 30, TokensConfig())).tolist() == [1, 2, 3]
+    assert np.unique(chosen([0] * 30 + [1] * 30, TokensConfig()), return_counts=True)[1].tolist() == [9, 9]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -182,11 +182,11 @@ def streamed(
     layout: Tokens | None,
     labels: list[int] | Array,
     batch: int = 4,
-    config: Config | None = None,
+    config: TokensConfig | None = None,
     unread: tuple[int, ...] = (),
 ) -> tuple[xr.Dataset, Array]:
     """The result for given activations, and the rows of its sample."""
-    config = config or Config(images=6, classes=2, tokens=4, tsne=False)
+    config = config or TokensConfig(images=6, classes=2, tokens=4, tsne=False)
     plan: Any = SimpleNamespace(
         encoders={"e": SimpleNamespace(tokens=layout)},
         sites={"e": tuple(activations)},
@@ -196,7 +196,7 @@ def streamed(
         stages={},
         seed=0,
     )
-    metric = Analysis(config, plan)
+    metric = TokensAnalysis(config, plan)
     for start in range(0, len(labels), batch):
         rows = torch.tensor([row for row in range(start, min(start + batch, len(labels))) if row not in unread])
         seen: Any = SimpleNamespace(split="test", rows=rows)
@@ -312,7 +312,7 @@ def test_images_that_could_not_be_read_are_missing() -> None:
 def test_tsne_keeps_islands_together_and_comes_out_twice() -> None:
     found = stream_of(0, 9)
     found["block.1"] += 30 * torch.from_numpy(normal(20, 1, 7, seed=9)).float()
-    config = Config(images=6, classes=2, tokens=9)
+    config = TokensConfig(images=6, classes=2, tokens=9)
     (one, rows), (other, _) = (streamed(found, Tokens(0, None, (3, 3)), LABELS, batch, config) for batch in (4, 20))
     assert one.tsne_site == "block.1"
     assert one.tsne.shape == (6, 9, 2)
@@ -331,7 +331,7 @@ def test_a_pass_with_registers_without_labels_and_other_numbers_of_patches() -> 
     }
     pixels = np.random.default_rng(0).integers(0, 255, (9, 32, 32, 3), dtype=np.uint8)
     images = load_images(pixels, splits={"test": range(9)})
-    result = analyze(encoders, images, {"tokens": Config(images=5, clouds=1)}, **OPTIONS)["tokens"]
+    result = analyze(encoders, images, {"tokens": TokensConfig(images=5, clouds=1)}, **OPTIONS)["tokens"]
     assert (result.silhouette_class_reason == "the sample has no two classes").all()
     assert result.cloud.notnull().any(["site", "cloud_image", "moment", "axis"]).sum("patch").values.tolist() == [16, 4]
     assert result.tsne.notnull().sum(["image", "token", "tsne_axis"]).values.tolist() == [5 * 16 * 2, 5 * 4 * 2]
@@ -357,4 +357,4 @@ def test_a_pass_with_registers_without_labels_and_other_numbers_of_patches() -> 
 
 def test_wrong_settings_are_told() -> None:
     with pytest.raises(InputError, match="1 to 4 images"):
-        Config(clouds=5, images=4)
+        TokensConfig(clouds=5, images=4)

@@ -1,8 +1,7 @@
-"""Encoders written for timm and transformers, loaded there by the line that is printed; the network is out of reach."""
+"""Encoders written for timm, loaded there by the line that is printed; the network is out of reach."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import socket
 from dataclasses import asdict, replace
@@ -23,10 +22,7 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.files.convert import convert
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.saved import save_encoder
-from sightline.encoders.watching import capture
 from sightline.images.preprocess import Preprocess
-
-transformers = pytest.importorskip("transformers")
 
 VIT = SMALL
 BEIT = "timm:beit_base_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"
@@ -34,24 +30,24 @@ SHARED = "&global_pool=token&use_rel_pos_bias=False&use_shared_rel_pos_bias=True
 ABSOLUTE = "&use_rel_pos_bias=False&use_abs_pos_emb=True&init_values=0"
 CONVNEXT = "timm:convnextv2_atto@random?size=32&dims=(8,16,16,24)&depths=(1,1,2,1)"
 RESNET = "timm:resnet18@random?size=32&channels=(8,8,16,16)"
-MODELS = {
-    f"{VIT}&num_classes=5": "ViTForImageClassification",
-    f"{VIT}&num_classes=0": "ViTModel",
-    f"{VIT}&num_classes=0&qkv_bias=False&no_embed_class=True": "ViTModel",
-    f"{VIT.replace('size=32&', '')}&img_size=(32,48)&num_classes=3": "ViTForImageClassification",
-    f"{VIT}&num_classes=0&init_values=0.1": "Dinov2Model",
-    f"{VIT}&num_classes=0&init_values=0.1&reg_tokens=4": "Dinov2WithRegistersModel",
-    f"{VIT}&num_classes=0&init_values=0.1&reg_tokens=4&no_embed_class=True": "Dinov2WithRegistersModel",
-    f"{BEIT}&num_classes=5": "BeitForImageClassification",  # a table for each block, fc_norm
-    f"{BEIT}&num_classes=0&use_shared_rel_pos_bias=True": "BeitModel",  # and one for all
-    f"{BEIT}&num_classes=0{SHARED}": "BeitModel",
-    f"{BEIT}&num_classes=4&global_pool=token{ABSOLUTE}": "BeitForImageClassification",
-    f"{CONVNEXT}&num_classes=3": "ConvNextV2ForImageClassification",
-    f"{CONVNEXT}&num_classes=0&conv_mlp=True&patch_size=1": "ConvNextV2Model",
-    f"{CONVNEXT.replace('v2', '')}&num_classes=3": "ConvNextForImageClassification",
-    f"{RESNET}&num_classes=4": "ResNetForImageClassification",
-    f"{RESNET.replace('18', '26')}&num_classes=0": "ResNetModel",
-}
+MODELS = [
+    f"{VIT}&num_classes=5",
+    f"{VIT}&num_classes=0",
+    f"{VIT}&num_classes=0&qkv_bias=False&no_embed_class=True",
+    f"{VIT.replace('size=32&', '')}&img_size=(32,48)&num_classes=3",
+    f"{VIT}&num_classes=0&init_values=0.1",
+    f"{VIT}&num_classes=0&init_values=0.1&reg_tokens=4",
+    f"{VIT}&num_classes=0&init_values=0.1&reg_tokens=4&no_embed_class=True",
+    f"{BEIT}&num_classes=5",  # a table for each block, fc_norm
+    f"{BEIT}&num_classes=0&use_shared_rel_pos_bias=True",  # and one for all
+    f"{BEIT}&num_classes=0{SHARED}",
+    f"{BEIT}&num_classes=4&global_pool=token{ABSOLUTE}",
+    f"{CONVNEXT}&num_classes=3",
+    f"{CONVNEXT}&num_classes=0&conv_mlp=True&patch_size=1",
+    f"{CONVNEXT.replace('v2', '')}&num_classes=3",
+    f"{RESNET}&num_classes=4",
+    f"{RESNET.replace('18', '26')}&num_classes=0",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -81,22 +77,15 @@ def images(encoder: Encoder) -> torch.Tensor:
 
 def evaluate(line: str):
     """Run the line that is printed for the user."""
-    return eval(line, {"timm": timm, "transformers": transformers}).eval()
+    return eval(line, {"timm": timm}).eval()
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-5 * float(ours.abs().max()))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet():
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.utils.logging.enable_progress_bar()
-
-
 # ---------------------------------------------------------------------------------------------------------------
-# What the other libraries compute
+# What timm computes
 
 
 @pytest.mark.parametrize("reference", MODELS)
@@ -115,58 +104,6 @@ def test_timm_computes_the_same(reference, tmp_path):
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize(("reference", "kind"), MODELS.items())
-@torch.no_grad()
-def test_transformers_computes_the_same(reference, kind, tmp_path):
-    encoder = make(reference)
-    pixels = images(encoder)
-    found = convert(encoder, tmp_path / "folder", "huggingface")
-    model = evaluate(found.load)
-    assert type(model).__name__ == kind
-    assert found.difference < 1e-5
-    outputs = model.base_model(pixels)
-    close(encoder.module.forward_features(pixels), outputs.last_hidden_state)
-    if "Classification" in kind:
-        close(encoder.module(pixels), model(pixels).logits)
-    elif outputs.pooler_output is not None:
-        close(encoder.module(pixels), outputs.pooler_output.flatten(1))
-    names = ["config.json", "model.safetensors", "preprocessor_config.json"]
-    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == names
-
-
-@torch.no_grad()
-def test_transformers_finds_a_file_of_another_name(tmp_path):
-    encoder = make(f"{VIT}&num_classes=0")
-    found = convert(encoder, tmp_path / "mine.safetensors", "huggingface")
-    model = evaluate(found.load)
-    close(encoder.module.forward_features(images(encoder)), model(images(encoder)).last_hidden_state)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.json",
-        "mine.safetensors",
-        "preprocessor_config.json",
-    ]
-
-
-@pytest.mark.parametrize(
-    "reference", [f"{VIT}&num_classes=5", f"{BEIT}&num_classes=0{SHARED}", f"{BEIT}&num_classes=3"]
-)
-@torch.no_grad()
-def test_activations_stay_at_every_site(reference, tmp_path):
-    encoder = make(reference)
-    convert(encoder, tmp_path / "folder", "huggingface")
-    back = load_encoder(f"huggingface:{tmp_path}/folder")
-    assert back.preprocess == encoder.preprocess
-    # In transformers q, k and v are three layers.
-    sites = [site for site in encoder.sites if not site.endswith(".qkv")]
-    with capture(encoder, sites) as ours:
-        encoder(images(encoder))
-    with capture(back, sites) as theirs:
-        back(images(encoder))
-    assert len(sites) > 20
-    for site in sites:
-        close(ours[site], theirs[site])
-
-
 @torch.no_grad()
 def test_our_own_sources_load_it(tmp_path):
     encoder = make(f"{VIT}&num_classes=5")
@@ -182,9 +119,6 @@ def test_the_classifier_of_a_run_is_kept(tmp_path):
     save_encoder(encoder, tmp_path / "run")
     timm_model = evaluate(convert(f"run:{tmp_path}/run", tmp_path / "timm").load)
     assert timm_model.pretrained_cfg["label_names"] == ["cat", "dog", "fox"]
-    model = evaluate(convert(f"run:{tmp_path}/run", tmp_path / "hub", "huggingface").load)
-    assert model.config.id2label == {0: "cat", 1: "dog", 2: "fox"}
-    assert model.config.label2id == {"cat": 0, "dog": 1, "fox": 2}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -206,12 +140,6 @@ def test_the_preprocessing_goes_with_it(preprocess, tmp_path):
     model = evaluate(convert(encoder, tmp_path / "timm").load)
     transform = create_transform(**resolve_data_config(model.pretrained_cfg), is_training=False)
     assert torch.allclose(transform(Image.fromarray(picture)), ours, atol=1e-6)
-    convert(encoder, tmp_path / "hub", "huggingface")
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "hub")
-    theirs = processor(Image.fromarray(picture), return_tensors="pt")["pixel_values"][0]
-    # It resizes tensors instead of PIL images, which rounds differently.
-    assert float((theirs - ours).abs().max()) < 2.5 / 255 / min(preprocess.std)
-    assert load_encoder(f"huggingface:{tmp_path}/hub").preprocess == preprocess
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -220,31 +148,30 @@ def test_the_preprocessing_goes_with_it(preprocess, tmp_path):
 
 def test_the_header_says_where_it_is_from(tmp_path):
     encoder = replace(make(f"{VIT}&num_classes=0"), reference="checkpoint:/home/someone/mae.pth?heads=3")
-    for to in ("timm", "huggingface"):
-        convert(encoder, tmp_path / to, to)
-        with safe_open(tmp_path / to / "model.safetensors", "pt") as file:
-            about = file.metadata()
-        assert about["format"] == "pt"
-        assert about["origin"] == "checkpoint:mae.pth?heads=3"
-        assert about["weights"] == encoder.weights
-        assert about["architecture"] == encoder.architecture
-        assert json.loads(about["preprocess"]) == json.loads(json.dumps(asdict(encoder.preprocess)))
-        assert json.loads(about["config"]) == json.loads((tmp_path / to / "config.json").read_text())
+    convert(encoder, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        about = file.metadata()
+    assert about["format"] == "pt"
+    assert about["origin"] == "checkpoint:mae.pth?heads=3"
+    assert about["weights"] == encoder.weights
+    assert about["architecture"] == encoder.architecture
+    assert json.loads(about["preprocess"]) == json.loads(json.dumps(asdict(encoder.preprocess)))
+    assert json.loads(about["config"]) == json.loads((tmp_path / "config.json").read_text())
 
 
 def test_what_is_there_stays_unless_asked(tmp_path):
     encoder = load_encoder(f"{VIT}&num_classes=0")
-    convert(encoder, tmp_path, "timm")
+    convert(encoder, tmp_path)
     with pytest.raises(InputError, match=r"safetensors' exists; choose another name, or replace it with --overwrite"):
-        convert(encoder, tmp_path, "huggingface")
-    convert(encoder, tmp_path, "huggingface", overwrite=True)
-    convert(encoder, tmp_path, "huggingface", overwrite=True)
-    assert "model_type" in (tmp_path / "config.json").read_text()
+        convert(encoder, tmp_path)
+    other = load_encoder(f"{VIT}&num_classes=3")
+    convert(other, tmp_path, overwrite=True)
+    assert json.loads((tmp_path / "config.json").read_text())["num_classes"] == 3
     with pytest.raises(InputError, match=r"model.safetensors' exists"):
         convert(encoder, tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_what_others_have_written_is_never_replaced(name, tmp_path):
     """Neither alone, nor in place of one of our files, nor as a link."""
     encoder = load_encoder(f"{VIT}&num_classes=0")
@@ -254,18 +181,17 @@ def test_what_others_have_written_is_never_replaced(name, tmp_path):
     (tmp_path / "linked" / name).symlink_to(tmp_path / "mine" / name)
     for folder in ("mine", "linked"):
         with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` did not write it"):
-            convert(encoder, tmp_path / folder, "huggingface", overwrite=True)
+            convert(encoder, tmp_path / folder, overwrite=True)
         assert [path.name for path in (tmp_path / folder).iterdir()] == [name]
-    convert(encoder, tmp_path / "alone" / "model.safetensors", "timm")
+    convert(encoder, tmp_path / "alone" / "model.safetensors")
     if name != "model.safetensors":
         (tmp_path / "alone" / name).write_text('"mine"')
         with pytest.raises(InputError, match=rf"{name}' exists, and `sightline convert` did not write it"):
-            convert(encoder, tmp_path / "alone", "huggingface", overwrite=True)
+            convert(encoder, tmp_path / "alone", overwrite=True)
     assert (tmp_path / "mine" / name).read_text() == '"mine"'
 
 
-@pytest.mark.parametrize("to", ["timm", "huggingface"])
-def test_nothing_is_left_behind_if_outputs_differ(to, tmp_path, monkeypatch):
+def test_nothing_is_left_behind_if_outputs_differ(tmp_path, monkeypatch):
     encoder = make(f"{VIT}&num_classes=0")
     # As if what is written were not what is computed with.
     changed = {"norm.bias": encoder.module.norm.bias + 1.0}
@@ -273,9 +199,9 @@ def test_nothing_is_left_behind_if_outputs_differ(to, tmp_path, monkeypatch):
         encoder.module, "state_dict", lambda: dict(type(encoder.module).state_dict(encoder.module)) | changed
     )
     with pytest.raises(
-        InputError, match=r"'vit_tiny_patch16_224' does not compute the same in \w+, so nothing was kept"
+        InputError, match=r"'vit_tiny_patch16_224' does not compute the same in timm, so nothing was kept"
     ):
-        convert(encoder, tmp_path / "new" / "folder", to)
+        convert(encoder, tmp_path / "new" / "folder")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -290,45 +216,11 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("reference", "why"),
-    [
-        (f"{VIT}&num_classes=4&init_values=0.1", "it has both layer scale and a classifier"),
-        (f"{VIT}&num_classes=0&reg_tokens=4", "it has registers, but no layer scale"),
-        (f"{VIT}&num_classes=3&class_token=False&global_pool=avg", "it has no CLS token"),
-        (f"{VIT}&num_classes=3&global_pool=avg", "its output is not its CLS token (global_pool='avg')"),
-        (f"{VIT}&num_classes=0&pos_embed=none", "it has no position embedding"),
-        (f"{VIT}&num_classes=0&pre_norm=True", "its ViT has no place for norm_pre.weight, norm_pre.bias"),
-        (f"{VIT}&num_classes=0&act_layer=quick_gelu", "its blocks are not those of a plain ViT"),
-        (f"{VIT}&num_classes=0&norm_layer=rmsnorm", "its blocks are not those of a plain ViT"),
-        (f"{VIT.replace('size=32&', '')}&num_classes=0&init_values=1&img_size=(32,48)", "its images are not square"),
-        (f"{VIT}&num_classes=0&init_values=1&mlp_ratio=2.5", "the width of its MLP is not a multiple of its own"),
-        (f"{BEIT}&num_classes=0&qkv_bias=False", "its queries and values have no bias"),
-        (f"{BEIT}&num_classes=0&swiglu_mlp=True", "its blocks are not those of BEiT"),
-        (f"{CONVNEXT}&head_norm_first=True", "its norm comes before the pooling"),
-        (f"{CONVNEXT}&patch_size=2", "its first stage has a stride"),
-        (f"{CONVNEXT}&ls_init_value=0.1", "it has both or neither of layer scale and response norm"),
-        (f"{RESNET}&stem_type=deep", "it does not begin with a convolution of 7 × 7 and a pooling"),
-        (f"{RESNET.replace('18', '26')}&cardinality=2", "its blocks are not those of ResNet"),
-        ("timm:test_efficientnet@random", "EfficientNet is none of timm's ViT, BEiT, ConvNeXt and ResNet"),
-    ],
-)
-def test_what_transformers_cannot_compute_is_said(reference, why, tmp_path):
-    encoder = load_encoder(reference)
-    with pytest.raises(InputError) as error:
-        convert(encoder, tmp_path / "folder", "huggingface")
-    expected = f"transformers has no model that computes what {encoder.name!r} does: {why}; convert it with --to timm"
-    assert str(error.value) == expected
-    assert list(tmp_path.iterdir()) == []
-    assert convert(encoder, tmp_path / "folder").difference == 0
-
-
 def test_only_models_of_timm(tmp_path):
     own = load_encoder(load_encoder(VIT).module)
     with pytest.raises(InputError, match="is not a model that timm builds from a name"):
         convert(own, tmp_path / "folder")
-    assert convert(own, tmp_path / "folder", "huggingface").difference < 1e-5
-    with pytest.raises(InputError, match="stem=small, which neither timm nor transformers can build"):
+    with pytest.raises(InputError, match="stem=small, which timm cannot build; only Sightline can use it"):
         convert(f"{RESNET}&stem=small", tmp_path / "other")
 
 
@@ -342,16 +234,11 @@ def test_a_path_may_look_like_a_reference(tmp_path):
         assert torch.equal(evaluate(found.load)(images(encoder)), encoder.module(images(encoder)))
 
 
-def test_wrong_words(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="cannot be converted to 'hugingface'; did you mean 'huggingface'"):
-        convert(VIT, tmp_path / "folder", "hugingface")
+def test_wrong_words(tmp_path):
     with pytest.raises(InputError, match=r"out.pth' would be a pickle; write '.*out.safetensors', or a folder"):
         convert(VIT, tmp_path / "out.pth")
     with pytest.raises(InputError, match="There is no"):
         convert(str(tmp_path / "missing.pth"), tmp_path / "folder")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"needs transformers; pip install 'sightline\[huggingface\]'"):
-        convert(VIT, tmp_path / "folder", "huggingface")
 
 
 def test_the_command(tmp_path):

@@ -153,7 +153,7 @@ def test_refused_files(tmp_path):
     (tmp_path / "file.pth").write_bytes(b"<html>Not Found</html>")
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "file.pth")])
     assert isinstance(result.exception, InputError)  # main() turns it into one sentence
-    assert "the download failed" in str(result.exception)
+    assert "it begins with '<html>Not Found</html>'; get it again" in str(result.exception)
 
 
 def test_nothing_in_a_file_commands_the_terminal(tmp_path):

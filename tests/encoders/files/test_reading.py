@@ -1,18 +1,19 @@
-"""Reading checkpoints: plain data of any class is kept, nothing is run, every wrong file gets its own sentence."""
+"""Reading checkpoints: weights and plain data are kept, nothing is run, a wrong file gets one sentence."""
 
 from __future__ import annotations
 
 import argparse
 import collections
-import copyreg
+import functools
 import os
 import pathlib
 import pickle
 import re
 import struct
+import subprocess
 import sys
 import time
-import tracemalloc
+import traceback
 import types
 import zipfile
 
@@ -23,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sightline.core.errors import InputError
+from sightline.encoders.files.inspect import describe, inspect
 from sightline.encoders.files.reading import printable, read_checkpoint, tensors, without_prefix
 
 STATE = {"norm.weight": torch.arange(6.0), "qkv.weight": torch.arange(12.0).view(3, 4), "index": torch.arange(4)}
@@ -62,7 +64,23 @@ def refusal(path, content=None):
         read_checkpoint(path)
     sentence = str(error.value)
     assert sentence.isprintable()
+    # Torch advises to switch `weights_only` off, which Python would show with the cause.
+    assert "weights_only" not in "".join(traceback.format_exception(error.value))
     return sentence
+
+
+def doubled(times):
+    """A tuple of two of the same tuple, again and again, in eight bytes each time."""
+    return b"K\x01K\x02\x86" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(times))
+
+
+def zipped(path, *entries):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+        if "archive/version" not in archive.namelist():
+            archive.writestr("archive/version", "3\n")
+    return path
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -101,9 +119,41 @@ def test_tensors_are_mapped_not_read(tmp_path):
     assert same(tensors(read_checkpoint(tmp_path / "file.pth").content, "model"), STATE)
 
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
+def test_views_of_every_type_bit_by_bit(tmp_path, how, dtype):
+    """Tensors that begin inside of their storage, share it, skip or repeat numbers of it."""
+    whole = (torch.arange(60) % 7 - 3).to(dtype).view(3, 4, 5)
+    views = {
+        "whole": whole,
+        "row": whole[2],
+        "column": whole[:, 1:3, 4],
+        "transposed": whole.permute(2, 0, 1),
+        "steps": whole.flatten()[7::3],
+        "repeated": whole[1, 2, 3].expand(2, 3),
+        "channels last": whole[None].contiguous(memory_format=torch.channels_last),
+        "scalar": whole[1, 1, 1],
+        "empty": whole[3:],
+    }
+    torch.save({"model": views}, tmp_path / "file.pth", **how)
+    found = tensors(read_checkpoint(tmp_path / "file.pth").content, "model")
+    assert list(found) == list(views)
+    for name, view in views.items():
+        assert found[name].dtype == dtype
+        assert found[name].stride() == view.stride()
+        assert torch.equal(found[name], view)
+    assert len({value.untyped_storage().data_ptr() for name, value in found.items() if "last" not in name}) == 1
+
+
 def test_a_parameter_is_a_plain_tensor(tmp_path):
-    torch.save({"weight": nn.Parameter(torch.ones(2))}, tmp_path / "file.pth")
+    weight = nn.Parameter(torch.ones(2))
+    weight.numel = "shadows the method"  # type: ignore[assignment, method-assign]
+    torch.save({"weight": weight}, tmp_path / "file.pth")
     weight = read_checkpoint(tmp_path / "file.pth").content["weight"]
+    assert weight.numel() == 2
     assert type(weight) is torch.Tensor
     assert not weight.requires_grad
 
@@ -113,9 +163,9 @@ def test_namespace(tmp_path, how):
     inner = argparse.Namespace(lr=0.5, betas=(0.9, 0.95))
     torch.save({"model": STATE, "args": argparse.Namespace(model="vit", inner=inner, none=None)}, tmp_path / "f", **how)
     found = read_checkpoint(tmp_path / "f")
-    assert found.content["args"] == {"model": "vit", "inner": {"lr": 0.5, "betas": (0.9, 0.95)}, "none": None}
+    assert found.content["args"] == {"model": "vit", "inner": {"lr": 0.5, "betas": [0.9, 0.95]}, "none": None}
     assert type(found.content["args"]) is dict
-    assert found.arguments == {"model": "vit", "inner.lr": 0.5, "inner.betas": (0.9, 0.95), "none": None}
+    assert found.arguments == {"model": "vit", "inner.lr": 0.5, "inner.betas": [0.9, 0.95], "none": None}
 
 
 @pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
@@ -128,7 +178,7 @@ def test_yacs_is_read_past_without_yacs(tmp_path, foreign, monkeypatch, how):
     found = save(content, tmp_path / "ckpt.pth", monkeypatch, **how)
     assert found.content["config"] == {"MODEL": {"TYPE": "vit", "EMPTY": {}}, "SEED": 0}
     assert type(found.content["config"]) is dict
-    assert found.arguments == {"max_accuracy": 0.25, "epoch": 7, "MODEL.TYPE": "vit", "SEED": 0}
+    assert found.arguments == {"epoch": 7, "MODEL.TYPE": "vit", "SEED": 0}
     assert same(tensors(found.content, "model"), STATE)
     assert not [name for name in sys.modules if name.startswith("yacs")]
 
@@ -146,16 +196,8 @@ def test_objects_of_any_class_are_their_attributes(tmp_path, foreign, monkeypatc
     assert found["meter"]["self"] is found["meter"]
     assert found["hyper_parameters"] == {"lr": 0.1}
     assert found["x"] == {"a": 1}
-    assert found["c"] == {"callbacks.checkpoint.ModelCheckpoint": 1}
+    assert found["c"] == {}
     assert not {"training", "trainer", "evil", "callbacks"} & sys.modules.keys()
-
-
-def test_objects_that_copyreg_makes(tmp_path, foreign, monkeypatch):
-    node = foreign("yacs.config", "CfgNode", (dict,))
-    node.__reduce__ = lambda self: (copyreg._reconstructor, (node, dict, dict(self)), {"__immutable__": True})  # type: ignore[attr-defined]
-    assert save({"w": STATE, "cfg": node(a=1)}, tmp_path / "f", monkeypatch).content["cfg"] == {"a": 1}
-    torch.save({"w": STATE, "x": Call(copyreg._reconstructor, "eval", object, None)}, tmp_path / "f")  # type: ignore[attr-defined]
-    assert "would call copyreg._reconstructor" in refusal(tmp_path / "f")
 
 
 def test_omegaconf(tmp_path, foreign, monkeypatch):
@@ -168,45 +210,37 @@ def test_omegaconf(tmp_path, foreign, monkeypatch):
     assert save({"w": STATE, "cfg": outer}, tmp_path / "f", monkeypatch).arguments == {"optimizer.lr": 0.1}
 
 
-def test_paths_as_python_3_13_writes_them(tmp_path):
-    torch.save({"w": torch.zeros(1), "path": pathlib.PurePosixPath("/data")}, tmp_path / "here.pth")
-    with zipfile.ZipFile(tmp_path / "here.pth") as here, zipfile.ZipFile(tmp_path / "there.pth", "w") as there:
-        for name in here.namelist():
-            data = re.sub(rb"cpathlib(\._local)?\n", b"cpathlib._local\n", here.read(name))
-            assert not name.endswith("data.pkl") or b"cpathlib._local\nPurePosixPath\n" in data
-            there.writestr(name, data)
-    assert read_checkpoint(tmp_path / "there.pth").content["path"] == "/data"
-
-
-def test_plain_data_of_python_numpy_and_torch(tmp_path):
+@pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
+def test_plain_data_is_kept_and_the_rest_left_out(tmp_path, how):
     content = {
         "w": torch.zeros(1),
-        "paths": [pathlib.PurePosixPath("/data") / "train", pathlib.Path("out")],
-        "scalars": [np.float32(0.5), np.int64(-3), np.bool_(True), np.str_("née"), np.complex64(1j), np.float16(2)],
-        "order": np.array([1, 256], ">i2"),
-        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        "default": collections.defaultdict(list, {"a": [1]}),
-        "deque": collections.deque([1, 2], maxlen=2),
-        "sets": [{1, 2}, frozenset("a")],
+        "bits": [True, None, -3, 0.5, "née"],
+        "size": torch.Size([2, 3]),
+        "default": collections.defaultdict(list, {"a": [1], 3: {}}),
+        "ordered": collections.OrderedDict(b=1, a=(2,)),
         "simple": types.SimpleNamespace(a=1),
-        "types": [torch.Size([2, 3]), torch.float16, torch.device("cuda:1"), int, np.float64],
-        "bytes": [b"\xff\x00", b""],
-        "bits": [True, None, 2**80, float("inf")],
+        "partial": functools.partial(max, 3),
+        "numpy": [np.float32(0.5), np.arange(3)],
+        "path": pathlib.PurePosixPath("/data"),
+        "kind": torch.float16,
+        "set": {1},
+        "bytes": b"3",
+        "long": 2**80,
+        ("a", "tuple"): 4,
     }
-    torch.save(content, tmp_path / "file.pth")
-    found = read_checkpoint(tmp_path / "file.pth").content
-    assert found["paths"] == ["/data/train", "out"]
-    assert found["scalars"] == [0.5, -3, True, "née", 1j, 2.0]
-    assert [type(value) for value in found["scalars"]] == [float, int, bool, str, complex, float]
-    assert np.array_equal(found["order"], content["order"])
-    assert np.array_equal(found["fortran"], content["fortran"])
-    assert found["default"] == {"a": [1]}
-    assert found["deque"] == [1, 2]
-    assert found["sets"] == content["sets"]
-    assert found["simple"] == {"a": 1}
-    assert found["types"] == [(2, 3), torch.float16, torch.device("cuda:1"), "builtins.int", "numpy.float64"]
-    assert found["bytes"][0] == b"\xff\x00"
-    assert found["bits"] == content["bits"]
+    torch.save(content, tmp_path / "file.pth", **how)
+    found = read_checkpoint(tmp_path / "file.pth")
+    plain = {name: found.content[name] for name in ("bits", "size", "default", "ordered", "simple")}
+    assert plain == {
+        "bits": [True, None, -3, 0.5, "née"],
+        "size": [2, 3],
+        "default": {"a": [1], 3: {}},
+        "ordered": {"b": 1, "a": [2]},
+        "simple": {"a": 1},
+    }
+    assert not {"kind", "set", "bytes", "long"} & found.content.keys()
+    assert not found.content["numpy"][0]
+    assert found.arguments == {}
 
 
 def test_a_bomb_of_references_stays_small(tmp_path):
@@ -219,11 +253,59 @@ def test_a_bomb_of_references_stays_small(tmp_path):
     bomb = {"a": 1}
     for _ in range(60):
         bomb = {"a": bomb, "b": bomb}
-    torch.save({"w": torch.zeros(1), "list": tower, "tuple": layers, "args": bomb}, tmp_path / "file.pth")
+    torch.save(
+        {"w": torch.zeros(1), "list": tower, "tuple": layers, "args": {"x": tower, **bomb}}, tmp_path / "file.pth"
+    )
     found = read_checkpoint(tmp_path / "file.pth")
     assert found.content["list"][0] is found.content["list"][1]
     assert found.content["tuple"][0] is found.content["tuple"][1]
-    assert len(found.arguments) <= 10_000
+    assert len(found.arguments["x"]) < 1000
+    assert len(found.arguments) <= 1000
+
+
+def text_of(found):
+    return sum(len(str(name)) + len(str(value)) for name, value in found.arguments.items())
+
+
+def test_what_is_long_and_often_pointed_to_is_not_written_out_again_and_again(tmp_path):
+    """From files of 1 to 2 MB: names of 8 MB, keys of 120 MB, thousands of times the same list or text."""
+    key, loop = "k" * 2**20, {f"a{i}": i for i in range(1100)}
+    loop[key] = loop
+    torch.save({"w": torch.zeros(1), "args": loop}, tmp_path / "file.pth")
+    assert text_of(read_checkpoint(tmp_path / "file.pth")) < 20_000
+
+    text = "t" * 2**21
+    keys = {(i, *((text,) * 60)): i for i in range(50)}
+    odd = argparse.Namespace(y=1)
+    odd.__dict__ = odd.__dict__ | keys
+    torch.save(
+        {"w": torch.zeros(1), "args": keys, "x": argparse.Namespace(y=keys), "z": odd} | keys, tmp_path / "file.pth"
+    )
+    found = read_checkpoint(tmp_path / "file.pth")
+    assert list(found.content) == ["w", "args", "x", "z"]
+    assert (found.content["x"], found.content["z"]) == ({"y": {}}, {"y": 1})
+
+    shared, numbers = [text], list(range(10_000))
+    again = {f"s{i}": shared for i in range(300)} | {f"n{i}": numbers for i in range(300)} | {"t": text}
+    torch.save({"w": torch.zeros(1), "config": again} | {f"k{i}": text for i in range(300)}, tmp_path / "file.pth")
+    assert text_of(read_checkpoint(tmp_path / "file.pth")) < 200_000
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"cnumpy\ndtype\nDOUBLED\x85R",
+        b"cnumpy\ndtype\nX\x02\x00\x00\x00f8\x85R(K\x03DOUBLEDNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
+        b"cclass\nKept\n)\x81}X\x01\x00\x00\x00aDOUBLEDsb",
+    ],
+    ids=["code of a number", "order of its bytes", "attribute"],
+)
+def test_nested_references_are_never_written_out(tmp_path, code):
+    """Some 600 bytes in which a tuple of 2^60 ones takes the place of a text."""
+    data = b"\x80\x02}X\x04\x00\x00\x00args}X\x01\x00\x00\x00x" + code.replace(b"DOUBLED", doubled(60)) + b"ss."
+    found = read_checkpoint(zipped(tmp_path / "f", ("archive/data.pkl", data)))
+    assert text_of(found) < 1000
+    assert len(describe(inspect(tmp_path / "f"))) < 3000
 
 
 def test_shared_dicts_without_settings_take_little_time(tmp_path):
@@ -297,102 +379,49 @@ def test_handmade_pickles_are_not_run(tmp_path, how, kind):
         path.write_bytes(head + code)
     else:
         path.write_bytes(code)
-    name = "builtins.eval" if how == "python 2" else "posix.system"
-    assert f"nothing of it was executed: loading it would call {name}, which could run code" in refusal(path)
+    if (how, kind) == ("python 2", "zip"):  # what it would have called makes a dict
+        assert read_checkpoint(path).content == {}
+    else:
+        sentence = refusal(path)
+        told = "is refused, nothing of it was executed: it asks for posix.system, which weights do not need"
+        assert told in sentence or how in ("text", "INST", "STACK_GLOBAL", "python 2")
     assert not canary.exists()
     if how not in ("python 2", "unfinished"):
         pickle.loads(code)
         assert canary.exists()  # so the trap does work
 
 
-def zipped(path, *pickles):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, code in pickles:
-            archive.writestr(name, code)
-        archive.writestr("archive/version", "3\n")
-    return path
+@pytest.mark.parametrize("count", [100, 101])
+def test_classes_are_never_looked_for(tmp_path, count):
+    code = b"".join(b"X\x03\x00\x00\x00%03dclibrary\nClass%d\n)\x81" % (i, i) for i in range(count))
+    path = zipped(tmp_path / "f", ("archive/data.pkl", b"\x80\x02}(" + code + b"u."))
+    if count == 100:
+        assert list(read_checkpoint(path).content.values()) == [{}] * 100
+    else:
+        assert "it asks for library.Class100, which weights do not need" in refusal(path)
 
 
-def test_names_that_are_put_together_from_remembered_texts(tmp_path):
-    texts = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x8c\x04math\x8c\x03sin"  # the last ones mislead
-    code = texts + b"h\x00h\x01\x93\x8c\x04true\x85R."
-    assert pickle.loads(code) == 0
-    assert "would call posix.system" in refusal(zipped(tmp_path / "f", ("archive/data.pkl", code)))
+@pytest.mark.parametrize("told", ["argparse.Namespace", "builtins.eval", "eval"])
+def test_words_of_torch(tmp_path, monkeypatch, told):
+    """Newer versions name functions of Python without their module."""
+    known = torch.serialization.get_safe_globals()
+    torch.save(STATE, tmp_path / "f")
 
+    def load(*_, **__):
+        (*names,) = (item[1] for item in torch.serialization.get_safe_globals() if isinstance(item, tuple))
+        if names:
+            assert names == ["builtins.eval" if "eval" in told else told]
+            return STATE
+        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {told} was not an allowed global by default. Please")
 
-def test_the_pickle_that_is_judged_is_the_one_that_is_loaded(tmp_path):
-    call = b"\x80\x02}X\x01\x00\x00\x00acsubprocess\nPopen\nX\x04\x00\x00\x00true\x85Rs."
-    path = zipped(tmp_path / "f", ("archive/x/data.pkl", b"\x80\x02}."), ("archive/data.pkl", call))
-    assert "would call subprocess.Popen" in refusal(path)
-    path = zipped(tmp_path / "f", ("archive/data.pkl", b"\x80\x02}."), ("archive/x/data.pkl", call))
-    assert read_checkpoint(path).content == {}
-
-
-@pytest.mark.parametrize("last", [False, True], ids=["content", "keys of storages"])
-def test_tuples_in_tuples_do_not_overflow_the_stack(tmp_path, last):
-    """The hash of a tuple goes down to its end without a limit, and Python would crash."""
-    deep = b"\x80\x02})" + b"\x85" * 500_000 + b"K\x01s."
-    head = pickle.dumps(torch.serialization.MAGIC_NUMBER, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
-    old = head + (b"\x80\x02}." if last else b"") + deep
-    assert "a key has more than 64 parts" in refusal(tmp_path / "old.pth", old)
-    remembered = b"\x80\x02})" + b"\x85q\x010h\x01" * 2000 + b"K\x01s."
-    assert "a key has more than 64 parts" in refusal(zipped(tmp_path / "f", ("archive/data.pkl", remembered)))
-
-
-def doubled(times):
-    """A tuple of two of the same tuple, again and again, in eight bytes each time."""
-    return b"K\x01K\x02\x86" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(times))
-
-
-TEXT = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20 + b"q\x010"
-COLLIDE = range(2**10, 2**10 + 99)  # all of these multiples have the same hash
-HOSTILE = {  # each takes gigabytes or hours in an unpickler that does as it is told
-    "bytearray": b"cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x02\x85R",
-    "bytes": b"cbuiltins\nbytes\n\x8a\x05\x00\x00\x00\x00\x02\x85R",
-    "tensor": b"ctorch\nFloatTensor\n\x8a\x05\x00\x00\x00\x00\x02\x85R",
-    "storage": b"ctorch\nFloatStorage\n\x8a\x05\x00\x00\x00\x00\x02\x85R",
-    "key": b"}" + doubled(60) + b"K\x01s",
-    "element": b"cbuiltins\nset\n](" + doubled(60) + b"e\x85R",
-    "frozen": b"\x8f(" + doubled(60) + b"\x90",
-    "repeated": TEXT + b"c_codecs\nencode\nh\x01X\x06\x00\x00\x00latin1\x86R0" * 99,
-    "number": b"\x8b\x00\x10\x00\x00" + b"\x7f" * 4096,
-    "colliding": b"}("
-    + b"".join(b"\x8a\x0c" + (i * (2**61 - 1)).to_bytes(12, "little") + b"N" for i in COLLIDE)
-    + b"u",
-}
-
-
-@pytest.mark.parametrize("kind", list(HOSTILE))
-def test_a_file_takes_memory_and_time_in_proportion_to_its_size(tmp_path, kind):
-    code = b"\x80\x02}X\x01\x00\x00\x00a" + HOSTILE[kind] + b"s."
-    path = zipped(tmp_path / "f", ("archive/data.pkl", code))
-    tracemalloc.start()
-    try:
-        assert "would call torch." in (sentence := refusal(path)) or "is damaged" in sentence
-        assert tracemalloc.get_traced_memory()[1] < 60 * path.stat().st_size + 2**20
-    finally:
-        tracemalloc.stop()
-
-
-def test_storages_of_old_files_are_not_made_before_they_are_there(tmp_path):
-    torch.save({"w": torch.zeros(4)}, tmp_path / "old.pth", **OLD)
-    good = (tmp_path / "old.pth").read_bytes()
-    assert good.count(b"K\x04N") == 1
-    large = good.replace(b"K\x04N", b"\x8a\x05\x00\x00\x00\x00\x02N")
-    assert same(read_checkpoint(tmp_path / "old.pth").content, {"w": torch.zeros(4)})
-    (tmp_path / "old.pth").write_bytes(large)
-    assert same(read_checkpoint(tmp_path / "old.pth").content, {"w": torch.zeros(4)})  # the file itself has four
-
-
-def test_many_names_take_little_time(tmp_path):
-    code = b"\x80\x02](" + b"".join(b"clibrary\nClass%d\n" % i for i in range(20_000)) + b"e."
-    path = zipped(tmp_path / "f", ("archive/data.pkl", code))
-    assert "holds no state dict (a mapping of names to tensors) but a list" in refusal(path)
+    monkeypatch.setattr(torch, "load", load)
+    assert same(read_checkpoint(tmp_path / "f").content, STATE)
+    assert set(torch.serialization.get_safe_globals()) == set(known)
 
 
 def test_a_tensor_is_not_larger_than_its_file(tmp_path):
     torch.save({"w": torch.ones(1).expand(10**9, 10**3)}, tmp_path / "f")
-    assert "a tensor is larger than the file" in refusal(tmp_path / "f")
+    assert "its tensors are far larger than the file" in refusal(tmp_path / "f")
     torch.save({"w": torch.ones(1).expand(3)}, tmp_path / "f")
     assert read_checkpoint(tmp_path / "f").content["w"].tolist() == [1, 1, 1]
 
@@ -402,7 +431,7 @@ def test_tensors_together_are_not_far_larger_than_their_file(tmp_path):
     torch.save({f"w{i}": block.view(2**10, 2**10) for i in range(12)}, tmp_path / "f")  # of four bytes each
     assert len(read_checkpoint(tmp_path / "f").content) == 12
     torch.save({f"w{i}": block.view(2**10, 2**10) for i in range(40)}, tmp_path / "f")
-    assert "its tensors together are far larger than the file" in refusal(tmp_path / "f")
+    assert "its tensors are far larger than the file" in refusal(tmp_path / "f")
 
 
 def test_tensors_without_numbers_of_their_own_are_no_weights(tmp_path):
@@ -412,23 +441,18 @@ def test_tensors_without_numbers_of_their_own_are_no_weights(tmp_path):
 
 @pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
 @pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (os.mkdir, "posix.mkdir"),
-        (eval, "builtins.eval"),
-        (getattr, "builtins.getattr"),
-        (__import__, "builtins.__import__"),
-        (torch.load, "torch.serialization.load"),
-        (torch.storage._load_from_bytes, "torch.storage._load_from_bytes"),
-        (np.load, "numpy.load"),
-        (np.ndarray, "numpy.ndarray"),
-    ],
+    "function",
+    [eval, getattr, __import__, subprocess.call, torch.load, torch.storage._load_from_bytes, np.load, np.memmap],
 )
-def test_calls_are_refused(tmp_path, function, name, how):
-    torch.save(
-        {"model": STATE, "args": argparse.Namespace(deep=[Call(function, str(tmp_path / "x"))])}, tmp_path / "f", **how
-    )
-    assert f"would call {name}" in refusal(tmp_path / "f")
+def test_calls_are_not_made(tmp_path, function, how):
+    """What would be called becomes a dict, and the weights beside it are read; names of `os` are refused."""
+    called = Call(function, str(tmp_path / "x"))
+    torch.save({"model": STATE, "args": argparse.Namespace(deep=[called], lr=0.1)}, tmp_path / "f", **how)
+    found = read_checkpoint(tmp_path / "f")
+    assert found.content["args"] == {"deep": [{}], "lr": 0.1}
+    assert same(tensors(found.content, "model"), STATE)
+    torch.save({"model": STATE, "args": [Call(os.mkdir, str(tmp_path / "x"))]}, tmp_path / "f", **how)
+    assert "it asks for posix.mkdir, which weights do not need" in refusal(tmp_path / "f")
     assert not (tmp_path / "x").exists()
 
 
@@ -438,64 +462,61 @@ def test_names_of_a_file_cannot_command_the_terminal(tmp_path):
 
 
 def test_a_module_pickled_whole(tmp_path):
-    class_name = "torch.nn.modules.container.Sequential"
     module = nn.Sequential(nn.Linear(2, 2), nn.GELU())
     for content in (module, {"model": module, "epoch": 3}):
         torch.save(content, tmp_path / "file.pth")
         assert refusal(tmp_path / "file.pth") == (
-            f"{str(tmp_path / 'file.pth')!r} holds {class_name} pickled whole, which only its code can load; "
+            f"{str(tmp_path / 'file.pth')!r} holds a module pickled whole, which only its code can load; "
             "save model.state_dict() instead, and give that"
         )
     torch.save({"model": STATE, "ema": module}, tmp_path / "file.pth")  # here the weights are there, too
     assert same(tensors(read_checkpoint(tmp_path / "file.pth").content, "model"), STATE)
     torch.save(module, tmp_path / "file.pth", **OLD)
-    assert "save model.state_dict() instead" in refusal(tmp_path / "file.pth")
+    assert UNREADABLE in refusal(tmp_path / "file.pth")
+
+
+UNREADABLE = "cannot be read, it is damaged, incomplete or holds more than weights"
 
 
 def test_torchscript(tmp_path):
-    with zipfile.ZipFile(tmp_path / "file.pt", "w") as archive:
-        for name in ("data.pkl", "code/__torch__.py", "constants.pkl"):
-            archive.writestr(f"file/{name}", b"")
-    assert "is a TorchScript archive" in refusal(tmp_path / "file.pt")
+    names = ("data.pkl", "code/__torch__.py", "constants.pkl", "version")
+    assert UNREADABLE in refusal(zipped(tmp_path / "file.pt", *((f"archive/{name}", b"3\n") for name in names)))
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is empty, so its download or copy failed"),
-        (b"\n <!DOCTYPE html><html><head><title>404 Not Found", "is a web page .* the download failed"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "the download failed"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "run `git lfs pull`"),
+        (b"", "is not a checkpoint, it is empty; get it again"),
+        (b"\n <!DOCTYPE html><html><head><title>404 Not", r"is not a checkpoint, it begins with '\\n <!DOCTYPE html>"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it begins with 'version https://git-lfs.'"),
         (b"not a checkpoint at all", "is not a checkpoint, it begins with 'not a checkpoint at all'"),
         (b"\x00" * 30, r"is not a checkpoint, it begins with '\\x00\\x00"),
-        (b"\x1f\x8b\x08" + b"\x00" * 30, "compressed with gzip; unpack it"),
-        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-        (b"GGUF" + b"\x00" * 30, "of a language model"),
-        (b"\x00" * 257 + b"ustar" + b"\x00" * 300, "is a tar archive"),
-        (b"\x10\x00\x00\x00\x00\x00\x00\x00{not json at all", "is damaged or was not downloaded completely"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", "is damaged or was not downloaded completely"),
-        (pickle.dumps({"a": 1}, 2), "is damaged or was not downloaded"),
-        (b"PK\x03\x04" + b"\x00" * 60, "its list of contents, at the end, cannot be read"),
+        (b"\x1f\x8b\x08" + b"\x00" * 30, r"is not a checkpoint, it begins with '\\x1f\\x8b"),
+        (b"\x00" * 257 + b"ustar" + b"\x00" * 300, "is not a checkpoint"),
+        (b"\x10\x00\x00\x00\x00\x00\x00\x00{not json at all", UNREADABLE),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", UNREADABLE),
+        (b"\x80\x02}q\x00X\x05", UNREADABLE),
+        (b"PK\x03\x04" + b"\x00" * 60, UNREADABLE),
     ],
 )
 def test_other_files(tmp_path, content, reason):
     assert re.search(reason, refusal(tmp_path / "file.pth", content))
 
 
-@pytest.mark.parametrize("protocol", range(1, 6))  # with 0, PyTorch cannot read its own files
+@pytest.mark.parametrize("protocol", range(1, 6))  # torch's own is 2
 @pytest.mark.parametrize("how", [{}, OLD], ids=["zip", "old"])
 def test_every_protocol(tmp_path, protocol, how):
-    content = {"model": STATE, "args": argparse.Namespace(lr=0.1), "a": np.arange(3), "set": {1, 2}, "b": b"\xff"}
+    content = {"model": STATE, "args": argparse.Namespace(lr=0.1), "a": np.arange(3), "b": b"\xff"}
     torch.save(content, tmp_path / "file.pth", pickle_protocol=protocol, **how)
-    found = read_checkpoint(tmp_path / "file.pth")
-    assert same(tensors(found.content, "model"), STATE)
-    assert found.arguments["lr"] == 0.1
-    assert found.content["set"] == {1, 2}
-    assert found.content["b"] == b"\xff"
-    assert np.array_equal(found.content["a"], np.arange(3))
+    if protocol != 2:
+        assert re.search(f"{UNREADABLE}|is not a checkpoint", refusal(tmp_path / "file.pth"))
+    else:
+        found = read_checkpoint(tmp_path / "file.pth")
+        assert same(tensors(found.content, "model"), STATE)
+        assert found.arguments == {"lr": 0.1}
 
 
-@pytest.mark.parametrize("protocol", range(1, 6))
+@pytest.mark.parametrize("protocol", range(2, 6))
 def test_a_plain_pickle_of_arrays(tmp_path, protocol):
     """As detectron2 writes its models; whatever the order of bytes and of axes."""
     arrays = {
@@ -506,46 +527,50 @@ def test_a_plain_pickle_of_arrays(tmp_path, protocol):
     content = {"model": arrays, "__author__": "some"}
     (tmp_path / "file.pkl").write_bytes(pickle.dumps(content, protocol))
     found = read_checkpoint(tmp_path / "file.pkl")
+    assert found.container == "pickle of arrays"
     assert same(tensors(found.content, "model"), STATE)
     assert found.arguments == {"__author__": "some"}
-    (tmp_path / "file.pkl").write_bytes(pickle.dumps({"model": arrays, "call": Call(os.mkdir, "x")}, protocol))
-    assert "would call posix.mkdir" in refusal(tmp_path / "file.pkl")
+    for function, name in ((os.mkdir, "posix.mkdir"), (eval, "builtins.eval"), (np.load, "numpy.load")):
+        called = {"model": arrays, "call": Call(function, str(tmp_path / "x"))}
+        (tmp_path / "file.pkl").write_bytes(pickle.dumps(called, protocol, fix_imports=False))
+        assert f"is refused, nothing of it was executed: it asks for {name}, which" in refusal(tmp_path / "file.pkl")
+    assert not (tmp_path / "x").exists()
+    assert "it asks for torch.nn." in refusal(tmp_path / "file.pkl", pickle.dumps({"model": nn.GELU()}, protocol))
 
 
-def test_a_module_pickled_plainly_is_not_a_state_dict(tmp_path):
-    assert "is damaged" in refusal(tmp_path / "file.pkl", pickle.dumps({"model": nn.GELU()}))
+def test_an_array_whose_numbers_repeat_is_not_written_out(tmp_path):
+    """A few bytes that name an array of 8 TB, whose strides are all zero."""
+    called = Call(np.ndarray, (2**40,), np.dtype("f8"), b"\0" * 8, 0, (0,))
+    assert "its tensors are far larger" in refusal(tmp_path / "file.pkl", pickle.dumps({"model": {"w": called}}))
 
 
 def test_broken_safetensors(tmp_path):
-    assert "is damaged or was not downloaded completely" in refusal(tmp_path / "f.safetensors", b"\x00" * 20)
+    assert UNREADABLE in refusal(tmp_path / "f.safetensors", b"\x00" * 20)
     save_file(STATE, tmp_path / "f.safetensors")
     whole = (tmp_path / "f.safetensors").read_bytes()
-    assert "incomplete" in refusal(tmp_path / "f.safetensors", whole[:-8])
+    assert "incomplete metadata" in refusal(tmp_path / "f.safetensors", whole[:-8])
 
 
 def test_other_zip_archives(tmp_path):
     np.savez(tmp_path / "file.npz", a=np.zeros(3))
-    assert "torch.save did not write (inside: a.npy)" in refusal(tmp_path / "file.npz")
+    assert UNREADABLE in refusal(tmp_path / "file.npz")
     torch.save(STATE, tmp_path / "file.pth")
-    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.write(tmp_path / "file.pth", "file.pth")
-    assert "unpack it and give the weights file in it" in refusal(tmp_path / "packed.zip")
     with (
         zipfile.ZipFile(tmp_path / "file.pth") as good,
         zipfile.ZipFile(tmp_path / "again.pth", "w", zipfile.ZIP_DEFLATED) as again,
     ):
         for name in good.namelist():
             again.writestr(name, good.read(name))
-    assert "torch.save did not write" in refusal(tmp_path / "again.pth")
+    assert "its entries are compressed" in refusal(tmp_path / "again.pth")
 
 
 def test_no_file(tmp_path):
     (tmp_path / "mae_base.pth").touch()
     assert refusal(tmp_path / "mae_bas.pth").endswith("did you mean 'mae_base.pth'?")
     assert "There is no weights file" in refusal(tmp_path / "none" / "x.pth")
-    assert "is a folder; give the weights file in it, such as 'mae_base.pth'" in refusal(tmp_path)
+    assert refusal(tmp_path).endswith("is a folder; choose from mae_base.pth")
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a file but a device or pipe" in refusal(tmp_path / "pipe")
+    assert "is a device or pipe; choose from mae_base.pth" in refusal(tmp_path / "pipe")
     assert "There is no weights file" in refusal(tmp_path / "a\0b")
     assert "Cannot read weights" in refusal(tmp_path / ("a" * 5000))
 

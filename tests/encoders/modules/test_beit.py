@@ -19,7 +19,8 @@ from sightline.encoders.modules.vit import embed, encode, features, grid_of, is_
 from sightline.encoders.watching import capture
 from sightline.images.pipeline import batches
 from sightline.training.backbones import Backbone, build
-from sightline.training.objectives import beit, dino, mae, msn, simmim
+from sightline.training.objective import objective_named
+from sightline.training.objectives import beit, mae, simmim
 from sightline.training.objectives.beit.tokenizer import Tokenizer
 from sightline.training.recipe import make_recipe, read_recipe
 
@@ -141,7 +142,7 @@ def test_the_tables_are_in_their_places_after_an_error() -> None:
 @torch.no_grad()
 def test_simmims_reconstruction_is_the_official_one() -> None:
     state, x, mask = TABLES["shared"], images(), some()
-    objective = simmim.Objective(made(), simmim.Config(mask_unit=PATCH))
+    objective = simmim.SimmimObjective(made(), simmim.SimmimConfig(mask_unit=PATCH))
     random = torch.Generator().manual_seed(4)
     # decoder.0 is a 1 × 1 convolution, PixelShuffle wants its outputs as (channel, row, column).
     kernel, bias = (torch.randn(3, PATCH, PATCH, *shape, generator=random) for shape in ((WIDTH,), ()))
@@ -167,7 +168,7 @@ def test_simmims_reconstruction_is_the_official_one() -> None:
 @pytest.mark.parametrize("tables", TABLES)
 def test_beits_logits_are_the_official_ones(tables: str) -> None:
     state, x, mask = TABLES[tables], images(), some()
-    objective = beit.Objective(made(tables), beit.Config(codes=7), Tokenizer(PATCH, 7, 8))
+    objective = beit.BeitObjective(made(tables), beit.BeitConfig(codes=7), Tokenizer(PATCH, 7, 8))
     objective.mask_token.copy_(state["mask_token"])
     torch.nn.init.normal_(objective.head.weight)
     torch.nn.init.normal_(objective.head.bias)
@@ -178,7 +179,9 @@ def test_beits_logits_are_the_official_ones(tables: str) -> None:
 
 @torch.no_grad()
 def test_maes_encoder_sees_relative_positions_of_visible_patches() -> None:
-    objective = mae.Objective(made(), mae.Config(mask_ratio=0.5, decoder_width=8, decoder_depth=1, decoder_heads=2))
+    objective = mae.MaeObjective(
+        made(), mae.MaeConfig(mask_ratio=0.5, decoder_width=8, decoder_depth=1, decoder_heads=2)
+    )
     state = {name: value.clone() for name, value in objective.backbone.state_dict().items()}
     assert state[SHARED].any()  # Xavier is for linear layers; in a training they begin with 0
     x, noise = images(), torch.rand(3, 9)
@@ -190,9 +193,10 @@ def test_maes_encoder_sees_relative_positions_of_visible_patches() -> None:
     assert mask.sum(1).tolist() == [5, 5, 5]
 
 
-@pytest.mark.parametrize(("objective", "key"), [(dino, "local_size"), (msn, "focal_size")])
-def test_small_crops_of_too_few_patches_are_said(objective: Any, key: str) -> None:
+@pytest.mark.parametrize(("name", "key"), [("dino", "local_size"), ("msn", "focal_size")])
+def test_small_crops_of_too_few_patches_are_said(name: str, key: str) -> None:
     """Two patches on a side have distances −1, 0, 1, too few for a cubic."""
+    objective = objective_named(name)
     module = build(Backbone("beit", size=8, width=16, depth=1, heads=2, patch=4)).module
     with pytest.raises(InputError, match="A table of 3 × 3 relative positions is too small for a cubic spline"):
         features(objective.Objective(module, objective.Config(**{key: 4})).backbone, images((4, 4)))

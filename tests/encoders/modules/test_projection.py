@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analyses.invariance import Config
+from sightline.analyses.invariance import InvarianceConfig
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
@@ -406,7 +406,7 @@ def test_cka_and_knn_of_the_head(name: str, runs: dict[str, Path], images: sl.Im
 def test_invariance_of_the_head(runs: dict[str, Path], images: sl.Images) -> None:
     """CKA of each layer on two augmented copies of all test images, which are one batch."""
     encoder = sl.load_encoder(f"run:{runs['simclr']}?head=true", name="one")
-    config = Config(policies=("simclr",))
+    config = InvarianceConfig(policies=("simclr",))
     run = sl.analyze(encoder, images, {"invariance": config}, batch=32, workers=0, show_progress=False)
     found = run["invariance"].invariance.sel(encoder="one", policy="simclr", tokens="all")
     copies = [outputs(encoder, images, "test", f"augment:simclr:{copy}") for copy in range(2)]

@@ -310,4 +310,4 @@ def test_names_cannot_command_the_terminal(tmp_path):
 def test_no_file(tmp_path):
     (tmp_path / "mae.pth").touch()
     assert "did you mean 'mae.pth'?" in refusal(f"checkpoint:{tmp_path / 'maee.pth'}")
-    assert "is a folder; give the weights file in it" in refusal(f"checkpoint:{tmp_path}")
+    assert "is a folder; choose from mae.pth" in refusal(f"checkpoint:{tmp_path}")

@@ -296,6 +296,10 @@ def test_normalisation(changes, scores):
         (fields(resample=1), "resampling 1"),
         (fields(size={"longest_edge": 32}), "image size"),
         (fields(image_mean=[0.5], image_std=[0.5]), "normalisation"),
+        (fields(image_std=[0.5, 0, 0.5]), r"huggingface:.*: Pixels .* the std \(0.5, 0.0, 0.5\)"),
+        (fields(image_mean=[0.5, float("nan"), 0.5]), "normalised with the mean"),
+        (fields(image_mean=None), "normalisation"),
+        (fields(size=0), r"huggingface:.*: Images cannot be cropped to \(0, 0\)"),
         (fields(size=16), "makes images of 16 × 16, but the model takes 32 × 32 only"),
     ],
 )

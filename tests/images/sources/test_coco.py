@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,14 @@ def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
             annotation["bbox"] = [1, 2, 3]
         case "no width":
             del content["images"][0]["width"]
+        case "image twice":
+            content["images"][1]["id"] = 10
+        case "category twice":
+            content["categories"][1]["id"] = 7
+        case "out of the folder":
+            content["images"][0]["file_name"] = "../secret.png"
+        case "elsewhere":
+            content["images"][0]["file_name"] = "/dev/stdin"
         case "no categories":
             content["categories"] = []
         case "no annotations":
@@ -200,6 +209,10 @@ def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
         ("far polygon", "a polygon of annotation 2 reaches to -201, but its image has 20 × 12 pixels, and at most 10"),
         ("no box", r"the box of annotation 2 is \[1, 2, 3\], not \[x, y, width, height\]"),
         ("no width", "images need id, file_name, width, height; 10 has no width"),
+        ("image twice", "gives the id 10 to 2 of its images; each needs its own"),
+        ("category twice", "gives the id 7 to 2 of its categories; each needs its own"),
+        ("out of the folder", "the file_name '../secret.png' leads out of the folder"),
+        ("elsewhere", "the file_name '/dev/stdin' leads out of the folder"),
         ("no categories", "has no categories"),
         ("no annotations", "it has no list of annotations"),
     ],
@@ -207,6 +220,36 @@ def broken(content: dict[str, Any], what: str) -> dict[str, Any]:
 def test_mistakes_are_sentences(tmp_path: Path, what: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         sl.load_images(write(tmp_path, broken(made(tmp_path), what)))
+
+
+def test_links_may_lead_out_of_the_folder_and_pipes_are_not_opened(tmp_path: Path) -> None:
+    content = made(tmp_path)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "0.png").rename(tmp_path / "disk" / "0.png")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "0.png").symlink_to(tmp_path / "disk" / "0.png")
+    (tmp_path / "1.png").unlink()
+    os.mkfifo(tmp_path / "1.png")
+    content["images"][0]["file_name"] = "inner/../inner/0.png"
+    images = sl.load_images(write(tmp_path, content))
+    first, second = images.source.read([0, 1])
+    assert first.image is not None
+    assert second.error == "it is a pipe or a device, not a file"
+
+
+def test_huge_masks_are_a_sentence_and_their_area_needs_no_pixels(tmp_path: Path) -> None:
+    content, side = made(tmp_path), 30_000
+    content["images"][0] |= {"width": side, "height": side}
+    content["annotations"][1]["segmentation"] = {"size": [side, side], "counts": [0, side * side]}
+    content["annotations"][0]["segmentation"] = [[0, 0, side, 0, side, side]]
+    for annotation in content["annotations"]:
+        annotation.pop("area", None)
+    images = sl.load_images(write(tmp_path, content))
+    areas = images.source.objects[0].areas  # type: ignore[attr-defined]
+    assert areas.tolist() == [pytest.approx(side * side / 2, rel=1e-4), side * side]
+    with pytest.raises(InputError, match=r"0.png has 2 masks of 30000 × 30000 pixels, which take 1.8 GB; make the"):
+        images.targets([0])
+    assert images.targets([1])[0].masks is not None
 
 
 def test_files_that_are_not_annotations(tmp_path: Path) -> None:

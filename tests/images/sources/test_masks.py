@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.image_files import plain_png
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -149,6 +150,15 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
     mask(tmp_path / "masks" / "test" / "1.png", NUMBERS[:, :4])
     with pytest.raises(InputError, match=r"has 4 × 6 pixels, but its image images/test/1.jpg has 8 × 6"):
         sl.load_images(f"{where}3")
+    Image.fromarray(np.full((6, 8), -1, np.int32)).save(tmp_path / "masks" / "test" / "1.png", "TIFF")
+    with pytest.raises(InputError, match="has the number -1, which is none of 3 classes"):
+        sl.load_images(f"{where}3")
+    (tmp_path / "masks" / "test" / "1.png").write_bytes(plain_png(30_000, 30_000, 1, 0, bytes(3751 * 30_000)))
+    with pytest.raises(InputError, match=r"1.png cannot be read: it has more pixels than PIL accepts"):
+        sl.load_images(f"{where}3")
+    (tmp_path / "masks" / "test" / "1.png").write_bytes(plain_png(9_000, 9_000, 1, 0, bytes(1126 * 9_000)))
+    with pytest.raises(InputError, match=r"1.png cannot be read: it has 9000 × 9000 pixels, but at most 67 million"):
+        sl.load_images(f"{where}3")
     image(tmp_path / "masks" / "test" / "1.png")
     with pytest.raises(InputError, match=r"has colours \(RGB\), but one number for each pixel"):
         sl.load_images(f"{where}3")
@@ -157,3 +167,12 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
         sl.load_images(f"{where}3")
     with pytest.raises(InputError, match="none of the layouts"):
         sl.load_images(f"masks:{tmp_path / 'masks'}")
+
+
+def test_names_of_voc_stay_in_its_folders(tmp_path: Path) -> None:
+    for folder in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (tmp_path / folder).mkdir(parents=True)
+    mask(tmp_path / "x.png")
+    (tmp_path / "ImageSets" / "Segmentation" / "train.txt").write_text("../x\n")
+    with pytest.raises(InputError, match=r"train.txt lists '../x', which leads out of"):
+        sl.load_images(f"masks:{tmp_path}")

@@ -123,7 +123,7 @@ def test_missing_and_broken_cells_are_items_without_image(tmp_path):
     assert reds(images) == [3, None, None, 9]
     assert images.labels.tolist() == [0, 1, -1, 1]
     assert [item.error for item in images.source.read([1, 2])] == [
-        "it is not an image that PIL can identify",
+        "it is not an image of a format that is read (JPEG, PNG, BMP, GIF, WEBP, TIFF, PPM, AVIF, JPEG2000)",
         "the row has no image",
     ]
 

@@ -135,7 +135,7 @@ def test_what_is_missing_is_left_to_the_others_and_told() -> None:
     found = judge("S1", [Case(("a",), lambda: [GOOD]), Case(("b",), missing)])
     assert found.verdict == HOLDS
     assert found.sentence.endswith("Not measured of b: a fine-tuned mae: add `--steps finetune`.")
-    finding = Finding("S1", "001", "", "", "", "", "", "passes", (), lambda evidence: [Case(("b",), missing)])
+    finding = Finding("S1", "001", "", "", "", "", "passes", (), lambda evidence: [Case(("b",), missing)])
     nothing = finding.decide(Evidence((), ()))
     assert (nothing.verdict, nothing.needs) == (NOT_MEASURED, "a fine-tuned mae: add `--steps finetune`")
 
@@ -145,7 +145,7 @@ def test_of_several_sides_each_has_to_be_measured() -> None:
         raise Missing("a reconstruction CNN")
 
     def verdict(*cases: Case) -> str:
-        finding = Finding("S5", "001", "", "", "", "", "", "passes", (), lambda evidence: cases)
+        finding = Finding("S5", "001", "", "", "", "", "passes", (), lambda evidence: cases)
         found = finding.decide(Evidence((), ()))
         assert found.needs in ("", "a reconstruction CNN")
         return found.verdict
@@ -158,7 +158,7 @@ def test_of_several_sides_each_has_to_be_measured() -> None:
 
 def test_a_case_without_any_part_was_not_measured() -> None:
     """Nothing at all would agree with everything."""
-    finding = Finding("S7", "001", "", "", "", "", "", "passes", (), lambda evidence: [Case(("a", "b"), list)])
+    finding = Finding("S7", "001", "", "", "", "", "passes", (), lambda evidence: [Case(("a", "b"), list)])
     found = finding.decide(Evidence((), ()))
     assert (found.verdict, found.needs) == (NOT_MEASURED, "numbers of a and b that it could be decided by")
 
@@ -184,7 +184,7 @@ def test_how_many_would_hold_by_chance() -> None:
     finding = [
         judge(f"S{n}", [Case(("a",), lambda part=part: [part])]) for n, part in enumerate((GOOD, GOOD, OPEN, BAD))
     ]
-    missing = Finding("S9", "001", "", "", "", "", "", "passes", (), lambda evidence: []).decide(Evidence((), ()))
+    missing = Finding("S9", "001", "", "", "", "", "passes", (), lambda evidence: []).decide(Evidence((), ()))
     verdicts = adjusted([*finding, missing])
     assert math.isnan(verdicts[-1].p_adjusted)
     assert verdicts[0].p_adjusted == pytest.approx(4 * GOOD.p)

@@ -17,19 +17,19 @@ from sightline.core.schedules import Progress
 from sightline.images.augment.policy import Policy
 from sightline.training.backbones import Backbone, build
 from sightline.training.objective import Views
-from sightline.training.objectives.beit import ROUNDS, Config, Objective, blockwise_masking, first, views
+from sightline.training.objectives.beit import ROUNDS, BeitConfig, BeitObjective, blockwise_masking, first, views
 from sightline.training.objectives.beit.tokenizer import Tokenizer
 
 TINY = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
-CONFIG = Config(codes=32, tokenizer_width=8)
+CONFIG = BeitConfig(codes=32, tokenizer_width=8)
 START = Progress(0, 10, 5)
 
 
-def make(backbone: Backbone = TINY, config: Config = CONFIG) -> Objective:
+def make(backbone: Backbone = TINY, config: BeitConfig = CONFIG) -> BeitObjective:
     torch.manual_seed(0)
     tokenizer = first(config, backbone).objective
     assert isinstance(tokenizer, Tokenizer)
-    return Objective(build(backbone).module, config, tokenizer)
+    return BeitObjective(build(backbone).module, config, tokenizer)
 
 
 def some_views(n: int = 6, which: slice = slice(None)) -> Views:
@@ -160,7 +160,7 @@ def test_training_lowers_the_loss_and_leaves_the_tokenizer_alone() -> None:
 
 
 def test_the_tokenizer_is_saved_with_the_objective() -> None:
-    one, other = make(), Objective(build(TINY).module, CONFIG, Tokenizer(4, 32, 8))
+    one, other = make(), BeitObjective(build(TINY).module, CONFIG, Tokenizer(4, 32, 8))
     assert not torch.equal(one.tokenizer.codebook, other.tokenizer.codebook)
     other.load_state_dict(one.state_dict())
     given = some_views()
@@ -168,10 +168,10 @@ def test_the_tokenizer_is_saved_with_the_objective() -> None:
 
 
 def test_what_comes_first_is_a_tokenizer_of_the_same_patches() -> None:
-    plan = first(Config(codes=64), Backbone("vit_base_patch32_224"))
+    plan = first(BeitConfig(codes=64), Backbone("vit_base_patch32_224"))
     assert isinstance(plan.objective, Tokenizer)
     assert (plan.name, plan.objective.patch, plan.objective.codes) == ("tokenizer", 32, 64)
-    assert plan.views == views(Config(), Backbone("vit_base_patch32_224")) == (Policy(224, (0.2, 1.0)),)
+    assert plan.views == views(BeitConfig(), Backbone("vit_base_patch32_224")) == (Policy(224, (0.2, 1.0)),)
     assert first(CONFIG, TINY).objective.patch == 4
 
 
@@ -181,12 +181,12 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="choose from 4, 8, 16, 32"):
         first(CONFIG, Backbone("vit", size=28, patch=14))
     with pytest.raises(InputError, match="ResNet is not one; choose a ViT"):
-        Objective(build(Backbone("resnet18", size=32)).module, CONFIG, Tokenizer(4, 32, 8))
+        BeitObjective(build(Backbone("resnet18", size=32)).module, CONFIG, Tokenizer(4, 32, 8))
     with pytest.raises(InputError, match="8 pixels and the backbone of 4"):
-        Objective(build(TINY).module, CONFIG, Tokenizer(8, 32, 8))
+        BeitObjective(build(TINY).module, CONFIG, Tokenizer(8, 32, 8))
     for wrong in ({"mask_ratio": 1.0}, {"min_block": 0}, {"min_aspect": 0.0}, {"tokenizer_epochs": 0.0}):
         with pytest.raises(InputError, match=next(iter(wrong))):
-            Config(**wrong)
+            BeitConfig(**wrong)
 
 
 def _share(rank: int, folder: str) -> None:

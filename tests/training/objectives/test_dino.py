@@ -133,11 +133,11 @@ def test_dino_without_multi_crop_has_two_views() -> None:
 
 
 def test_dino_temperature_follows_the_warm_up() -> None:
-    config = dino.Config(warmup_temperature=0.02, teacher_temperature=0.08, warmup_temperature_epochs=4)
+    config = dino.DinoConfig(warmup_temperature=0.02, teacher_temperature=0.08, warmup_temperature_epochs=4)
     expected = np.concatenate([np.linspace(0.02, 0.08, 4), [0.08, 0.08]])
     np.testing.assert_allclose([dino.teacher_temperature(config, epoch) for epoch in range(6)], expected, atol=1e-12)
-    assert dino.teacher_temperature(dino.Config(warmup_temperature_epochs=0), 0) == 0.07
-    assert dino.teacher_temperature(dino.Config(warmup_temperature_epochs=1), 0) == 0.04
+    assert dino.teacher_temperature(dino.DinoConfig(warmup_temperature_epochs=0), 0) == 0.07
+    assert dino.teacher_temperature(dino.DinoConfig(warmup_temperature_epochs=1), 0) == 0.04
 
 
 def test_dino_last_layer_rests_in_the_first_epoch() -> None:

@@ -13,9 +13,10 @@ from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.schedules import Progress
 from sightline.training.backbones import Backbone, build
-from sightline.training.objective import Views
+from sightline.training.objective import Views, objective_named
 from sightline.training.objectives import hybrid
 
+HYBRID = objective_named("hybrid")
 VIT = Backbone("vit", size=16, width=16, depth=2, heads=2, patch=4)
 SETTINGS: dict[str, dict[str, Any]] = {
     "simmim": {"mask_unit": 8},
@@ -26,8 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(mim: str = "simmim", cl: str = "moco_v3", weight: float = 0.2) -> hybrid.Config:
-    return hybrid.Config(mim, cl, weight, {name: SETTINGS[name] for name in (mim, cl)})
+def config_of(mim: str = "simmim", cl: str = "moco_v3", weight: float = 0.2) -> hybrid.HybridConfig:
+    return hybrid.HybridConfig(mim, cl, weight, {name: SETTINGS[name] for name in (mim, cl)})
 
 
 def make(plugin: Any, config: Any) -> Any:
@@ -66,7 +67,7 @@ def test_at_the_ends_training_is_bit_identical_to_the_part_alone(mim: str, cl: s
     config = config_of(mim, cl, weight)
     name = cl if weight else mim
     plugin: Any = plugins.find("objectives", name)
-    both, alone = make(hybrid, config), make(plugin, config.part(name))
+    both, alone = make(HYBRID, config), make(plugin, config.part(name))
     assert hybrid.views(config, VIT) == plugin.views(config.part(name), VIT)
     found, expected = train(both, hybrid, config), train(alone, plugin, config.part(name))
     assert all(torch.equal(a, b) for a, b in zip(found[0], expected[0], strict=True))
@@ -82,7 +83,7 @@ def test_at_the_ends_training_is_bit_identical_to_the_part_alone(mim: str, cl: s
 def test_loss_and_gradients_are_the_weighted_sums_of_the_parts(mim: str, cl: str) -> None:
     config = config_of(mim, cl, 0.3)
     # In float64: batch normalisation of four images makes small gradients of large ones that cancel.
-    objective, views = make(hybrid, config).double(), views_of(hybrid, config)
+    objective, views = make(HYBRID, config).double(), views_of(hybrid, config)
     views = Views([x.double() for x in views.pixels], views.labels, views.keys, views.progress)
     assert len(views.pixels) == len(hybrid.views(config, VIT))
     count = len(plugins.find("objectives", mim).views(config.part(mim), VIT))
@@ -104,10 +105,10 @@ def test_loss_and_gradients_are_the_weighted_sums_of_the_parts(mim: str, cl: str
 
 def test_many_views_of_several_sizes_go_to_their_parts() -> None:
     config = config_of("mae", "dino", 0.5)
-    objective, views = make(hybrid, config), views_of(hybrid, config)
+    objective, views = make(HYBRID, config), views_of(hybrid, config)
     assert [x.shape[-1] for x in views.pixels] == [16, 16, 16, 8, 8]
     expected = 0.5 * objective.parts["mae"](views.part(slice(0, 1)))[0]
-    twin = make(hybrid, config)  # since DINO's centre moves with every forward
+    twin = make(HYBRID, config)  # since DINO's centre moves with every forward
     expected = expected + 0.5 * twin.parts["dino"](views.part(slice(1, None)))[0]
     assert objective(views)[0].item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -115,7 +116,7 @@ def test_many_views_of_several_sizes_go_to_their_parts() -> None:
 @pytest.mark.parametrize(("mim", "cl"), [("simmim", "moco_v3"), ("mae", "simclr")])
 def test_every_trained_weight_gets_a_gradient_and_the_loss_falls(mim: str, cl: str) -> None:
     config = config_of(mim, cl, 0.2)
-    objective, views = make(hybrid, config), views_of(hybrid, config)
+    objective, views = make(HYBRID, config), views_of(hybrid, config)
     trained = [p for p in objective.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-3)
     losses = []
@@ -131,24 +132,24 @@ def test_every_trained_weight_gets_a_gradient_and_the_loss_falls(mim: str, cl: s
 
 
 def test_the_momentum_encoder_starts_as_a_copy_of_the_final_weights() -> None:
-    objective = make(hybrid, config_of("mae", "moco_v3", 0.5))
+    objective = make(HYBRID, config_of("mae", "moco_v3", 0.5))
     followers = dict(objective.parts["moco_v3"].momentum_backbone.named_parameters())
     for name, parameter in objective.backbone.named_parameters():
         assert torch.equal(parameter, followers[name])
 
 
 def test_both_parts_train_the_one_backbone_and_what_one_freezes_is_frozen() -> None:
-    objective = make(hybrid, config_of("mae", "moco_v3", 0.5))
+    objective = make(HYBRID, config_of("mae", "moco_v3", 0.5))
     assert objective.parts["mae"].backbone is objective.parts["moco_v3"].backbone is objective.encoder
     assert not objective.backbone.pos_embed.requires_grad
     assert not objective.backbone.patch_embed.proj.weight.requires_grad
     assert objective.saved_decoder() is objective.parts["mae"].decoder
-    assert not hasattr(make(hybrid, config_of()), "decoder")
+    assert not hasattr(make(HYBRID, config_of()), "decoder")
 
 
 def test_state_survives() -> None:
     config = config_of("mae", "moco_v3", 0.5)
-    objective, twin, views = make(hybrid, config), make(hybrid, config), views_of(hybrid, config)
+    objective, twin, views = make(HYBRID, config), make(HYBRID, config), views_of(hybrid, config)
     train(objective, hybrid, config, steps=1)
     assert not torch.equal(objective(views)[0], twin(views)[0])
     twin.load_state_dict(objective.state_dict())
@@ -157,10 +158,10 @@ def test_state_survives() -> None:
 
 def test_beits_tokenizer_reaches_beit() -> None:
     settings = {"beit": {"codes": 16, "tokenizer_width": 8}, "simclr": SETTINGS["simclr"]}
-    config = hybrid.Config("beit", "simclr", 0.5, settings)
+    config = hybrid.HybridConfig("beit", "simclr", 0.5, settings)
     plan = hybrid.first(config, VIT)
     assert plan is not None
-    objective = hybrid.Objective(build(VIT).module, config, plan.objective)
+    objective = hybrid.HybridObjective(build(VIT).module, config, plan.objective)
     loss, scalars = objective(views_of(hybrid, config))
     assert loss.item() == pytest.approx(0.5 * (scalars["beit.loss"] + scalars["simclr.loss"]).item(), rel=1e-5)
     assert objective.parts["beit"].tokenizer is plan.objective
@@ -168,7 +169,7 @@ def test_beits_tokenizer_reaches_beit() -> None:
 
 def test_only_a_part_that_needs_something_first_asks_for_it() -> None:
     assert hybrid.first(config_of(), VIT) is None
-    assert hybrid.first(hybrid.Config("beit", "simclr", 1.0), VIT) is None
+    assert hybrid.first(hybrid.HybridConfig("beit", "simclr", 1.0), VIT) is None
 
 
 @pytest.mark.parametrize(
@@ -186,29 +187,29 @@ def test_only_a_part_that_needs_something_first_asks_for_it() -> None:
 )
 def test_what_cannot_be_is_said(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        hybrid.Config(**settings)
+        hybrid.HybridConfig(**settings)
 
 
 def test_settings_of_a_part_that_is_not_chosen_may_wait() -> None:
     settings = {"simmim": {"mask_unit": 8}, "mae": {"mask_ratio": 0.5}}
-    config = hybrid.Config(mim="mae", settings=settings)
+    config = hybrid.HybridConfig(mim="mae", settings=settings)
     assert config.part("mae").mask_ratio == 0.5
     assert list(config.shares()) == ["mae", "moco_v3"]
 
 
 def test_lists_of_a_recipe_become_tuples() -> None:
-    config = hybrid.Config(settings={"simmim": {"crop": [0.5, 1.0]}})
+    config = hybrid.HybridConfig(settings={"simmim": {"crop": [0.5, 1.0]}})
     assert config.part("simmim").crop == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(("cl", "weight", "fewest"), [("moco_v3", 0.2, 2), ("moco_v3", 0.0, 1), ("dino", 0.5, 1)])
 def test_a_forward_needs_as_many_images_as_the_parts_that_count(cl: str, weight: float, fewest: int) -> None:
-    assert make(hybrid, config_of(cl=cl, weight=weight)).fewest == fewest
+    assert make(HYBRID, config_of(cl=cl, weight=weight)).fewest == fewest
 
 
 def test_each_part_looks_at_its_own_views() -> None:
-    config = hybrid.Config("simmim", "dino", 0.5, SETTINGS | {"dino": SETTINGS["dino"] | {"local_size": 10}})
+    config = hybrid.HybridConfig("simmim", "dino", 0.5, SETTINGS | {"dino": SETTINGS["dino"] | {"local_size": 10}})
     with pytest.raises(InputError, match="Small crops of 10 pixels cannot be cut into patches of 4"):
-        make(hybrid, config).check_views(hybrid.views(config, VIT))
+        make(HYBRID, config).check_views(hybrid.views(config, VIT))
     config = config_of(cl="dino", weight=0.5)
-    make(hybrid, config).check_views(hybrid.views(config, VIT))
+    make(HYBRID, config).check_views(hybrid.views(config, VIT))

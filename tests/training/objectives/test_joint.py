@@ -123,15 +123,19 @@ def test_bfloat16_changes_the_loss_little(name: str) -> None:
 
 def test_views_have_the_sizes_and_crops_of_the_settings() -> None:
     backbone = Backbone("vit", size=48, patch=8)
-    assert [(v.size, v.crop) for v in simclr.views(simclr.Config(crop=(0.2, 1.0)), backbone)] == [(48, (0.2, 1.0))] * 2
-    assert [(v.jitter, v.blur) for v in simclr.views(simclr.Config(), backbone)] == [((0.8, 0.8, 0.8, 0.2), 0.5)] * 2
-    cifar = simclr.views(simclr.Config(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.0), backbone)
+    assert [(v.size, v.crop) for v in simclr.views(simclr.SimclrConfig(crop=(0.2, 1.0)), backbone)] == [
+        (48, (0.2, 1.0))
+    ] * 2
+    assert [(v.jitter, v.blur) for v in simclr.views(simclr.SimclrConfig(), backbone)] == [
+        ((0.8, 0.8, 0.8, 0.2), 0.5)
+    ] * 2
+    cifar = simclr.views(simclr.SimclrConfig(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.0), backbone)
     assert [(v.jitter, v.blur, v.gray) for v in cifar] == [((0.4, 0.4, 0.4, 0.1), 0.0, 0.2)] * 2
-    assert [v.solarize for v in moco_v3.views(moco_v3.Config(), backbone)] == [0.0, 0.2]
-    crops = dino.views(dino.Config(local_crops=2), backbone)
+    assert [v.solarize for v in moco_v3.views(moco_v3.MocoV3Config(), backbone)] == [0.0, 0.2]
+    crops = dino.views(dino.DinoConfig(local_crops=2), backbone)
     assert [(v.size, v.crop) for v in crops] == [(48, (0.4, 1.0))] * 2 + [(24, (0.05, 0.4))] * 2
-    assert [v.size for v in dino.views(dino.Config(local_crops=1, local_size=16), backbone)] == [48, 48, 16]
-    anchors = msn.views(msn.Config(rand_views=1, focal_views=2), backbone)
+    assert [v.size for v in dino.views(dino.DinoConfig(local_crops=1, local_size=16), backbone)] == [48, 48, 16]
+    anchors = msn.views(msn.MsnConfig(rand_views=1, focal_views=2), backbone)
     assert [(v.size, v.crop) for v in anchors] == [(48, (0.3, 1.0))] * 2 + [(24, (0.05, 0.3))] * 2
     assert {v.jitter for v in anchors} == {(0.4, 0.4, 0.4, 0.1)}
 

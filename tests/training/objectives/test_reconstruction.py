@@ -18,7 +18,7 @@ from sightline.core.errors import InputError
 from sightline.encoders.modules.masking import enlarge, patchify
 from sightline.encoders.modules.vit import embed, encode
 from sightline.training.backbones import Backbone, build
-from sightline.training.objective import Views
+from sightline.training.objective import Views, objective_named
 from sightline.training.objectives import mae, simmim, supervised
 
 
@@ -95,7 +95,7 @@ def test_the_state_can_be_saved_and_loaded(name: str, backbone: Backbone) -> Non
 
 @pytest.mark.parametrize("name", ["supervised", "mae", "simmim"])
 def test_each_file_declares_one_view_of_the_size_of_the_backbone(name: str) -> None:
-    plugin: Any = {"supervised": supervised, "mae": mae, "simmim": simmim}[name]
+    plugin = objective_named(name)
     (policy,) = plugin.views(plugin.Config(crop=(0.3, 0.9)), VIT)
     assert (policy.size, policy.crop, policy.flip, policy.jitter) == (16, (0.3, 0.9), 0.5, None)
 
@@ -126,25 +126,28 @@ def test_an_attention_window_counts_in_the_loss(name: str) -> None:
 @pytest.mark.parametrize(
     ("make_it", "words"),
     [
-        (lambda: mae.Config(mask_ratio=1.0), "mask_ratio must be between 0 and 1"),
+        (lambda: mae.MaeConfig(mask_ratio=1.0), "mask_ratio must be between 0 and 1"),
         (lambda: make("mae", decoder_width=10, decoder_heads=4), "A decoder_width of 10 cannot be split into 4"),
         (lambda: make("mae", decoder_heads=0), "choose heads that divide it"),
-        (lambda: mae.Config(decoder_width=0), "decoder_width is 0, but the decoder needs at least 1"),
-        (lambda: mae.Config(decoder_depth=0), "at least one block"),
-        (lambda: simmim.Config(mask_ratio=0.0), "mask_ratio must be between 0 and 1"),
-        (lambda: simmim.Config(mask_unit=0), "at least one pixel"),
-        (lambda: simmim.Config(norm_target=4), "norm_target is 4; it must be odd and at least 3, or 0"),
-        (lambda: simmim.Config(norm_target=-3), "norm_target is -3; it must be odd"),
-        (lambda: supervised.Config(label_smoothing=1.0), r"must be in \[0, 1\)"),
-        (lambda: supervised.Config(mixup=-1.0), "mixup is -1.0"),
-        (lambda: supervised.views(supervised.Config(erase=2.0), VIT), "erase is a probability"),
+        (lambda: mae.MaeConfig(decoder_width=0), "decoder_width is 0, but the decoder needs at least 1"),
+        (lambda: mae.MaeConfig(decoder_depth=0), "at least one block"),
+        (lambda: simmim.SimmimConfig(mask_ratio=0.0), "mask_ratio must be between 0 and 1"),
+        (lambda: simmim.SimmimConfig(mask_unit=0), "at least one pixel"),
+        (lambda: simmim.SimmimConfig(norm_target=4), "norm_target is 4; it must be odd and at least 3, or 0"),
+        (lambda: simmim.SimmimConfig(norm_target=-3), "norm_target is -3; it must be odd"),
+        (lambda: supervised.SupervisedConfig(label_smoothing=1.0), r"must be in \[0, 1\)"),
+        (lambda: supervised.SupervisedConfig(mixup=-1.0), "mixup is -1.0"),
+        (lambda: supervised.views(supervised.SupervisedConfig(erase=2.0), VIT), "erase is a probability"),
         (lambda: make("mae", Backbone("resnet18", size=32)), "choose a ViT or a ConvNeXt-V2"),
         (lambda: make("simmim", Backbone("resnet18", size=32)), "choose a ViT"),
         (lambda: make("simmim", mask_unit=6), "choose from 4, 8, 16"),
         (lambda: make("simmim", mask_unit=16), "hides all of 1 unit of 16 pixels"),
         (lambda: make("mae", mask_ratio=0.95)(make_views()), "hides all of 16 patches of 4 pixels"),
         (lambda: make("mae", CONVNEXT)(make_views(size=20)), "choose a size that is a multiple"),
-        (lambda: supervised.Objective(build(VIT).module, supervised.Config()), "give images with labels"),
+        (
+            lambda: supervised.SupervisedObjective(build(VIT).module, supervised.SupervisedConfig()),
+            "give images with labels",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(make_it: Any, words: str) -> None:

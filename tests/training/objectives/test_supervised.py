@@ -77,5 +77,5 @@ def test_supervised_logits_of_a_cnn_are_its_own(name: str) -> None:
 
 
 def test_supervised_views_may_be_strong() -> None:
-    (policy,) = supervised.views(supervised.Config(randaugment=(9.0, 0.5), erase=0.25), VIT)
+    (policy,) = supervised.views(supervised.SupervisedConfig(randaugment=(9.0, 0.5), erase=0.25), VIT)
     assert (policy.randaugment, policy.erase) == ((9.0, 0.5), 0.25)

@@ -22,7 +22,7 @@ from sightline.images.targets import VOID, Targets
 from sightline.measure.estimators.overlap import iou_of
 from sightline.training.launch import Launch
 from sightline.training.objective import Views
-from sightline.transfer.segmentation.segment import Config, check, make_recipe, train_segmenter
+from sightline.transfer.segmentation.segment import SegmentConfig, check, make_recipe, train_segmenter
 from sightline.transfer.segmentation.sliding import Sliding, starts
 
 SCENES = "shapes:scenes?size=32&train=8&val=0&test=4"
@@ -159,7 +159,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
         with pytest.raises(InputError, match=message):
             check(make_recipe(QUICK, settings), encoder, data)
     with pytest.raises(InputError, match="There is no head 'linar'; did you mean 'linear'"):
-        Config(head="linar")
+        SegmentConfig(head="linar")
     with pytest.raises(InputError, match="This recipe is for segmentation, not for fine-tuning"):
         sl.finetune(DEEP, recipe="segment", out=tmp_path / "x")
     pixels = sl.load_images(np.zeros((8, 32, 32, 3), np.uint8), labels=list("abababab"))

@@ -43,7 +43,7 @@ ROUNDS = 32  # blocks that are tried; some ten are enough for all images of a ba
 
 
 @dataclass(frozen=True)
-class Config:
+class BeitConfig:
     """Share of hidden patches and their blocks, the share of the image that the view covers, and the tokenizer."""
 
     mask_ratio: float = 0.4
@@ -69,11 +69,11 @@ class Config:
             )
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: BeitConfig, backbone: Backbone) -> tuple[Policy, ...]:
     return policies.reconstruction(backbone.size, config.crop)
 
 
-def first(config: Config, backbone: Backbone) -> First:
+def first(config: BeitConfig, backbone: Backbone) -> First:
     """The tokenizer, whose grid is that of the patches."""
     if backbone.patch_side == 1:
         raise InputError(f"BEiT hides patches of a ViT, but {backbone.backbone} is not one; choose a ViT")
@@ -81,10 +81,10 @@ def first(config: Config, backbone: Backbone) -> First:
     return First("tokenizer", tokenizer, views(config, backbone), config.tokenizer_epochs, config.tokenizer_lr)
 
 
-class Objective(objective.Objective):
+class BeitObjective(objective.Objective):
     """Backbone, mask token, a linear head that predicts tokens, and the frozen tokenizer that knows them."""
 
-    def __init__(self, backbone: nn.Module, config: Config, tokenizer: Tokenizer) -> None:
+    def __init__(self, backbone: nn.Module, config: BeitConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         if not is_vit(backbone):
             raise InputError(f"BEiT hides patches of a ViT, but {type(backbone).__name__} is not one; choose a ViT")
@@ -107,7 +107,7 @@ class Objective(objective.Objective):
     def encoder(self) -> nn.Module:
         return self.backbone
 
-    def train(self, mode: bool = True) -> Objective:
+    def train(self, mode: bool = True) -> BeitObjective:
         """Train all but the tokenizer."""
         super().train(mode)
         self.tokenizer.eval()

@@ -35,7 +35,7 @@ KIND = "reconstructive"
 
 
 @dataclass(frozen=True)
-class Config:
+class MaeConfig:
     """Share of hidden patches, target, decoder, and the share of the image that the view covers."""
 
     mask_ratio: float = 0.75  # FCMAE's authors use 0.6
@@ -55,14 +55,14 @@ class Config:
             raise InputError(f"decoder_width is {self.decoder_width}, but the decoder needs at least 1")
 
 
-def views(config: Config, backbone: Backbone) -> tuple[Policy, ...]:
+def views(config: MaeConfig, backbone: Backbone) -> tuple[Policy, ...]:
     return policies.reconstruction(backbone.size, config.crop)
 
 
-class Objective(objective.Objective):
+class MaeObjective(objective.Objective):
     """Encoder of the visible patches, decoder of all."""
 
-    def __init__(self, backbone: nn.Module, config: Config) -> None:
+    def __init__(self, backbone: nn.Module, config: MaeConfig) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config
