@@ -1,26 +1,27 @@
 #!/usr/bin/env python
-"""Keep what a study has found in docs/studies/NAME: verdicts, figures, what was run, and a page that shows all of it.
+"""Keep what a study has found in docs/studies/NAME: verdicts, their parts, what was run, and a page that tells it.
 
     scripts/keep_study.py runs/papers embedded "The reference encoders on the embedded images"
 
 docs/findings.md gets the verdicts as a table between its marks `<!-- measured: NAME -->` and `<!-- end of NAME -->`.
-Weights are not kept, and neither are figures that show images, unless they are the embedded ones.
+Weights and figures are not kept: `sightline figure` draws any figure from the folder of the study.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 import sightline as sl
 from sightline.cli.study import duration, in_words
 from sightline.core.files import write_atomically
-from sightline.studies.figures import all_figures
 from sightline.studies.findings import Verdict, all_findings, by_chance
 from sightline.studies.findings.contract import NOT_MEASURED, UNCLEAR
 from sightline.studies.roles import Role
@@ -78,9 +79,8 @@ def counted(verdicts: Sequence[Verdict]) -> str:
     return f"{by_chance(verdicts).sentence} {rest}"
 
 
-def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequence[str]) -> str:
+def page(study: Study, title: str, verdicts: Sequence[Verdict]) -> str:
     """The page of the study."""
-    titles = {path: figure for figure in all_figures().values() for path in figures if path == file_of(figure.id)}
     steps = [
         (placed.step.name, f"`{placed.step.command}`", duration(float(placed.about.get("seconds", math.nan))))
         for placed in study.steps
@@ -93,7 +93,7 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
             f"What `sightline study {study.name}` measured. {counted(verdicts)} How each is decided, and what it "
             "cannot show: [findings](../../findings.md), [the encoders](../../zoo.md).",
             "",
-            "Numbers: [verdicts.csv](verdicts.csv), with every part [verdicts.json](verdicts.json).",
+            "Numbers: [verdicts.csv](verdicts.csv), and of every part [parts.csv](parts.csv).",
             "",
             "## Encoders",
             "",
@@ -107,9 +107,6 @@ def page(study: Study, title: str, verdicts: Sequence[Verdict], figures: Sequenc
             "",
             *(f"- **{one.finding} {one.verdict}.** {one.sentence}" for one in verdicts),
             "",
-            "## Figures",
-            "",
-            *(f"### {one.id}: {one.title}\n\n![{one.id}](figures/{path})\n" for path, one in titles.items()),
         )
     )
 
@@ -125,9 +122,11 @@ def what_it_is(role: Role) -> str:
     return ", ".join(filter(None, (in_words(role), *varied)))
 
 
-def file_of(figure: str) -> str:
-    """The name under which a study draws it."""
-    return f"paper-{'-'.join(re.findall('[a-z0-9]+', figure.lower()))}.svg"
+def parts(verdicts: Path) -> bytes:
+    """The parts of the verdicts in a JSON file as CSV, one row each."""
+    rows = [{"finding": one["finding"], **part} for one in json.loads(verdicts.read_text()) for part in one["parts"]]
+    table = pd.DataFrame(rows)
+    return table.assign(encoders=table.encoders.str.join(" ")).to_csv(index=False).encode()
 
 
 def main(run: str, name: str, title: str) -> None:
@@ -143,17 +142,12 @@ def main(run: str, name: str, title: str) -> None:
         sys.exit(f"docs/findings.md must have {begin} and {end}, once each, where the verdicts belong")
     study.save(verdicts)
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "figures").mkdir(parents=True)
-    for file in ("verdicts.csv", "verdicts.json"):
-        shutil.copy(study.path / file, folder / file)
-    own = all((placed.step.images or "shapes").startswith("shapes") for placed in study.steps)
-    drawn = {figure: study.path / "figures" / file_of(figure) for figure in all_figures()}
-    figures = [file.name for file in drawn.values() if file.is_file() and (own or "<image" not in file.read_text())]
-    for file in figures:
-        shutil.copy(study.path / "figures" / file, folder / "figures" / file)
-    write_atomically(folder / "README.md", page(study, title, verdicts, figures).encode())
+    folder.mkdir(parents=True)
+    shutil.copy(study.path / "verdicts.csv", folder / "verdicts.csv")
+    write_atomically(folder / "parts.csv", parts(study.path / "verdicts.json"))
+    write_atomically(folder / "README.md", page(study, title, verdicts).encode())
     before, after = text.partition(begin)[0], text.partition(end)[2]
-    link = f"[Sentences, figures and steps](studies/{name}/README.md)."
+    link = f"[Sentences and steps](studies/{name}/README.md)."
     words = f"### {title}\n\n{counted(verdicts)} {link}\n\n{decided(verdicts)}"
     write_atomically(DOCS / "findings.md", f"{before}{begin}\n{words}\n{end}{after}".encode())
 
