@@ -282,14 +282,18 @@ def read(file: Path) -> Arrays:
 
 
 def lessen(arrays: Arrays, labels: Sequence[str]) -> Arrays:
-    """The arrays without labels, each DIMENSION=LABEL."""
+    """The arrays without labels, each DIMENSION=LABEL; a dimension of which one label is left goes as well."""
     for dim, label in (one.split("=", 1) for one in labels):
         if f"labels/{dim}" in arrays:
             stay = arrays[f"labels/{dim}"] != label
             for key in [key for key in arrays if key.startswith("values/")]:
                 dims = arrays[f"dims/{key.removeprefix('values/')}"].tolist()
                 if dim in dims:
-                    arrays[key] = arrays[key].compress(stay, dims.index(dim))
+                    axis = dims.index(dim)
+                    arrays[key] = arrays[key].compress(stay, axis)
+                    if stay.sum() == 1:
+                        arrays[key] = arrays[key].squeeze(axis)
+                        arrays[f"dims/{key.removeprefix('values/')}"] = np.array([*dims[:axis], *dims[axis + 1 :]], str)
             arrays[f"labels/{dim}"] = arrays[f"labels/{dim}"][stay]
     return arrays
 
