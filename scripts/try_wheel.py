@@ -18,7 +18,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LEFT = shutil.ignore_patterns(".git", ".venv", "runs", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache")
+LEFT = shutil.ignore_patterns(
+    ".git", ".venv", "weights", "runs", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache"
+)
 DEMO = ("demo", "--only", "knn", "--limit", "16", "--device", "cpu")
 
 

@@ -195,7 +195,7 @@ def demo(
 
     from sightline.encoders.sources import zoo
 
-    encoders = [f"zoo:{name}" for name in zoo.pretrained()]
+    encoders = [f"zoo:{name}" for name in zoo.shipped()]
     compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, verbose=verbose)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from sightline.core.errors import InputError, first_line
 from sightline.core.references import Reference, parse_reference
+from sightline.encoders.sources import zoo
 
 JE, REC, SUPERVISED, HYBRID = "joint-embedding", "reconstruction", "supervised", "hybrid"
 MASKED_JE = "masked joint-embedding"
@@ -131,8 +132,25 @@ def known_roles(references: Mapping[str, str]) -> dict[str, Role | None]:
 # What Sightline has trained
 
 
+def reference_encoders() -> dict[str, str]:
+    """What a study is about unless it is told: an encoder of each role in the zoo, and further seeds of CNNs alone.
+
+    A study trains on each ViT for minutes to hours, so that their further seeds take part only where they are given.
+    """
+    found: dict[str, str] = {}
+    taken: set[Role] = set()
+    for name in [*zoo.shipped(), *(name for name in zoo.names() if "/" not in name)]:
+        role = known_role(name, f"zoo:{name}")
+        if role is None or (role.network == "vit" and role.seed) or replace(role, name="") in taken:
+            continue
+        if role.tuned_from in (None, *found.values()):
+            found[name] = f"zoo:{name}"
+            taken.add(replace(role, name=""))
+    return found
+
+
 def _of_training(name: str, reference: Reference, others: Mapping[str, str]) -> Role | None:
-    folder = Path(__file__).parent.parent / "zoo" / reference.id if reference.source == "zoo" else Path(reference.id)
+    folder = zoo.folder_of(reference.id) if reference.source == "zoo" else Path(reference.id)
     recipe = _recipe(folder.expanduser() / "recipe.toml")
     if recipe is None:
         return None

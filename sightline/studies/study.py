@@ -29,7 +29,6 @@ from sightline.core.folders import begin, holds
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
-from sightline.encoders.sources import zoo
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
@@ -38,7 +37,18 @@ from sightline.studies.findings import Verdict, all_findings, decide_all
 from sightline.studies.folders import StepFolder, made_before, place
 from sightline.studies.keys import Contents, key_of, keys_of
 from sightline.studies.papers import STUDIES, Sets, papers
-from sightline.studies.roles import FAMILIES, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, known_role, refuse_circles
+from sightline.studies.roles import (
+    FAMILIES,
+    HYBRID,
+    JE,
+    MASKED_JE,
+    REC,
+    SUPERVISED,
+    Role,
+    known_role,
+    reference_encoders,
+    refuse_circles,
+)
 from sightline.studies.running import Ended, Executor, Here, Outcome, Processes, run_steps
 from sightline.studies.steps import Step
 from sightline.studies.study_file import read_study
@@ -153,12 +163,12 @@ def study(
 ) -> Study:
     """Run a study and decide its findings: one that comes with Sightline, `papers`, or a file that ends in .toml.
 
-    `encoders` are references by name, by default all of the zoo; their `roles` are known for the zoo, official formats
-    and much of timm, and are given otherwise: `roles={"mine": Role("mine", "joint-embedding")}`. `steps` and `findings`
-    choose, `settings` are those of steps: `{"finetune": {"epochs": 2}}`. Called again it goes on where it stopped, and
-    steps that are there already, also in a `steps_folder` that studies share, are not done again. `jobs` steps run at a
-    time, or elsewhere: `on="slurm"`, `on="ray"`, with the settings of the `cluster`. Steps that fail are an InputError
-    at the end, when all others are done and `verdicts.csv` is written.
+    `encoders` are references by name, by default one of each role in the zoo; their `roles` are known for the zoo,
+    official formats and much of timm, and are given otherwise: `roles={"mine": Role("mine", "joint-embedding")}`.
+    `steps` and `findings` choose, `settings` are those of steps: `{"finetune": {"epochs": 2}}`. Called again it goes on
+    where it stopped, and steps that are there already, also in a `steps_folder` that studies share, are not done again.
+    `jobs` steps run at a time, or elsewhere: `on="slurm"`, `on="ray"`, with the settings of the `cluster`. Steps that
+    fail are an InputError at the end, when all others are done and `verdicts.csv` is written.
     """
     made = make_study(
         what,
@@ -242,7 +252,7 @@ def _placed(design: Design, out: Path, where: Path, contents: Contents) -> Study
 
 def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role], contents: Contents) -> dict[str, Given]:
     """The encoders of a study with the roles that are known or given."""
-    references = dict(encoders) if encoders else {name: f"zoo:{name}" for name in zoo.names()}
+    references = dict(encoders) if encoders else reference_encoders()
     for name in roles:
         if name not in references:
             raise InputError(f"There is no encoder {name!r} to have a role{nearest(name, references)}")

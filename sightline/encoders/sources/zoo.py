@@ -1,4 +1,7 @@
-"""Reference encoders that come with Sightline: small ViTs trained on `shapes`; `zoo:simclr`, `zoo:mae_tuned`."""
+"""Reference encoders: small ViTs trained on `shapes` that come with Sightline, and others in a checkout.
+
+A name may have a folder before it: `zoo:simclr`, `zoo:cifar10/dino`.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,36 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.saved import load_folder
 
 EXAMPLE = "zoo:simclr"
-FOLDER = Path(__file__).parent.parent.parent / "zoo"
-TUNED = "_tuned"  # how the names of fine-tuned encoders end
+PACKAGED = Path(__file__).parents[2] / "zoo"
+CHECKOUT = Path(__file__).parents[3] / "weights"  # beside the package in a checkout, and nowhere else
 
 
 def names() -> list[str]:
-    """Those that were pre-trained, and those that were fine-tuned from them."""
-    return sorted(path.parent.name for path in FOLDER.glob("*/encoder.json"))
+    """All that are here."""
+    return sorted({*_inside(PACKAGED), *_inside(CHECKOUT)})
 
 
-def pretrained() -> list[str]:
-    """At least one for each objective."""
-    return [name for name in names() if not name.endswith(TUNED)]
+def shipped() -> list[str]:
+    """Those of the package that were trained on the embedded images."""
+    return [name for name in _inside(PACKAGED) if "/" not in name]
+
+
+def _inside(root: Path) -> list[str]:
+    found = [path.parent for pattern in ("*/encoder.json", "*/*/encoder.json") for path in root.glob(pattern)]
+    return sorted(folder.relative_to(root).as_posix() for folder in found)
+
+
+def folder_of(name: str) -> Path:
+    """Where an encoder lies; names that are not here are refused."""
+    if name not in names():
+        elsewhere = "" if CHECKOUT.is_dir() else " (a checkout of Sightline has more, in weights/)"
+        raise InputError(f"The zoo has no encoder {name!r}{elsewhere}{nearest(name, names())}")
+    return (PACKAGED if name in _inside(PACKAGED) else CHECKOUT) / name
 
 
 def load(reference: Reference) -> Encoder:
     """Weights are stored as bfloat16 and used as float32."""
-    if reference.id not in names():
-        raise InputError(f"The zoo has no encoder {reference.id!r}{nearest(reference.id, names())}")
-    folder = FOLDER / reference.id
+    folder = folder_of(reference.id)
     if reference.options.get("head") == "true" and not (folder / "head.json").is_file():
         raise InputError(
             f"{reference}: this encoder is stored without a projection head; train one whose objective has a head, "

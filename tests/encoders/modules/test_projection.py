@@ -330,9 +330,7 @@ def test_encoders_of_the_zoo_without_a_head_say_so(name: str) -> None:
 
 
 @torch.no_grad()
-def test_the_zoo_stores_heads_rounded(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_zoo_stores_heads_rounded(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Path(__file__).parents[3] / "scripts" / "zoo.py"
     loader = SourceFileLoader("scripts_zoo", str(script))
     spec = spec_from_loader("scripts_zoo", loader)
@@ -340,17 +338,18 @@ def test_the_zoo_stores_heads_rounded(
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "scripts_zoo", module)  # where dataclasses look for it
     loader.exec_module(module)
-    run = tmp_path / "moco_v3"
+    run, target = tmp_path / "runs" / "moco_v3", tmp_path / "zoo" / "moco_v3"
     shutil.copytree(runs["moco_v3"], run)
     pd.read_csv(run / "metrics.csv").assign(knn_gap=0.5).to_csv(run / "metrics.csv", index=False)
-    target = tmp_path / "zoo" / "moco_v3"
-    target.mkdir(parents=True)
-    module.pack(run, target)
-    assert "knn_gap 50.0%" in capsys.readouterr().out
+    (run / "sessions.json").write_text('[{"date": "2026-11-18", "processor": "any", "cpu_seconds": 3600}]')
+    monkeypatch.setattr(module, "ZOO", tmp_path / "zoo")
+    module.Work(run.parent, None).pack(module.Training("moco_v3", "moco_v3"))
+    assert pd.read_csv(target / "metrics.csv").knn_gap.tolist() == pd.read_csv(run / "metrics.csv").knn_gap.tolist()
+    assert "cpu_hours = 1.0\ninterruptions = 0\n" in (target / "training.toml").read_text()
     whole, stored = (load_file(folder / "head.safetensors") for folder in (kept(run), target))
     for key, value in whole.items():
         assert torch.equal(stored[key], value.bfloat16() if value.is_floating_point() else value)
-    monkeypatch.setattr(zoo, "FOLDER", tmp_path / "zoo")
+    monkeypatch.setattr(zoo, "PACKAGED", tmp_path / "zoo")
     encoder = sl.load_encoder("zoo:moco_v3?head=true")
     head: Any = encoder.module.head
     assert head[0].linear.weight.dtype == torch.float32

@@ -106,7 +106,7 @@ def test_a_decoder_describes_itself(run: Path, tmp_path: Path) -> None:
 
 def test_the_decoder_of_the_zoo_loads_with_and_without_its_description(tmp_path: Path) -> None:
     folder = tmp_path / "mae"
-    shutil.copytree(zoo.FOLDER / "mae", folder)
+    shutil.copytree(zoo.PACKAGED / "mae", folder)
     described = sl.load_encoder("zoo:mae?decoder=true")
     (folder / "decoder.json").unlink()
     assert sl.load_encoder(f"run:{folder}?decoder=true").weights == described.weights
