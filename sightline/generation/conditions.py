@@ -27,7 +27,7 @@ from sightline.encoders.watching import watch
 from sightline.images.pipeline import batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
-from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.pooled import POOLINGS, poolings
 
 if TYPE_CHECKING:
@@ -180,9 +180,6 @@ def _fill(
     workers: int | None,
     shown: bool,
 ) -> None:
-    if rank() == 0:
-        reserve(entries.values())
-    barrier()
     chosen = {name: encoders[name] for _, name, _ in entries}
     loader = batches(
         images,

@@ -2,14 +2,13 @@
 
     about = {**describe_features(encoder, images, "train", "float32"), "site": "block.3", "feature": "cls"}
     features = Features(cache, about, n, width)
-    reserve([features])                 # takes the disk space now, or says in one sentence why it cannot
     features.write(rows, values)        # any process, any order; each row once or again
     features.finish()                   # one process, when the pass is over
     values, valid = features.read()     # memory map (n, D), bool (n,): False where an image could not be read
 
-While it is being filled, an entry is the folder `KEY.part`; `finish` renames it to `KEY`, so that what is found under
-its key is always whole. `rows.npy` records the rows that are written: an interrupted pass goes on where it stopped.
-The key is a sha256 over all that can change the numbers, see `describe_features`.
+An entry is a file: the matrix, then a byte for each row that is written, so that an interrupted pass goes on where it
+stopped. While it is being filled its name ends in .part; what is found under its key is always whole. The key is a
+sha256 over all that can change the numbers, see `describe_features`.
 """
 
 from __future__ import annotations
@@ -19,29 +18,23 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.filesize import decimal
 
 from sightline.core.errors import InputError
-from sightline.core.files import abandoned, explain
+from sightline.core.files import explain
+from sightline.core.version import FORMAT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sightline.encoders.encoder import Encoder
     from sightline.images.sets import Images
-
-
-FORMAT = 1  # of the files; a new number leaves all older entries unread
-VALUES, ROWS, ABOUT = "features.npy", "rows.npy", "about.json"
 
 
 def describe_encoder(encoder: Encoder) -> dict[str, Any]:
@@ -93,7 +86,7 @@ class Features:
     @property
     def path(self) -> Path:
         """Where the finished entry is."""
-        return self.cache / self.key
+        return self.cache / f"{self.key}.features"
 
     @property
     def part(self) -> Path:
@@ -108,54 +101,47 @@ class Features:
     @property
     def complete(self) -> bool:
         """Whether a pass has finished it, now or in an earlier run."""
-        return self.path.is_dir()
+        return self.path.is_file()
 
     @property
     def exists(self) -> bool:
-        """Whether its disk space is taken already, complete or not."""
-        return self.complete or self.part.is_dir()
+        """Whether some of it is there, complete or not."""
+        return self.complete or self.part.is_file()
 
     def written(self) -> npt.NDArray[np.bool_]:
         """Which rows are there, (n,); of an entry that is being filled or of a finished one."""
-        there: npt.NDArray[np.bool_] = self._load(ROWS, (self.rows,)) == 1
+        there: npt.NDArray[np.bool_] = self._map("u1", (self.rows,), 4 * self.rows * self.width) == 1
         return there
 
     def write(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
         """Write some rows; an entry that is complete already stays as it is."""
-        if self.complete:
+        if self.complete or not len(rows):
             return
         values = np.ascontiguousarray(values, "<f4").reshape(len(rows), self.width)
+        runs = np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1)  # of rows that follow each other
         try:
-            self._put(VALUES, rows, values)
-            self._put(ROWS, rows, np.ones((len(rows), 1), np.uint8))  # the record comes after what it records
-        except FileNotFoundError as error:
-            if not self.complete:  # else another run has just finished the same entry
-                raise InputError(
-                    f"The feature cache {str(self.part)!r} vanished during the pass; run it again"
-                ) from error
+            self.cache.mkdir(parents=True, exist_ok=True)
+            # Plain writes: a map would hold a file open for each of hundreds of entries, and a full disk would kill us.
+            with open(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+                file.truncate(self.bytes)  # zeros that take no space; several processes may do so
+                for run in runs:
+                    _put(file.fileno(), values[run], 4 * self.width * int(rows[run[0]]))
+                for run in runs:  # the record comes after what it records
+                    _put(file.fileno(), np.ones(len(run), "u1"), 4 * self.width * self.rows + int(rows[run[0]]))
         except OSError as error:
             raise InputError(explain(error, self.part)) from error
-
-    def _put(self, name: str, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
-        # Plain writes: a map would hold a file open for each of hundreds of entries, and kill us if the disk is full.
-        stride = values[:1].nbytes
-        with open(self.part / name, "r+b", buffering=0) as file:
-            number = file.fileno()
-            first = os.fstat(number).st_size - self.rows * stride  # the data are the end of an .npy file
-            for row, value in zip(rows.tolist(), values, strict=True):
-                os.pwrite(number, value, first + row * stride)
 
     def finish(self) -> None:
         """Call it complete, in one step; rows that were not written belong to images that could not be read."""
         if self.complete:
+            self.part.unlink(missing_ok=True)  # of another run that has finished it meanwhile
             return
         try:
-            for name in (VALUES, ROWS):
-                with open(self.part / name, "rb+") as file:
-                    os.fsync(file.fileno())
+            with open(self.part, "rb") as file:
+                os.fsync(file.fileno())
             self.part.rename(self.path)
         except OSError as error:
-            if not self.complete:
+            if not self.complete:  # else another run has just finished the same entry
                 raise InputError(explain(error, self.path)) from error
 
     def read(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
@@ -164,72 +150,19 @@ class Features:
             raise InputError(
                 f"The features {self.key[:12]}… in {str(self.cache)!r} are not complete; run the pass again"
             )
-        return self._load(VALUES, (self.rows, self.width)), self.written()
+        return self._map("<f4", (self.rows, self.width), 0), self.written()
 
-    def _load(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        folder = self.path if self.complete else self.part
+    def _map(self, dtype: str, shape: tuple[int, ...], offset: int) -> npt.NDArray[Any]:
+        path = self.path if self.complete else self.part
         try:
-            found: npt.NDArray[Any] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-            if found.shape == shape:
-                return found
-            problem = f"{name} has shape {found.shape}, not {shape}"
-        except (OSError, ValueError) as error:
+            if path.stat().st_size == self.bytes:
+                return np.memmap(path, dtype, "r", offset, shape)
+            problem = f"it has {path.stat().st_size} bytes, not {self.bytes}"
+        except OSError as error:
             problem = str(error)
-        raise InputError(f"The feature cache {str(folder)!r} is damaged ({problem}); delete that folder and run again")
+        raise InputError(f"The features {str(path)!r} are damaged ({problem}); delete that file and run again")
 
 
-def reserve(entries: Iterable[Features]) -> None:
-    """Take the disk space of all entries that do not exist yet, or none of it and say why."""
-    entries = list({entry.key: entry for entry in entries if not entry.exists}.values())
-    made: list[Path] = []
-    entry = None
-    try:
-        for entry in entries:
-            entry.cache.mkdir(parents=True, exist_ok=True)
-            if _create(entry):
-                made.append(entry.part)
-    except OSError as error:
-        for folder in made:
-            shutil.rmtree(folder, ignore_errors=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or entry is None:
-            raise InputError(explain(error, entry.cache if entry else Path())) from error
-        needed, free = sum(e.bytes for e in entries), shutil.disk_usage(entry.cache).free
-        raise InputError(
-            f"The disk is full: the features need {decimal(needed)}, and {str(entry.cache)!r} has {decimal(free)} "
-            "free; use fewer images or sites, or a folder with room"
-        ) from error
-
-
-def _create(entry: Features) -> bool:
-    """Make `KEY.part`; False if another process was faster."""
-    for left in entry.cache.glob(f"{entry.key}.*.tmp"):
-        if abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
-    draft = entry.cache / f"{entry.key}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        draft.mkdir()
-        (draft / ABOUT).write_text(json.dumps(dict(entry.about), indent=1))
-        _allocate(draft / VALUES, np.dtype("<f4"), (entry.rows, entry.width))
-        _allocate(draft / ROWS, np.dtype("u1"), (entry.rows,))
-        try:
-            draft.rename(entry.part)
-        except OSError:
-            if not entry.exists:
-                raise
-            return False
-        return True
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """An .npy file of zeros whose disk blocks are taken, so that a full disk is noticed now and not in the pass."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    with open(path, "wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.flush()
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), file.tell(), size)
-            return
-        file.writelines(bytes(min(2**24, size - start)) for start in range(0, size, 2**24))
+def _put(file: int, values: npt.NDArray[Any], place: int) -> None:
+    if os.pwrite(file, values, place) != values.nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

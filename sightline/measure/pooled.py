@@ -29,7 +29,7 @@ from sightline.core.processes import barrier, rank
 from sightline.core.results import ABSENT
 from sightline.encoders.sites import token_view
 from sightline.measure.contract import Analysis
-from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 
@@ -133,7 +133,6 @@ class Pooled(Analysis):
         self.rows: dict[str, npt.NDArray[np.int64]] = {}  # split → rows that could be read, known when finished
         self.elsewhere: set[Which] = set()  # what another analysis of the pass writes, see `share`
         self.split = ""  # of the batch
-        self.reserved = False
         self.add_state("seen", torch.zeros(len(self.splits), dtype=torch.int64), dist_reduce_fx="sum")
 
     def lacks(self, encoder: str, split: str, view: str) -> bool:
@@ -172,9 +171,6 @@ class Pooled(Analysis):
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         if batch.split not in self.splits:
             return
-        if not self.reserved:  # not before the pass has told its cost and checked the disk
-            reserve(self.files.values())
-            self.reserved = True
         rows = batch.rows.numpy(force=True)
         for key, found in reductions.items():
             for feature, vector in found.items():

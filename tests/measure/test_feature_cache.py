@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens
 from sightline.images.preprocess import Preprocess
 from sightline.measure import feature_cache as module
-from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.feature_cache import Features, describe_features
 
 N, D = 10, 6
 MATRIX = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -53,19 +52,17 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     one = entry(tmp_path)
     assert one.bytes == N * (4 * D + 1)
     assert not one.exists
-    reserve([one])
+    one.write(np.array([7, 2, 9]), MATRIX[[7, 2, 9]])
     assert one.exists
     assert not one.complete
-    one.write(np.array([7, 2, 9]), MATRIX[[7, 2, 9]])
     one.write(np.array([0, 1, 3, 4, 5, 6]), MATRIX[[0, 1, 3, 4, 5, 6]])
     one.finish()
     values, valid = entry(tmp_path).read()  # found again by its key
     assert isinstance(values, np.memmap)
     np.testing.assert_array_equal(valid, np.arange(N) != 8)  # the image of row 8 could not be read
     np.testing.assert_array_equal(values[valid], MATRIX[valid])
-    assert os.listdir(tmp_path) == [one.key]
-    disk = sum(file.stat().st_size for file in one.path.iterdir())
-    assert one.bytes <= disk <= one.bytes + 1024
+    assert os.listdir(tmp_path) == [f"{one.key}.features"]
+    assert one.path.stat().st_size == one.bytes
 
 
 PREPROCESS = Preprocess()
@@ -120,12 +117,10 @@ def test_key_does_not_depend_on_the_name_that_a_user_gives(tmp_path: Path) -> No
 
 def test_interrupted_fill_is_not_a_result_and_goes_on(tmp_path: Path) -> None:
     one = entry(tmp_path)
-    reserve([one])
     one.write(np.arange(6), MATRIX[:6])
     with pytest.raises(InputError, match="not complete"):
         one.read()
     again = entry(tmp_path)  # a later run
-    reserve([again])
     np.testing.assert_array_equal(again.written(), np.arange(N) < 6)
     again.write(np.arange(5, N), MATRIX[5:])
     again.finish()
@@ -134,19 +129,16 @@ def test_interrupted_fill_is_not_a_result_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_finished_entry_is_never_written_again(tmp_path: Path) -> None:
     one = entry(tmp_path)
-    reserve([one])
     one.write(np.arange(N), MATRIX)
     one.finish()
     one.write(np.arange(N), MATRIX + 1)
     one.finish()
-    reserve([one])
     np.testing.assert_array_equal(one.read()[0], MATRIX)
-    assert os.listdir(tmp_path) == [one.key]
+    assert os.listdir(tmp_path) == [f"{one.key}.features"]
 
 
 def _half(cache: Path, first: int) -> None:
     one = entry(cache)
-    reserve([one])
     for row in range(first, N, 2):
         one.write(np.array([row]), MATRIX[row : row + 1])
 
@@ -162,55 +154,18 @@ def test_two_processes_fill_one_entry(tmp_path: Path) -> None:
     assert one.written().all()
     one.finish()
     np.testing.assert_array_equal(one.read()[0], MATRIX)
-    assert os.listdir(tmp_path) == [one.key]
-
-
-def test_losing_the_race_to_create_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = entry(tmp_path)
-    reserve([one])
-    one.write(np.arange(N), MATRIX)
-    real = Features.exists.fget  # type: ignore[attr-defined]
-    answers = iter([False])  # as if the other process had created it after we looked
-    monkeypatch.setattr(Features, "exists", property(lambda self: next(answers, None) is None and real(self)))
-    reserve([one])
-    assert one.written().all()
-    assert os.listdir(tmp_path) == [f"{one.key}.part"]
-
-
-def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def full(fd: int, offset: int, size: int) -> None:
-        calls.append(size)
-        if len(calls) > 2:  # the first entry fits
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(InputError, match=r"disk is full: the features need 500 bytes, and .* has .* free"):
-        reserve([entry(tmp_path), entry(tmp_path, site="b")])
-    assert os.listdir(tmp_path) == []
-
-
-def test_full_disk_where_space_cannot_be_reserved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    one = entry(tmp_path)
-    reserve([one])
-    one.write(np.arange(N), MATRIX)
-    one.finish()
-    np.testing.assert_array_equal(one.read()[0], MATRIX)
+    assert os.listdir(tmp_path) == [f"{one.key}.features"]
 
 
 def test_disk_that_fills_up_during_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that did not fit may take a part of what it was given."""
     one = entry(tmp_path)
-    reserve([one])
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Features, "_put", full)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, values, place: whole(file, values[:1], place))
     with pytest.raises(InputError, match="The disk is full: cannot write"):
         one.write(np.arange(N), MATRIX)
     assert not one.complete
+    assert not one.written().any()
 
 
 def test_no_permission_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,32 +174,35 @@ def test_no_permission_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(InputError, match="No permission to write"):
-        reserve([entry(tmp_path / "cache")])
+        entry(tmp_path / "cache").write(np.arange(N), MATRIX)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(InputError, match="a file stands where a folder is needed"):
-        reserve([entry(tmp_path / "cache")])
+        entry(tmp_path / "cache").write(np.arange(N), MATRIX)
 
 
-def test_damaged_and_vanished_files_are_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     one = entry(tmp_path)
-    reserve([one])
-    shutil.rmtree(one.part)
-    with pytest.raises(InputError, match="vanished during the pass"):
-        one.write(np.arange(2), MATRIX[:2])
-    reserve([one])
+    one.write(np.arange(N), MATRIX)
     one.finish()
-    file = one.path / "features.npy"
-    file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(InputError, match="damaged"):
+    one.path.write_bytes(one.path.read_bytes()[:-40])
+    with pytest.raises(InputError, match=rf"{one.key}.features' are damaged \(it has 210 bytes, not 250\); delete"):
         one.read()
+
+
+def test_what_another_run_has_finished_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    one = entry(tmp_path)
+    one.write(np.arange(N), MATRIX)
+    one.finish()
+    one.part.touch()  # opened when it had just been finished
+    one.finish()
+    assert os.listdir(tmp_path) == [f"{one.key}.features"]
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
     many = [entry(tmp_path, site=str(i)) for i in range(50)]
-    reserve(many)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for one in many:
         one.write(np.arange(N), MATRIX)

@@ -43,7 +43,7 @@ from sightline.measure.estimators.lda import PatchSums, add_patches
 from sightline.measure.estimators.lda import lda_scores as lda_scores
 from sightline.measure.estimators.overlap import mean_iou as mean_iou
 from sightline.measure.estimators.overlap import mean_over_classes
-from sightline.measure.feature_cache import Features, describe_features, reserve
+from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.layers import Layers, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import finish_files
@@ -138,12 +138,8 @@ class SegmentationAnalysis(contract.Analysis):
                 self.add_state(f"{name}_{number}", torch.zeros(rows, width, dtype=torch.float64), dist_reduce_fx="sum")
         self.batch: Batch | None = None
         self.shares: dict[tuple[Preprocess, tuple[int, int]], Tensor] = {}
-        self.reserved = False
 
     def begin(self, batch: Batch) -> None:
-        if not self.reserved:  # not before the pass has told its cost and checked the disk
-            reserve(self.files.values())
-            self.reserved = True
         self.batch = batch
         self.shares.clear()
         if batch.split != "train":
