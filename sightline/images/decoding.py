@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from sightline.core.errors import InputError, first_line
 from sightline.images.sets import Item
 
-__all__ = ["ENDINGS", "GONE", "decode", "inside", "open_image", "reason", "turn"]
+__all__ = ["ENDINGS", "GONE", "LARGEST", "OUTSIDE", "decode", "inside", "open_image", "reason", "turn"]
 
 
 READERS = {  # format → module of Pillow
@@ -42,6 +42,7 @@ ENDINGS = frozenset(
     | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
 )
 GONE = os.strerror(errno.ENOENT).lower()  # the reason of a file that is not there
+OUTSIDE = "its path {!r} leads out of the folder of its data set"
 LARGEST = 2**26  # pixels that are decoded at once, in some 10 bytes each
 LARGEST_OF = {"WEBP": 2**25, "JPEG2000": 2**25}  # whose decoders take 16 to 20 bytes
 ROWS = 256  # of a picture that are scaled at a time, as float64

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")  # as PIL has them
+LARGEST = 2**26  # pixels of an image that is resized as a whole
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -34,6 +35,11 @@ class Window(NamedTuple):
     resized: int
     first: int
     size: int
+
+    def of_image(self) -> tuple[float, float]:
+        """Where that begins and ends in the image itself."""
+        scale = self.length / self.resized
+        return self.first * scale, min((self.first + self.size) * scale, self.length)
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,12 @@ class Preprocess:
         from PIL import Image
 
         rows, columns = self.windows(*image.shape[:2])
+        how = Image.Resampling[self.interpolation.upper()]
+        if rows.resized * columns.resized > LARGEST:  # a long strip: what the crop leaves out need not be made
+            (top, bottom), (left, right) = rows.of_image(), columns.of_image()
+            seen = Image.fromarray(image).resize((columns.size, rows.size), how, (left, top, right, bottom))
+            return np.ascontiguousarray(np.asarray(seen).transpose(2, 0, 1))
         if (rows.resized, columns.resized) != image.shape[:2]:
-            how = Image.Resampling[self.interpolation.upper()]
             image = np.asarray(Image.fromarray(image).resize((columns.resized, rows.resized), how))
         top, left = rows.first, columns.first
         return np.ascontiguousarray(image[top : top + self.size[0], left : left + self.size[1]].transpose(2, 0, 1))

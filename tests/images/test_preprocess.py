@@ -46,6 +46,18 @@ def test_crops_that_are_not_square():
     assert np.array_equal(Preprocess((20, 30), 36, "bilinear").crop(np.asarray(image)).transpose(1, 2, 0), expected)
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize("shape", [(3, 250), (250, 3), (40, 60)])
+def test_of_a_long_strip_only_the_crop_is_made(monkeypatch, shape, interpolation):
+    preprocess, image = Preprocess((24, 20), 32, interpolation), np.asarray(picture(*shape))
+    whole = preprocess.crop(image).astype(int)
+    monkeypatch.setattr("sightline.images.preprocess.LARGEST", 0)
+    apart = np.abs(preprocess.crop(image) - whole)
+    assert (apart.max(), apart.mean()) < (9, 0.6)  # PIL may take rows before columns, and clips in between
+    monkeypatch.undo()
+    assert preprocess.crop(np.zeros((1, 100_000, 3), np.uint8)).shape == (3, 24, 20)  # 32 × 3,200,000 as a whole
+
+
 def test_no_resize_still_enlarges_what_is_too_small():
     preprocess = Preprocess((32, 32))
     image = np.asarray(picture(50, 40))

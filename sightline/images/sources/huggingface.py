@@ -15,7 +15,7 @@ import numpy as np
 
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.extras import explaining
-from sightline.images.decoding import decode
+from sightline.images.decoding import OUTSIDE, decode, inside
 from sightline.images.loading import read_options
 from sightline.images.sets import Images, Item, by_name, halves, split_name
 from sightline.images.sources.arrays import encode_parts
@@ -25,8 +25,9 @@ from sightline.images.sources.parquet import LABEL_NAMES
 class Tables:
     """Decodes images from the splits of a data set, one after the other."""
 
-    def __init__(self, tables: Sequence[Any], column: str) -> None:
+    def __init__(self, tables: Sequence[Any], column: str, folder: Path | None = None) -> None:
         self.tables, self.column = list(tables), column
+        self.folder = folder  # of a data set on this disk; its files must lie in there
         self.starts = np.cumsum([0, *map(len, tables)])
 
     def read(self, indices: Sequence[int]) -> list[Item]:
@@ -36,7 +37,11 @@ class Tables:
         cell = self.tables[table][index - int(self.starts[table])][self.column] or {}
         if cell.get("bytes"):
             return decode(cell["bytes"])
-        return decode(Path(cell["path"])) if cell.get("path") else Item(None, "the row has no image")
+        if not cell.get("path"):
+            return Item(None, "the row has no image")
+        if self.folder is not None and not inside(self.folder, cell["path"]):
+            return Item(None, OUTSIDE.format(cell["path"]))
+        return decode((self.folder or Path()) / cell["path"])
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -44,7 +49,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     with explaining():
         import datasets
     chosen = read_options("huggingface", options, {"config": "", "split": "", "image": "", "label": ""})
-    tables = _open(datasets, where, chosen["config"])
+    tables, folder = _open(datasets, where, chosen["config"]), Path(where).expanduser().absolute()
     if chosen["split"]:
         if chosen["split"] not in tables:
             raise InputError(f"{where} has no split {chosen['split']!r}{nearest(chosen['split'], tables)}")
@@ -63,7 +68,9 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     undecoded = [table.cast_column(image, datasets.Image(decode=False)) for table in tables.values()]
     return Images(
         name=f"huggingface:{where}",
-        source=Tables([table.select_columns([image]) for table in undecoded], image),
+        source=Tables(
+            [table.select_columns([image]) for table in undecoded], image, folder if folder.is_dir() else None
+        ),
         ids=ids,
         labels=labels,
         classes=classes,

@@ -45,6 +45,17 @@ def test_a_number_means_what_its_own_split_says(tmp_path):
     assert (images.classes, images.labels.tolist()) == (("x", "y", "z"), [0, 1, 1, 2, 0])
 
 
+def test_paths_stay_in_the_folder_of_the_data_set(saved):
+    images = load_images(f"huggingface:{saved}")
+    for name in ("train/1.png", "../secret.png"):
+        Image.new("RGB", (4, 4), (9, 9, 9)).save(saved / name)
+    paths = [str(saved / "train" / "1.png"), "train/1.png", "../secret.png"]
+    images.source.tables = [[{"img": {"bytes": None, "path": path}} for path in paths]]
+    first, second, third = images.source.read([0, 1, 2])
+    assert first.image.tolist() == second.image.tolist()
+    assert third.error == "its path '../secret.png' leads out of the folder of its data set"
+
+
 def test_one_split_is_cut_in_half(saved):
     images = load_images(f"huggingface:{saved}?split=validation&image=img&label=label")
     assert (len(images.indices("train")), len(images.indices("test")), images.own_splits) == (2, 2, False)
