@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sightline.core.errors import InputError
 from sightline.core.files import user_cache, write_atomically
 from sightline.core.progress import bar_of_steps
+from sightline.images.decoding import check_descriptors
 
 WIDTH = 16  # bytes of a hash
 SETTLED = 2.0  # seconds after which a change of a file shows in its times
@@ -59,7 +60,8 @@ def _hash(path: Path) -> bytes:
             return bytes(WIDTH)
         with open(path, "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=WIDTH)).digest()
-    except OSError:
+    except OSError as error:
+        check_descriptors(error)
         return bytes(WIDTH)
 
 

@@ -23,7 +23,18 @@ from PIL import Image, UnidentifiedImageError
 from sightline.core.errors import InputError, first_line
 from sightline.images.sets import Item
 
-__all__ = ["ENDINGS", "GONE", "LARGEST", "OUTSIDE", "decode", "inside", "open_image", "reason", "turn"]
+__all__ = [
+    "ENDINGS",
+    "GONE",
+    "LARGEST",
+    "OUTSIDE",
+    "check_descriptors",
+    "decode",
+    "inside",
+    "open_image",
+    "reason",
+    "turn",
+]
 
 
 READERS = {  # format → module of Pillow
@@ -163,9 +174,8 @@ def _to_8_bits(values: np.ndarray[Any, Any]) -> np.ndarray:
 
 
 def reason(file: Path | bytes, error: Exception) -> str:
-    """Why a file cannot be read; where all others could not be either, that is an error of its own."""
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        raise InputError("Too many files are open to read another; raise the limit, such as ulimit -n 1024") from error
+    """Why a file cannot be read."""
+    check_descriptors(error)
     if file == b"" or (isinstance(file, Path) and file.is_file() and not file.stat().st_size):
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
@@ -177,6 +187,12 @@ def reason(file: Path | bytes, error: Exception) -> str:
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return (error.strerror or "it cannot be opened").lower()
     return first_line(error)
+
+
+def check_descriptors(error: Exception) -> None:
+    """Too few file descriptors say nothing about a file: that is an error of its own."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise InputError("Too many files are open to read another; raise the limit, such as ulimit -n 1024") from error
 
 
 def inside(folder: Path, name: str) -> bool:

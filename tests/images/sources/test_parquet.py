@@ -1,7 +1,10 @@
 """Parquet as Hugging Face writes it, and as others do."""
 
+import errno
 import json
+import os
 import pickle
+import resource
 from io import BytesIO
 
 import numpy as np
@@ -103,11 +106,122 @@ def test_a_row_group_is_read_once_while_it_is_kept(tmp_path, monkeypatch):
     pq.write_table(struct_table(range(40), [0] * 40), tmp_path / "a.parquet", row_group_size=20)
     images = load_images(f"parquet:{tmp_path}")
     reads = []
-    original = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *a, **k: reads.append(a[1]) or original(*a, **k))
+    original = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda *a, **k: reads.extend(k["row_groups"]) or original(*a, **k)
+    )
     for start in range(0, 40, 8):
         images.source.read(np.random.default_rng(start).permutation(40)[:8].tolist())
     assert sorted(reads) == [0, 1]
+
+
+MB = 10**6
+ONCE = {"compression": "zstd"}  # the dictionary holds each value once
+
+
+POOLS = []  # as long as the process lives, as may what was allocated there
+
+
+@pytest.fixture
+def memory():
+    """What Arrow takes at most, from the first time that it is asked."""
+    usual, own = pa.default_memory_pool(), []
+
+    def most():
+        if not own:
+            own.append(pa.proxy_memory_pool(usual))
+            POOLS.extend(own)
+            pa.set_memory_pool(own[0])
+        return own[0].max_memory() or 0
+
+    yield most
+    pa.set_memory_pool(usual)
+
+
+@pytest.mark.parametrize("struct", [False, True])
+@pytest.mark.parametrize("options", [{}, ONCE, {"compression": "zstd", "use_dictionary": False}])
+def test_a_value_in_every_row_does_not_take_memory_for_every_row(tmp_path, memory, monkeypatch, struct, options):
+    monkeypatch.setattr(parquet, "KEEP", 16 * MB)
+    chunk = bytes(MB)
+    cells = pa.array([chunk] if options.get("use_dictionary", True) else [b"%d" % i + chunk for i in range(2)])
+    cells = cells.take(pa.array(np.arange(150) % len(cells)))
+    if struct:
+        cells = pa.StructArray.from_arrays([cells, pa.nulls(len(cells), pa.string())], ["bytes", "path"])
+    pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet", **options)
+    del cells
+    assert (tmp_path / "a.parquet").stat().st_size < MB / 5
+    images = load_images(f"parquet:{tmp_path / 'a.parquet'}")
+    memory()
+    items = images.source.read(range(150))
+    assert {item.error for item in items} == {items[0].error}
+    assert "takes more than 16.0 MB of memory and " in items[0].error
+    assert memory() < 30 * MB
+
+
+def test_a_label_in_every_row_does_not_either(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr(parquet, "KEEP", 16 * MB)
+    names = pa.array(["x" * MB]).take(pa.array(np.zeros(150, int)))
+    pq.write_table(pa.table({"image": [png(1)] * 150, "label": names}), tmp_path / "a.parquet", **ONCE)
+    del names
+    memory()
+    with pytest.raises(InputError, match=r"a.parquet holds no labels: the column 'label' takes more than 16.0 MB"):
+        load_images(f"parquet:{tmp_path / 'a.parquet'}")
+    assert memory() < 30 * MB
+
+
+def test_a_row_group_of_images_may_be_larger_than_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "KEEP", 1000)
+    noise = [np.random.default_rng(i).integers(0, 256, (8, 8, 3), np.uint8) for i in range(40)]
+    cells = []
+    for pixels in noise:
+        stream = BytesIO()
+        Image.fromarray(pixels).save(stream, "bmp")
+        cells.append(stream.getvalue())
+    pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
+    images = load_images(f"parquet:{tmp_path / 'a.parquet'}")
+    items = images.source.read(range(40))
+    assert all(np.array_equal(item.image, pixels) for item, pixels in zip(items, noise, strict=True))
+
+
+def test_more_files_than_file_descriptors(tmp_path):
+    for number in range(30):
+        pq.write_table(struct_table([number] * 4, [0, 1] * 2), tmp_path / f"{number:02d}.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, limits[1]))
+    try:
+        assert reds(load_images(f"parquet:{tmp_path}")) == [n for n in range(30) for _ in range(4)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_few_file_descriptors_do_not_make_a_file_unreadable(tmp_path, monkeypatch):
+    pq.write_table(struct_table([1] * 4, [0, 1] * 2), tmp_path / "a.parquet")
+    images = load_images(f"parquet:{tmp_path}")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(pq, "ParquetFile", refuse)
+    for read in (lambda: load_images(f"parquet:{tmp_path}"), lambda: images.source.read([0])):
+        with pytest.raises(InputError, match="Too many files are open"):
+            read()
+
+
+def test_paths_stay_in_the_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "secret.png").write_bytes(png(7))
+    (tmp_path / "data" / "link.png").symlink_to(tmp_path / "secret.png")
+    os.mkfifo(tmp_path / "data" / "pipe.png")
+    paths = ["link.png", "../secret.png", str(tmp_path / "secret.png"), "pipe.png", "no.png"]
+    pq.write_table(pa.table({"image": [{"bytes": None, "path": p} for p in paths]}), tmp_path / "data" / "a.parquet")
+    images = load_images(f"parquet:{tmp_path / 'data'}")
+    assert reds(images) == [7, None, None, None, None]
+    assert [item.error for item in images.source.read([1, 2, 3, 4])] == [
+        "its path '../secret.png' leads out of the folder of its data set",
+        f"its path {paths[2]!r} leads out of the folder of its data set",
+        "it is a pipe or a device, not a file",
+        "the row has no image",
+    ]
 
 
 def test_missing_and_broken_cells_are_items_without_image(tmp_path):
