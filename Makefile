@@ -39,9 +39,10 @@ $(READY): pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Against the peers, interleaved in one run; nothing else should run on the machine meanwhile.
+# Against the bare forward pass and the peers, in turn; nothing else should run on the machine meanwhile.
 bench: $(READY)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(VENV)/bin/python benchmarks/battery.py
 	$(VENV)/bin/python benchmarks/cka.py
 	$(VENV)/bin/python benchmarks/knn.py
 	$(VENV)/bin/python benchmarks/shapes.py

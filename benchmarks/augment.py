@@ -1,20 +1,15 @@
-"""Views per second: batches augmented at once against torchvision image by image in worker processes, interleaved.
+"""Views per second: batches augmented at once against torchvision image by image in worker processes.
 
     python benchmarks/augment.py [--sizes 64,32,224] [--policies simclr,moco_v3] [--rounds 5]
 
-Every round makes the same number of views with each tool in turn; the ratio is taken round by round against the faster
-of torchvision's two ways (Pillow images, tensors), and the median of the rounds is printed. Images are decoded, in
-memory, of the size of the views. torchvision has two worker processes of one thread each, started before the clock;
-batches at once are made with two threads in one process, and for information in two worker processes as well.
+Ratios are to the faster of torchvision's two ways (Pillow images, tensors), round by round. Images are decoded, in
+memory, of the size of the views. torchvision has as many worker processes of one thread as there are `--threads`,
+started before the clock; batches at once are made with the threads in one process, and in as many workers as well.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import math
-import os
-import platform
 import statistics
 import time
 from collections.abc import Iterable
@@ -22,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision
+from shared import arguments, begin, in_turn, ratio
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -32,7 +27,7 @@ from sightline.images.augment.colours import augment
 from sightline.images.augment.policies import policies
 from sightline.images.augment.policy import Policy
 
-BATCH, CORES = 256, 2
+BATCH = 256
 
 
 def images(n: int, size: int) -> Tensor:
@@ -89,51 +84,46 @@ class AtOnce(Dataset[tuple[Tensor, ...]]):
 
 def in_workers(dataset: Dataset[Any], batch: int | None) -> Iterable[Any]:
     return DataLoader(
-        dataset, batch, num_workers=CORES, persistent_workers=True, worker_init_fn=lambda _: torch.set_num_threads(1)
+        dataset,
+        batch,
+        num_workers=torch.get_num_threads(),
+        persistent_workers=True,
+        worker_init_fn=lambda _: torch.set_num_threads(1),
     )
+
+
+def made_by(batches: Iterable[Any]) -> int:
+    return sum(len(view) for views in batches for view in views)
 
 
 def measure(name: str, size: int, n: int, rounds: int) -> None:
     views, pixels = policies(name, size), images(n, size)
     batch = min(BATCH, n // 4)
-    tools: dict[str, Iterable[Any]] = {
+    makers: dict[str, Iterable[Any]] = {
         "torchvision, Pillow": in_workers(PerImage([TF.to_pil_image(x) for x in pixels], views), batch),
         "torchvision, tensors": in_workers(PerImage(list(pixels), views), batch),
-        "at once, 2 workers": in_workers(AtOnce(pixels, views), None),
+        "at once, workers": in_workers(AtOnce(pixels, views), None),
         "at once": AtOnce(pixels, views),
     }
-    rates: dict[str, list[float]] = {tool: [] for tool in tools}
-    for number in range(rounds + 1):
-        for tool, batches in tools.items():
-            began = time.perf_counter()
-            made = sum(len(view) for views_of_batch in batches for view in views_of_batch)
-            if number:  # the first round starts the workers
-                rates[tool].append(made / (time.perf_counter() - began))
+    tools = {
+        tool: lambda made=made: sum(len(view) for batch in made for view in batch) for tool, made in makers.items()
+    }
+    taken = in_turn(tools, rounds, "wall")
     print(f"\n{name}, {size} px, {len(views) * n} views in each of {rounds} rounds")
-    faster = [max(pair) for pair in zip(*list(rates.values())[:2], strict=True)]
-    for tool, values in rates.items():
-        ratios = [value / best for value, best in zip(values, faster, strict=True)]
-        spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
-        print(f"  {tool:<22}{statistics.median(values):8.0f} views/s  × {statistics.median(ratios):.2f}  ({spread})")
+    faster = [min(pair) for pair in zip(*list(taken.values())[:2], strict=True)]
+    for tool, values in taken.items():
+        rate = len(views) * n / statistics.median(values)
+        print(f"  {tool:<22}{rate:8.0f} views/s  × {ratio(faster, values)}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--sizes", default="64,32,224")
     parser.add_argument("--policies", default="simclr,moco_v3")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(CORES)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {torch.get_num_threads()} threads"
-    load = os.getloadavg()[0]
-    print(f"{datetime.date.today()}, {machine}, torch {torch.__version__}, torchvision {torchvision.__version__}")
-    print(
-        f"load before the run {load:.2f}"
-        + (": something else is running, which the numbers feel" if load > 0.5 else "")
-    )
-    for size in map(int, options.sizes.split(",")):
-        for name in options.policies.split(","):
-            measure(name, size, {32: 4096, 64: 2048}.get(size, 256), options.rounds)
+    asked = begin(parser, sizes="16", policies="simclr")
+    for size in map(int, asked.sizes.split(",")):
+        for name in asked.policies.split(","):
+            measure(name, size, {16: 8, 32: 4096, 64: 2048}.get(size, 256), asked.rounds)
 
 
 if __name__ == "__main__":

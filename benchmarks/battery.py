@@ -1,121 +1,105 @@
-"""The cost of every analysis over the bare forward pass, alone and all together, interleaved in one run.
+"""What each analysis adds to the bare forward pass, alone and all together, in real passes.
 
-    python benchmarks/battery.py [--rounds 16] [--images 1024] [--threads 2] [--only cka,attention] [--ours]
+    python benchmarks/battery.py [--rounds 8] [--only cka,attention] [--also transformations] [--together]
+    python benchmarks/battery.py --encoder zoo:moco_v3 --encoder zoo:mae --size 48      # other encoders
 
-Two ViT-S/16 (224 px, random weights), batches of 32. Each round times the same batch bare, with each analysis alone,
-with all of them in one pass, and in the usual way: one forward pass per analysis, attention unfused, activations kept,
-plain functions on them. `step` is the median over rounds of the ratio to the bare forward, which is timed before and
-after each of them. Analyses that look at a bounded sample of images work in some batches only, so `pass` adds up what a
-pass over all images takes, with its end.
-On a machine that others use, too, `--threads 1 --clock processor` counts what this process computes, not what it waits;
-`--ours` leaves the usual way out, which takes as long as all others, and `--together` times the one pass alone.
+By default two ViT-S/16 (224 px, random weights), batches of 32, a round is a batch. Before each batch the same encoders
+see as many images bare; `step` is the median ratio of a step of the pass to the bare forwards before and after it, with
+the tenths of the rounds on either side, and `around` the seconds before the first step and after the last: hashes of
+the weights, figures drawn from samples, intervals. `usual` is what one would write instead: a forward pass for each
+analysis, attention maps unfused, activations kept, plain functions on them.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import functools
-import platform
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import torch
+from shared import TINY, Beside, arguments, bare_pass, begin, in_turn, ratio
 from torch import Tensor
 
 import sightline as sl
 from sightline.analyses.attention import attention_distance, attention_nmi
 from sightline.analyses.diversity import token_cosine
-from sightline.encoders.watching import capture
-from sightline.images.pipeline import Batch
-from sightline.images.sets import Images
-from sightline.measure.analyze import _step
-from sightline.measure.contract import analysis
-from sightline.measure.plan import make_plans
-from sightline.measure.request import default_analyses
-from sightline.measure.streaming import result_of
 
-VIT = "timm:vit_small_patch16_224@random?seed="
-CKA_SITES = ("block.*.norm1", "block.*.qkv", "block.*.fc1")  # 36 layers of each
-LABELLED = ("agreement", "knn")  # they also see the training images; here only their share of the test images counts
-CPU = torch.device("cpu")
-CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+VIT = "timm:vit_small_patch16_224@random"
+TRAIN = 32  # images, for the analyses that fit a classifier
 
 
-def batch_of(pixels: Tensor, encoders: dict[str, sl.Encoder], images: Images, number: int) -> Batch:
-    """Rows of the test split in the order of the pass, with pixels that cost nothing to make."""
-    rows = torch.from_numpy(np.arange(number * len(pixels), (number + 1) * len(pixels)) % len(images.indices("test")))
-    where = images.indices("test")[rows.numpy()]
-    seen = {encoder.preprocess: pixels for encoder in encoders.values()}
-    return Batch("test", number, rows, tuple(images.ids[where]), torch.from_numpy(images.labels[where]), {}, seen, ())
+def main() -> None:
+    """Print the table."""
+    parser = arguments(__doc__, rounds=8)
+    parser.add_argument("--encoder", action="append", help="a reference; may be repeated")
+    parser.add_argument("--size", type=int, default=224, help="of the images")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--only", help="these analyses, separated by commas; by default those of `sightline compare`")
+    parser.add_argument("--also", help="these, too")
+    parser.add_argument("--together", action="store_true", help="all in one pass, and nothing else")
+    asked = begin(parser, encoder=[TINY, TINY], size=16, batch=8, only="attention,cka,knn")
+    names = asked.encoder or [VIT, f"{VIT}?seed=1"]
+    encoders = {f"{number}": sl.load_encoder(name) for number, name in enumerate(names)}
+    test = (asked.rounds + 2) * asked.batch  # the last batch of a split has no bare forward of its own after it
+    images = sl.load_images(f"shapes?size={asked.size}&train={TRAIN}&val=0&test={test}")
+    only = asked.only.split(",") if asked.only else None
+    also = asked.also.split(",") if asked.also else []
+
+    def measured(**which: object) -> tuple[Beside, list[str]]:
+        beside = Beside(encoders, asked.clock)
+        return beside, list(beside.measure(images, asked.batch, **which))
+
+    together, chosen = measured(analyses=only, also=also)
+    print(f"bare forward of a batch of {asked.batch}: {statistics.median(together.bares):.3f} s")
+    print(f"{'':24}{'step':>8}{'tenths':>18}{'around':>10}")
+    line(f"all {len(chosen)} in one pass", together)
+    for name in [] if asked.together else chosen:
+        line(name, measured(analyses=[name])[0])
+    if not asked.together and all(hasattr(one.module, "blocks") for one in encoders.values()):
+        bare = bare_pass(encoders, asked.batch)
+        pixels = torch.randint(0, 256, (asked.batch, 3, asked.size, asked.size), dtype=torch.uint8)
+        with torch.inference_mode():
+            taken = in_turn(
+                {"bare": bare, "usual": lambda: usual(encoders, pixels)}, asked.rounds // 3 + 1, asked.clock
+            )
+        print(f"{'usual':24}   {ratio(taken['usual'], taken['bare'])}")
 
 
-class Ours:
-    """Some analyses in one pass."""
-
-    def __init__(self, names: list[str], encoders: dict[str, sl.Encoder], images: Images, cache: Path) -> None:
-        settings = {"batch": 32, "seed": 0, "precision": "float32"}
-        configs = {name: analysis(name).Config() for name in names}
-        if "cka" in names:  # the 36 × 36 layers and one token view that the peers are compared on
-            configs["cka"] = analysis("cka").Config(tokens=("all",))
-        self.plans = {}
-        for name, config in configs.items():
-            sites = CKA_SITES if name == "cka" else None
-            self.plans |= make_plans(encoders, images, {name: config}, sites, settings, cache, CPU)
-        self.metrics = {n: analysis(n).Analysis(configs[n], plan) for n, plan in self.plans.items()}
-
-    def step(self, batch: Batch) -> None:
-        """What the pass does with a batch."""
-        _step(batch, self.metrics, self.plans, CPU)
-
-    def end(self) -> None:
-        """What `compute` does; labelled analyses cannot be finished without the training images."""
-        for name, metric in self.metrics.items():
-            if name not in LABELLED:
-                result_of(metric)
-
-
-def seconds_of(work: Callable[[], None], clock: Callable[[], float]) -> float:
-    """What it takes."""
-    began = clock()
-    work()
-    return clock() - began
+def line(label: str, beside: Beside) -> None:
+    """One row of the table."""
+    ratios = beside.ratios()
+    tenths = f"{ratios[len(ratios) // 10]:.3f} … {ratios[-1 - len(ratios) // 10]:.3f}"
+    print(f"{label:24}{statistics.median(ratios):8.3f}{tenths:>18}{beside.around:8.2f} s", flush=True)
 
 
 def usual(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:
-    """One forward pass per analysis with all activations kept, attention computed unfused, plain functions after it."""
+    """The default analyses without Sightline's pass: each has a forward pass of its own."""
     for encoder in encoders.values():
-        inputs = encoder.preprocess.normalize(pixels)
-        tokens = encoder.tokens
+        inputs, tokens = encoder.preprocess.normalize(pixels), encoder.tokens
         assert tokens is not None
 
-        def forward(sites: list[str], encoder: sl.Encoder = encoder, inputs: Tensor = inputs) -> dict[str, Tensor]:
-            with capture(encoder, sites) as acts:
+        def forward(*sites: str, encoder: sl.Encoder = encoder, inputs: Tensor = inputs) -> dict[str, Tensor]:
+            with sl.capture(encoder, list(sites)) as acts:
                 encoder(inputs)
             return acts
 
-        for kept in unfused_maps(encoder, inputs):  # attention
-            attention_distance(kept, tokens.grid, 16, tokens.prefix)
-            attention_nmi(kept, tokens.prefix)
-        for site, x in forward(["block.*", "block.*.mid", "block.*.heads"]).items():  # diversity
+        for maps in unfused_maps(encoder, inputs):  # attention
+            attention_distance(maps, tokens.grid, 16, tokens.prefix)
+            attention_nmi(maps, tokens.prefix)
+        for site, x in forward("block.*", "block.*.mid", "block.*.heads").items():  # diversity
             if site.endswith("heads"):
                 unit = torch.nn.functional.normalize(x, dim=-1)
                 torch.einsum("bhnd,bgnd->bhg", unit, unit)
             else:
                 token_cosine(x[:, tokens.prefix :])
-        for x in forward(["block.*"]).values():  # fourier
+        for x in forward("block.*").values():  # fourier
             maps = x[:, tokens.prefix :].mT.unflatten(2, tokens.grid)
             (torch.fft.fft2(maps).abs() + 1e-6).log().mean((0, 1))
-        for x in forward(["block.*"]).values():  # spectra, of two images of a batch as in the sample
+        for x in forward("block.*").values():  # spectra, of two images of a batch
             torch.linalg.svdvals(x[:2, tokens.prefix :])
-        forward(["block.*"])  # tokens
-        grams = [x.flatten(1) @ x.flatten(1).T for x in forward(list(CKA_SITES)).values()]  # cka
-        torch.stack(grams).flatten(1) @ torch.stack(grams).flatten(1).T
-        {site: (x[:, 0].clone(), x.mean(1)) for site, x in forward(["block.*", "norm"]).items()}  # k-NN features
+        forward("block.*")  # tokens
+        kept = forward("block.*.norm1", "block.*.qkv", "block.*.fc1")  # cka
+        grams = torch.stack([x.flatten(1) @ x.flatten(1).T for x in kept.values()])
+        grams.flatten(1) @ grams.flatten(1).T
+        {site: (x[:, 0].clone(), x.mean(1)) for site, x in forward("block.*", "norm").items()}  # k-NN
 
 
 def unfused_maps(encoder: sl.Encoder, inputs: Tensor) -> list[Tensor]:
@@ -130,59 +114,6 @@ def unfused_maps(encoder: sl.Encoder, inputs: Tensor) -> list[Tensor]:
         layer.fused_attn = True
         handle.remove()
     return maps
-
-
-def main() -> None:
-    """Print the table."""
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--rounds", type=int, default=16)
-    words.add_argument("--images", type=int, default=1024)
-    words.add_argument("--threads", type=int, default=torch.get_num_threads())
-    words.add_argument("--only", help="analyses, separated by commas")
-    words.add_argument("--ours", action="store_true", help="without the usual way")
-    words.add_argument("--together", action="store_true", help="all analyses in one pass, and nothing else")
-    words.add_argument("--clock", choices=CLOCKS, default="wall")
-    asked = words.parse_args()
-    clock = CLOCKS[asked.clock]
-    torch.set_num_threads(asked.threads)
-    encoders = {"a": sl.load_encoder(VIT + "0"), "b": sl.load_encoder(VIT + "1")}
-    images = sl.load_images(f"shapes?size=224&train=64&val=0&test={asked.images}")
-    pixels = torch.randint(0, 256, (32, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    names = asked.only.split(",") if asked.only else [n for n in default_analyses() if n != "agreement"]
-    with tempfile.TemporaryDirectory() as cache, torch.inference_mode():
-        groups = ({} if asked.together else {name: [name] for name in names}) | {"all in one pass": names}
-        ours = {label: Ours(group, encoders, images, Path(cache)) for label, group in groups.items()}
-        steps: dict[str, Callable[[Batch], None]] = {label: tool.step for label, tool in ours.items()}
-        steps |= {} if asked.ours or asked.together else {"the usual way": lambda _: usual(encoders, pixels)}
-        ratios: dict[str, list[float]] = {label: [] for label in steps}
-        bares: list[float] = []
-        for number in range(asked.rounds + 1):
-            batch = batch_of(pixels, encoders, images, number)
-            order = list(steps)[number % len(steps) :] + list(steps)[: number % len(steps)]
-            before = seconds_of(lambda: bare(encoders, pixels), clock)
-            for label in order:
-                taken = seconds_of(functools.partial(steps[label], batch), clock)
-                after = seconds_of(lambda: bare(encoders, pixels), clock)
-                if number:  # the first round warms up
-                    ratios[label].append(2 * taken / (before + after))
-                    bares.append(after)
-                before = after
-        ends = {label: seconds_of(tool.end, clock) for label, tool in ours.items()}
-    passes = -(-asked.images // 32)
-    print(f"{platform.processor() or platform.machine()}, {asked.threads} threads, {datetime.date.today()}")
-    print(f"bare forward: {statistics.median(bares):.2f} s a batch")
-    print(f"{'':24}{'step':>8}{'spread':>16}{'end':>8}{f'pass of {asked.images}':>16}")
-    for label, found in ratios.items():
-        found.sort()
-        spread = f"{found[len(found) // 10]:.3f} … {found[-1 - len(found) // 10]:.3f}"
-        whole = statistics.mean(found) + ends.get(label, 0.0) / (passes * statistics.median(bares))
-        print(f"{label:24}{statistics.median(found):8.3f}{spread:>16}{ends.get(label, 0.0):7.1f}s{whole:16.3f}")
-
-
-def bare(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:
-    """The forward passes alone."""
-    for encoder in encoders.values():
-        encoder(encoder.preprocess.normalize(pixels))
 
 
 if __name__ == "__main__":

@@ -1,92 +1,65 @@
-"""CKA in the pass against the bare forward pass and two peers, interleaved in one run: time, error, peak memory.
+"""CKA in the pass against the bare forward pass and two peers: time, error, peak memory.
 
     python benchmarks/cka.py [--images folder:PATH] [--rounds 9] [--only time,error,memory]
 
-Time: every round runs one batch of 32 images through each tool in turn; the ratio is taken round by round, and the
-median of the rounds is printed, so that whatever else the machine does hits all of them alike. Error: the largest
-difference from CKA in float64 computed from the very same float32 activations. Peers: `pytorch-cka`, `torch-cka`
-(`pip install 'sightline[bench]'`).
+Time: what each adds to the bare forward passes of a batch of 32 images, which run in between. Error: the largest
+difference from CKA in float64 of the very same float32 activations. Memory: of a process, beyond the loaded encoders.
+Peers: `pytorch-cka`, `torch-cka`. They give the pairs across two encoders; Sightline those within each, too.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
 import io
-import os
-import platform
 import statistics
-import subprocess
-import sys
-import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
+from shared import TINY, Beside, arguments, bare_pass, begin, in_turn, peak, peer, ratio
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analyses.cka import CkaAnalysis, CkaConfig
 from sightline.encoders.sites import select
-from sightline.encoders.watching import watch
-from sightline.images.pipeline import Batch, batches
-from sightline.measure.analyze import _step
-from sightline.measure.estimators.cka import centre, products, ratio
-from sightline.measure.plan import make_plans
-from sightline.measure.streaming import result_of
 
-VIT = "timm:vit_small_patch16_224@random?seed="
-LAYERS = {"36 × 36": ("block.*.norm1", "block.*.qkv", "block.*.fc1"), "12 × 12": ("block.*",)}
-CPU = torch.device("cpu")
-
-# The peer's package is called `cka`, as this file is; the folder of a script comes first on the path.
-sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+VIT = "timm:vit_small_patch16_224@random"
+LAYERS = {"3 layers a block": ("block.*.norm1", "block.*.qkv", "block.*.fc1"), "blocks": ("block.*",)}
+Encoders = Mapping[str, sl.Encoder]
+Sites = tuple[str, ...]
 
 
-def batch_of(pixels: Tensor, encoders: dict[str, sl.Encoder], number: int = 0) -> Batch:
-    ids = tuple(f"{number}-{i}" for i in range(len(pixels)))
-    labels = torch.zeros(len(pixels), dtype=torch.int64)
-    return Batch("test", number, labels, ids, labels, {}, {e.preprocess: pixels for e in encoders.values()}, ())
-
-
-def ours(encoders: dict[str, sl.Encoder], sites: tuple[str, ...]) -> tuple[CkaAnalysis, Callable[[Batch], None]]:
-    images = sl.load_images("shapes?size=32&train=64&val=0&test=64")
-    config = CkaConfig(tokens=("all",))
-    settings = {"batch": 32, "seed": 0, "precision": "float32"}
-    plans = make_plans(encoders, images, {"cka": config}, sites, settings, Path("unused"), CPU)
-    metric = CkaAnalysis(config, plans["cka"])
-    return metric, lambda batch: _step(batch, {"cka": metric}, plans, CPU)
-
-
-def names_of(encoder: sl.Encoder, sites: tuple[str, ...]) -> list[str]:
+def names_of(encoder: sl.Encoder, sites: Sites) -> list[str]:
     """Our sites as the module names that the peers want; they can hook outputs only."""
     names = {module: name for name, module in encoder.module.named_modules()}
     return [names[encoder.sites[site].module] for site in select(encoder.sites, sites)]
 
 
-def pytorch_cka(encoders: dict[str, sl.Encoder], sites: tuple[str, ...], inputs: list[Tensor]) -> Tensor:
-    from cka import CKA
-
+def pytorch_cka(encoders: Encoders, sites: Sites, pixels: list[Tensor]) -> Tensor:
+    package = peer("cka")
+    assert package is not None
     a, b = encoders.values()
-    with CKA(a.module, b.module, names_of(a, sites), names_of(b, sites), device="cpu") as tool:
+    inputs = [a.preprocess.normalize(part) for part in pixels]
+    layers = [names_of(encoder, sites) for encoder in (a, b)]
+    with package.CKA(a.module, b.module, *layers, device="cpu") as tool:
         return tool._compare(inputs, progress=False)
 
 
-def torch_cka(encoders: dict[str, sl.Encoder], sites: tuple[str, ...], inputs: list[Tensor]) -> Tensor | str:
-    from torch_cka import CKA
+def torch_cka(encoders: Encoders, sites: Sites, pixels: list[Tensor]) -> Tensor | str:
+    package = peer("torch_cka")
+    assert package is not None
 
     class Loader(list):  # it asks its data loader for a data set and a length
         dataset = "images"
 
     a, b = encoders.values()
+    layers = [names_of(encoder, sites) for encoder in (a, b)]
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), torch.inference_mode():
             warnings.simplefilter("ignore")
-            tool = CKA(a.module, b.module, "a", "b", names_of(a, sites), names_of(b, sites), device="cpu")
-            tool.compare(Loader((x,) for x in inputs))
+            tool = package.CKA(a.module, b.module, "a", "b", *layers, device="cpu")
+            tool.compare(Loader((a.preprocess.normalize(part),) for part in pixels))
         return tool.hsic_matrix
     except AssertionError as error:
         return str(error)
@@ -96,58 +69,42 @@ def torch_cka(encoders: dict[str, sl.Encoder], sites: tuple[str, ...], inputs: l
                 module._forward_hooks.clear()
 
 
-def bare(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:
-    for encoder in encoders.values():
-        encoder(encoder.preprocess.normalize(pixels))
+PEERS: dict[str, tuple[str, Callable[[Encoders, Sites, list[Tensor]], Tensor | str]]] = {
+    "pytorch-cka": ("cka", pytorch_cka),
+    "torch-cka": ("torch_cka", torch_cka),
+}
 
 
-def reference(encoders: dict[str, sl.Encoder], sites: tuple[str, ...], pixels: list[Tensor]) -> np.ndarray:
-    """Float64 from the same float32 activations, one Gram matrix at a time."""
-    total = 0
-    for part in pixels:
-        grams: list[Tensor] = []
-
-        def see(_: str, x: Tensor, grams: list[Tensor] = grams) -> None:
-            x = x.flatten(1).double()
-            x = x - x.mean(0)
-            grams.append(x @ x.T)
-
-        for encoder in encoders.values():
-            with watch(encoder.sites, select(encoder.sites, sites), see):
-                encoder(encoder.preprocess.normalize(part))
-        total = total + products(centre(torch.stack(grams))).numpy()
-    half = len(total) // 2
-    return ratio(total)[:half, half:]
+def installed() -> dict[str, Callable[[Encoders, Sites, list[Tensor]], Tensor | str]]:
+    return {name: run for name, (package, run) in PEERS.items() if peer(package)}
 
 
-# ---------------------------------------------------------------------------------------------------------------
+def ours(encoders: Encoders, sites: Sites, images: sl.Images, batch: int) -> np.ndarray:
+    """The pairs across both, from a pass over the test images."""
+    how = {"sites": sites, "batch": batch, "workers": 0, "show_progress": False, "device": "cpu"}
+    run = sl.analyze(encoders, images, {"cka": {"tokens": ["all"]}}, **how)
+    (a, one), (b, other) = encoders.items()
+    found = run["cka"].cka.sel(encoder_a=a, encoder_b=b, tokens="all")
+    return found.sel(site_a=select(one.sites, sites), site_b=select(other.sites, sites)).values
 
 
-def measure_time(pixels: Tensor, rounds: int) -> None:
-    encoders = {"a": sl.load_encoder(VIT + "0"), "b": sl.load_encoder(VIT + "1")}
-    inputs = [encoder.preprocess.normalize(pixels) for encoder in encoders.values()][:1]
+def read(images: sl.Images) -> list[np.ndarray]:
+    """The test images."""
+    return [item.image for item in images.source.read(images.splits["test"].tolist()) if item.image is not None]
+
+
+def measure_time(encoders: Encoders, pixels: list[Tensor], images: sl.Images, rounds: int, clock: str) -> None:
+    batch, bare = len(pixels[0]), bare_pass(encoders, len(pixels[0]))
     for label, sites in LAYERS.items():
-        _, step = ours(encoders, sites)
-        tools: dict[str, Callable[[], object]] = {
-            "bare forward": lambda: bare(encoders, pixels),
-            "sightline": lambda step=step: step(batch_of(pixels, encoders)),
-            "pytorch-cka": lambda sites=sites: pytorch_cka(encoders, sites, inputs),
-            "torch-cka": lambda sites=sites: torch_cka(encoders, sites, inputs),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in tools}
-        for number in range(rounds + 1):
-            names = list(tools)[number % len(tools) :] + list(tools)[: number % len(tools)]
-            for name in names:
-                began = time.perf_counter()
-                tools[name]()
-                if number:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - began)
-        print(f"\nTime, two ViT-S/16, {label} layers, batch 32 ({rounds} rounds)")
-        for name, values in seconds.items():
-            ratios = [v / b - 1 for v, b in zip(values, seconds["bare forward"], strict=True)]
-            spread = f"{min(ratios):+.1%} … {max(ratios):+.1%}" if name != "bare forward" else ""
-            added = f"{statistics.median(ratios):+7.1%}" if name != "bare forward" else ""
-            print(f"  {name:<14}{statistics.median(values):7.3f} s  {added}  {spread}")
+        beside = Beside(encoders, clock)
+        beside.measure(images, batch, analyses={"cka": {"tokens": ["all"]}}, sites=sites)
+        ratios = beside.ratios()
+        print(f"\nTime, {label}, batch {batch}: of the bare forward ({statistics.median(beside.bares):.3f} s)")
+        print(f"  {'sightline':<14}{statistics.median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f})")
+        tools = {name: lambda run=run, s=sites: run(encoders, s, pixels[:1]) for name, run in installed().items()}
+        taken = in_turn({"bare": bare, **tools}, rounds, clock)
+        for name in tools:
+            print(f"  {name:<14}{ratio(taken[name], taken['bare'])}")
 
 
 class Offset(nn.Module):
@@ -168,94 +125,100 @@ class Offset(nn.Module):
         return x
 
 
-def measure_error(natural: list[Tensor]) -> None:
-    torch.manual_seed(0)
-    vits = {"a": sl.load_encoder(VIT + "0"), "b": sl.load_encoder(VIT + "1")}
+def reference(encoders: Encoders, sites: Sites, pixels: list[Tensor]) -> np.ndarray:
+    """CKA of minibatches, HSIC₁ by its formula (Song et al. 2012), in float64 from the same float32 activations."""
+    total: Tensor | float = 0.0
+    for part in pixels:
+        grams = []
+        for encoder in encoders.values():
+            with sl.capture(encoder, sites) as acts, torch.inference_mode():
+                encoder(encoder.preprocess.normalize(part))
+            for site in select(encoder.sites, sites):
+                x = acts[site].flatten(1).double()
+                x = x - x.mean(0)
+                grams.append((x @ x.T).fill_diagonal_(0))
+        n, stack = len(part), torch.stack(grams)
+        rows, sums = stack.sum(2), stack.sum((1, 2))
+        traces = torch.einsum("aij,bij->ab", stack, stack)
+        total = total + traces + sums[:, None] * sums / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows @ rows.T
+    assert isinstance(total, Tensor)
+    scale = total.diagonal().sqrt()
+    half = len(total) // 2
+    return (total / (scale[:, None] * scale))[:half, half:].numpy()
+
+
+def measure_error(vits: Encoders, size: int, natural: sl.Images, batch: int) -> None:
     cnns = {s: sl.load_encoder(f"timm:resnet18@random?zero_init_last=False&seed={s}") for s in ("0", "1")}
     shifted = {str(s): sl.load_encoder(Offset(s), name=str(s)) for s in (0, 1)}
-    uniform = [torch.randint(0, 256, natural[0].shape, dtype=torch.uint8) for _ in natural]
-    normal = [(128 + 40 * torch.randn(natural[0].shape)).clamp(0, 255).to(torch.uint8) for _ in natural]
-    cases = {
-        "ViT-S/16, images": (vits, LAYERS["36 × 36"], natural),
-        "ViT-S/16, uniform noise": (vits, LAYERS["36 × 36"], uniform),
-        "ViT-S/16, normal noise": (vits, LAYERS["36 × 36"], normal),
-        "ResNet-18, images": (cnns, ("block.*", "block.*.residual"), natural),
-        "ResNet-18, normal noise": (cnns, ("block.*", "block.*.residual"), normal),
-        "features + 100, images": (shifted, ("shifted.*",), natural),
+    cnn_sites, random = ("block.*", "block.*.residual"), np.random.default_rng(0)
+    every = list(range(len(natural.splits["test"])))
+    shape = (len(every), size, size, 3)
+    uniform = random.integers(0, 256, shape, np.uint8)
+    normal = (128 + 40 * random.standard_normal(shape)).clip(0, 255).astype(np.uint8)
+    pixels = np.stack(read(natural))
+    cases: dict[str, tuple[Encoders, Sites, np.ndarray]] = {
+        "ViT, images": (vits, LAYERS["3 layers a block"], pixels),
+        "ViT, uniform noise": (vits, LAYERS["3 layers a block"], uniform),
+        "ViT, normal noise": (vits, LAYERS["3 layers a block"], normal),
+        "ResNet-18, images": (cnns, cnn_sites, pixels),
+        "ResNet-18, normal noise": (cnns, cnn_sites, normal),
+        "features + 100, images": (shifted, ("shifted.*",), pixels),
     }
-    print(f"\nLargest difference from float64 ({len(natural)} batches of 32)")
-    print(f"  {'':<26}{'sightline':>12}{'pytorch-cka':>14}{'torch-cka':>14}")
-    for label, (encoders, sites, pixels) in cases.items():
-        first = next(iter(encoders.values()))
-        inputs = [first.preprocess.normalize(part) for part in pixels]
-        truth = reference(encoders, sites, pixels)
-        metric, step = ours(encoders, sites)
-        for number, part in enumerate(pixels):
-            step(batch_of(part, encoders, number))
-        a, b = encoders
-        found = result_of(metric).cka.sel(encoder_a=a, encoder_b=b, tokens="all").values
-        row = [np.abs(found - truth).max(), _error(pytorch_cka(encoders, sites, inputs), truth)]
-        row.append(_error(torch_cka(encoders, sites, inputs), truth))
-        print(f"  {label:<26}{row[0]:>12.1e}{row[1]:>14}{row[2]:>14}")
+    if size != 224:  # a smoke test
+        cases = {label: cases[label] for label in ("ViT, images", "features + 100, images")}
+    tools = installed()
+    print(f"\nLargest difference from float64 ({shape[0] // batch} batches of {batch})")
+    print(f"  {'':<26}{'sightline':>12}{''.join(f'{name:>14}' for name in tools)}")
+    for label, (encoders, sites, content) in cases.items():
+        images = sl.load_images(content, labels=[i % 2 for i in every], splits={"test": every})
+        parts = batches_of(content[images.order("test", 0)], encoders, batch)
+        truth = reference(encoders, sites, parts)
+        row = [f"{np.abs(ours(encoders, sites, images, batch) - truth).max():.1e}"]
+        row += [error(run(encoders, sites, parts), truth) for run in tools.values()]
+        print(f"  {label:<26}{row[0]:>12}{''.join(f'{text:>14}' for text in row[1:])}", flush=True)
 
 
-def _error(found: Tensor | str, truth: np.ndarray) -> str:
-    if isinstance(found, str):
-        return "stops (NaN)"
-    return f"{np.abs(found.numpy() - truth).max():.1e}"
+def batches_of(images: Iterable[np.ndarray], encoders: Encoders, batch: int) -> list[Tensor]:
+    """Images as the encoders see them, before they are normalised."""
+    preprocess = next(iter(encoders.values())).preprocess
+    return list(torch.from_numpy(np.stack([preprocess.crop(image) for image in images])).split(batch))
 
 
-def measure_memory() -> None:
-    print("\nPeak memory of a process, two ViT-S/16, 36 × 36 layers, 2 batches of 32")
-    for tool in ("bare forward", "sightline", "pytorch-cka", "torch-cka"):
-        script = [sys.executable, __file__, "--peak", tool]
-        peak = subprocess.run(script, check=True, capture_output=True, text=True).stdout.split()[-1]
-        print(f"  {tool:<14}{float(peak) / 1e6:8.0f} MB")
+def error(found: Tensor | str, truth: np.ndarray) -> str:
+    return "stops (NaN)" if isinstance(found, str) else f"{np.abs(found.numpy() - truth).max():.1e}"
 
 
-def peak(tool: str) -> None:
-    encoders = {"a": sl.load_encoder(VIT + "0"), "b": sl.load_encoder(VIT + "1")}
-    pixels = [torch.randint(0, 256, (32, 3, 224, 224), dtype=torch.uint8) for _ in range(2)]
-    inputs = [encoders["a"].preprocess.normalize(part) for part in pixels]
-    sites = LAYERS["36 × 36"]
-    with torch.inference_mode():
-        if tool == "sightline":
-            _, step = ours(encoders, sites)
-            for number, part in enumerate(pixels):
-                step(batch_of(part, encoders, number))
-        elif tool == "bare forward":
-            for part in pixels:
-                bare(encoders, part)
-        else:
-            {"pytorch-cka": pytorch_cka, "torch-cka": torch_cka}[tool](encoders, sites, inputs)
-    # Not ru_maxrss, which a process inherits from the one that started it.
-    status = Path("/proc/self/status").read_text().splitlines()
-    print(1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1]))
+def measure_memory(encoders: Encoders, pixels: list[Tensor], images: sl.Images) -> None:
+    sites, bare = LAYERS["3 layers a block"], bare_pass(encoders, len(pixels[0]))
+    works = {"bare forward": bare, "sightline": lambda: ours(encoders, sites, images, len(pixels[0]))}
+    works |= {name: lambda run=run: run(encoders, sites, pixels[:2]) for name, run in installed().items()}
+    print("\nPeak memory beyond the encoders, 3 layers a block")
+    for name, work in works.items():
+        print(f"  {name:<14}{peak(work):8.0f} MB", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", default="shapes?size=224")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = arguments(__doc__, rounds=9)
+    parser.add_argument("--images", default="shapes")
     parser.add_argument("--only", default="time,error,memory")
-    parser.add_argument("--peak")
-    options = parser.parse_args()
-    if options.peak:
-        return peak(options.peak)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {torch.get_num_threads()} threads"
-    print(f"{datetime.date.today()}, {machine}, torch {torch.__version__}")
-    encoder = sl.load_encoder(VIT + "0")
-    images = sl.load_images(options.images, limit=128)
-    loader = batches(images, [encoder.preprocess], splits=["test"], batch=32, workers=0)
-    natural = [batch.pixels[encoder.preprocess] for batch in loader if len(batch.ids) == 32]
-    with torch.inference_mode():
-        if "time" in options.only:
-            measure_time(natural[0], options.rounds)
-        if "error" in options.only:
-            measure_error(natural)
-    if "memory" in options.only:
-        measure_memory()
-    return None
+    parser.add_argument("--batch", type=int, default=32)
+    asked = begin(parser, batch=8)
+    size = 16 if asked.smoke else 224
+    vit = TINY if asked.smoke else VIT
+    vits = {"a": sl.load_encoder(vit), "b": sl.load_encoder(f"{vit}{'&' if '?' in vit else '?'}seed=1")}
+    drawn = f"{asked.images}?size={size}" if asked.images == "shapes" else asked.images
+    every = sl.load_images(drawn)
+
+    def some(count: int) -> sl.Images:
+        return replace(every, splits={"test": every.splits["test"][: count * asked.batch]})
+
+    pixels = batches_of(read(some(2)), vits, asked.batch)
+    if "time" in asked.only:
+        measure_time(vits, pixels, some(asked.rounds + 2), asked.rounds, asked.clock)
+    if "error" in asked.only:
+        measure_error(vits, size, some(2 if asked.smoke else 4), asked.batch)
+    if "memory" in asked.only:
+        measure_memory(vits, pixels, some(2))
 
 
 if __name__ == "__main__":

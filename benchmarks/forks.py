@@ -1,8 +1,8 @@
 """Commands in forks of a process that has imported everything: a start costs some milliseconds, not some seconds.
 
 A fork is to a command what a new process is: its own group, folder, empty input and output, signals as at the start,
-random numbers of its own, what is left to do at the end done. It differs in two ways, for which `fresh` starts a new
-process: nothing is imported, and sets of strings have the order that they have in this process.
+random numbers of its own, what is left to do at the end done. It differs in two ways: nothing is imported, and sets of
+strings have the order that they have in this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import pkgutil
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -136,18 +135,6 @@ def command(words: list[str], folder: Path, log: Path, before: Callable[[], None
         main()
 
     return forked(work, folder, log)
-
-
-def fresh(words: list[str], folder: Path, log: Path) -> int:
-    """A command of Sightline in a new process."""
-    with log.open("ab") as file:
-        place = {**os.environ, "PYTHONPATH": str(Path(sl.__file__).parents[1])}
-        command = [sys.executable, "-m", "sightline", *words]
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=place
-        )
-    process.returncode = 0  # who waits for it is `ended`
-    return process.pid
 
 
 def at_file_event(act: Callable[[int], None]) -> None:

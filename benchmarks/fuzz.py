@@ -19,6 +19,7 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -96,7 +97,10 @@ def main() -> None:
     words.add_argument("--kinds", default=",".join(KINDS))
     words.add_argument("--number", type=int, help="try only this case of each kind, and show what it says")
     words.add_argument("--out", type=Path, default=Path("runs/fuzz"))
+    words.add_argument("--smoke", action="store_true", help="a case of each kind, to see whether the script still runs")
     asked = words.parse_args()
+    if asked.smoke:  # no TemporaryDirectory, which the first fork that ends would remove
+        asked.out = Path(tempfile.mkdtemp(prefix="fuzz-"))
     kinds, out = asked.kinds.split(","), asked.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(out / "cache")
@@ -107,14 +111,24 @@ def main() -> None:
     if asked.number is not None:
         for kind in kinds:
             print(kind, *outcomes(kind, [asked.number], seen=True)[0], sep="\n")
-        return
+    else:
+        wrong = go_on(kinds, len(kinds) if asked.smoke else asked.cases, 1 if asked.smoke else TOGETHER, out)
+        if wrong:
+            sys.exit(f"{wrong} cases were not right; {out / 'cases.jsonl'} has their last words")
+    shutil.rmtree(MADE)
+    if asked.smoke:
+        shutil.rmtree(out)
+
+
+def go_on(kinds: list[str], cases: int, together: int, out: Path) -> int:
+    """Go on until so many cases were tried; how many were not right, those of earlier times included."""
     done_file, wrong_file = out / "done.json", out / "cases.jsonl"
     done: dict[str, dict[str, int]] = json.loads(done_file.read_text()) if done_file.exists() else {}
-    while sum(sum(done.get(kind, {}).values()) for kind in kinds) < asked.cases:
+    while sum(sum(done.get(kind, {}).values()) for kind in kinds) < cases:
         kind = min(kinds, key=lambda name: sum(done.get(name, {}).values()) / SHARE.get(name, 1))
         counts = done.setdefault(kind, {})
         first = sum(counts.values())
-        for number, (word, rest) in enumerate(outcomes(kind, list(range(first, first + TOGETHER))), first):
+        for number, (word, rest) in enumerate(outcomes(kind, list(range(first, first + together))), first):
             counts[word] = counts.get(word, 0) + 1
             if word not in ("right", "sentence"):
                 told = {"kind": kind, "number": number, "what": word, "last words": rest[-2000:]}
@@ -122,9 +136,9 @@ def main() -> None:
                     file.write(json.dumps(told) + "\n")
                 print(f"{kind} {number}: {word}: {rest.strip().splitlines()[-1:]}", flush=True)
         done_file.write_text(json.dumps(done, indent=1))
-    shutil.rmtree(MADE)
     for kind, counts in sorted(done.items()):
         print(f"{kind:14}{sum(counts.values()):7}  {', '.join(f'{n} {what}' for what, n in sorted(counts.items()))}")
+    return sum(n for counts in done.values() for what, n in counts.items() if what not in ("right", "sentence"))
 
 
 if __name__ == "__main__":

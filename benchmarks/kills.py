@@ -1,12 +1,11 @@
 """Commands killed with SIGKILL at random moments: does the same command go on, to the same bits, without litter?
 
     python benchmarks/kills.py [--kills 1000] [--commands compare,pretrain] [--out runs/kills]
-    python benchmarks/kills.py --fresh --kills 30 --out runs/kills-fresh       # in new processes
 
 Each command runs once without interruption. A series then runs it into a folder of its own, kills it up to eight times
 and lets it end at last; what is there is compared with the uninterrupted run bit by bit. Moments are drawn over the
 whole life of a run, some by the time that it has computed, some before one of the changes that it makes to files, from
-the first to the last, and some in its first moments. Commands run in forks of this process (forks.py), or in new ones.
+the first to the last, and some in its first moments. Commands run in forks of this process (forks.py).
 
 One line of OUT/series.jsonl is one series, and running the script again goes on after the last one, so that it can run
 in the background for as long as there is time. Moments follow from the number of the series.
@@ -21,6 +20,8 @@ import random
 import re
 import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -92,41 +93,31 @@ class Life:
     events: int  # changes of files
 
 
-@dataclass(frozen=True)
-class Starter:
-    """How a command is started: in a fork, or in a new process, which does not count its changes of files."""
+def uninterrupted(words: list[str], folder: Path, log: Path) -> Life:
+    """Run the command twice without a kill: the second time with everything imported, as all that follow are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.toml").write_text(STUDY)
+    imported, counted = folder / "imported.json", folder / "events"
+    finish(forks.command(words, folder, log, lambda: forks.telling_imports(imported)), log)
+    forks.import_as(imported)
+    shutil.rmtree(folder / "run")
+    began = _children_seconds()
+    finish(forks.command(words, folder, log, lambda: _count(counted)), log)
+    return Life(_children_seconds() - began, counted.stat().st_size)
 
-    fresh: bool
 
-    def start(self, words: list[str], folder: Path, log: Path, before: Callable[[], None] | None = None) -> int:
-        return forks.fresh(words, folder, log) if self.fresh else forks.command(words, folder, log, before)
-
-    def uninterrupted(self, words: list[str], folder: Path, log: Path) -> Life:
-        """Run the command once."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "study.toml").write_text(STUDY)
-        imported, counted, began = folder / "imported.json", folder / "events", _children_seconds()
-        finish(self.start(words, folder, log, lambda: forks.telling_imports(imported)), log)
-        if self.fresh:
-            return Life(_children_seconds() - began, 0)
-        forks.import_as(imported)  # and again, as all that follow are
-        shutil.rmtree(folder / "run")
-        began = _children_seconds()
-        finish(self.start(words, folder, log, lambda: _count(counted)), log)
-        return Life(_children_seconds() - began, counted.stat().st_size)
-
-    def kill(self, words: list[str], folder: Path, log: Path, kind: str, at: float) -> bool:
-        """Start the command and kill it and all that it has started; False if it had ended well before."""
-        if kind == "files":
-            child = self.start(words, folder, log, lambda: _kill_at(round(at)))
-            at = float("inf")
-        else:
-            child = self.start(words, folder, log)
-        status = _watched(child, at)
-        forks.kill(child)  # what it has started
-        if status not in (0, -signal.SIGKILL):
-            raise Problem(f"exit status {status}: {log.read_text()[-800:]}")
-        return status != 0
+def kill(words: list[str], folder: Path, log: Path, kind: str, at: float) -> bool:
+    """Start the command and kill it and all that it has started; False if it had ended well before."""
+    if kind == "files":
+        child = forks.command(words, folder, log, lambda: _kill_at(round(at)))
+        at = float("inf")
+    else:
+        child = forks.command(words, folder, log)
+    status = _watched(child, at)
+    forks.kill(child)  # what it has started
+    if status not in (0, -signal.SIGKILL):
+        raise Problem(f"exit status {status}: {log.read_text()[-800:]}")
+    return status != 0
 
 
 def _count(file: Path) -> None:
@@ -229,7 +220,6 @@ HOW: dict[str, Callable[[Path, Path], bool]] = {
     ".nc": same_numbers,
     "report.html": of_same_size,
     ".pdf": of_same_size,
-    ".sightline.json": lambda a, b: True,  # it lists TensorBoard's files, too
     ".json": same_json,
     "metrics.csv": same_rows,
 }
@@ -237,13 +227,13 @@ HOW: dict[str, Callable[[Path, Path], bool]] = {
 
 def moment(chance: random.Random, life: Life) -> tuple[str, float]:
     """When to kill, over the whole life of a run."""
-    kind = chance.choice(("files", "files", "time", "time", "start") if life.events else ("time", "time", "start"))
+    kind = chance.choice(("files", "files", "time", "time", "start"))
     if kind == "files":
         return kind, chance.randint(1, life.events)
     return kind, round(chance.random() * (life.seconds if kind == "time" else 0.1), 4)
 
 
-def series(command: str, number: int, folder: Path, expected: Path, life: Life, starter: Starter) -> dict[str, Any]:
+def series(command: str, number: int, folder: Path, expected: Path, life: Life) -> dict[str, Any]:
     """One command, killed some times and then left alone."""
     chance, log = random.Random(f"{command} {number}"), folder / "log.txt"
     shutil.rmtree(folder, ignore_errors=True)
@@ -253,10 +243,10 @@ def series(command: str, number: int, folder: Path, expected: Path, life: Life, 
     moments, began = [moment(chance, life) for _ in range(chance.randint(1, MOST_KILLS))], _children_seconds()
     try:
         for kind, at in moments:
-            if not starter.kill(words, folder, log, kind, at):
+            if not kill(words, folder, log, kind, at):
                 break
             kills += 1
-        finish(starter.start(words, folder, log), log)
+        finish(forks.command(words, folder, log), log)
         check(folder / "run", expected / "run")
     except Problem as found:
         problem = str(found)
@@ -283,20 +273,29 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def run() -> None:
-    """Go on until there were so many kills."""
+def main() -> None:
+    """Read the options."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--kills", type=int, default=1000, help="in all, those of earlier times included")
     words.add_argument("--commands", default=",".join(COMMANDS))
-    words.add_argument("--fresh", action="store_true", help="new processes instead of forks: seconds for each start")
     words.add_argument("--out", type=Path, default=Path("runs/kills"))
+    words.add_argument("--smoke", action="store_true", help="one kill, to see whether the script still runs")
     asked = words.parse_args()
-    out, starter = asked.out.absolute(), Starter(asked.fresh)
+    if asked.smoke:  # no TemporaryDirectory, which the first fork that ends would remove
+        vars(asked).update(kills=1, commands="pretrain", out=Path(tempfile.mkdtemp(prefix="kills-")))
+    if problems := go_on(asked):
+        sys.exit(f"{problems} of the series had a problem; {asked.out} keeps their folders")
+    if asked.smoke:
+        shutil.rmtree(asked.out)
+
+
+def go_on(asked: argparse.Namespace) -> int:
+    """Series after series, until there were so many kills; how many of all had a problem."""
+    out = asked.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(out / "cache")
-    if not asked.fresh:
-        forks.import_all()
-        forks.remember_drawings(out / "drawn")
+    forks.import_all()
+    forks.remember_drawings(out / "drawn")
     state = out / "series.jsonl"
     lines = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
     chosen = asked.commands.split(",")
@@ -307,17 +306,18 @@ def run() -> None:
         expected = out / "expected" / command
         if command not in lives:
             shutil.rmtree(expected, ignore_errors=True)
-            again = starter.uninterrupted([*COMMANDS[command], "-o", "run"], expected, out / f"{command}.log")
+            again = uninterrupted([*COMMANDS[command], "-o", "run"], expected, out / f"{command}.log")
             print(f"{command}: {again}", flush=True)
             lives[command] = again
         number = sum(line["command"] == command for line in lines)
-        line = series(command, number, out / f"{command}-{number}", expected, lives[command], starter)
+        line = series(command, number, out / f"{command}-{number}", expected, lives[command])
         lines.append(line)
         with state.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(f"{command} {number}: {line['kills']} kills {line['problem']}", flush=True)
     print(f"Sightline {sl.__version__}\n{table(lines)}")
+    return sum(bool(line["problem"]) for line in lines)
 
 
 if __name__ == "__main__":
-    run()
+    main()

@@ -1,33 +1,28 @@
-"""k-NN: Sightline, plain float32 PyTorch, faiss IndexFlatIP and scikit-learn, interleaved in one run.
+"""k-NN: Sightline, plain float32 PyTorch, faiss IndexFlatIP and scikit-learn.
 
     python benchmarks/knn.py                  # 10,000 queries in 50,000 × 768 features, two kinds of features
-    python benchmarks/knn.py --quick          # a tenth of the queries
+    python benchmarks/knn.py --test 1000      # a tenth of the queries
     python benchmarks/knn.py --sklearn        # scikit-learn as well
 
-Every round measures all of them once, in another order; the table shows the fastest round and the ratio to faiss.
-Peak memory is that of a process of its own, beyond the features. Predictions are compared with faiss.
+`ratio` is that of the time to plain PyTorch's, round by round; memory is beyond the features. Predictions are compared
+with those of plain PyTorch, which says nothing of which one is right.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import multiprocessing
-import platform
-import resource
-import threading
-import time
+import functools
+import statistics
 from collections.abc import Callable
-from pathlib import Path
 
-import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from shared import arguments, begin, in_turn, peak, peer, ratio
 
-from sightline.measure.estimators.neighbours import knn_predict
+from sightline.analyses.knn import knn_predict
 
 K, TEMPERATURE, CLASSES, WIDTH = 20, 0.07, 100, 768
+PLAIN = "torch float32"
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Data = tuple[Features, Labels, Features]
@@ -78,6 +73,9 @@ def plain_torch(train: Features, labels: Labels, test: Features) -> Labels:
 
 def faiss_flat(train: Features, labels: Labels, test: Features) -> Labels:
     """Exact inner products of normalised features."""
+    faiss = peer("faiss")
+    assert faiss is not None
+    faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.IndexFlatIP(WIDTH)
     index.add(unit(train))
     similarity, rows = index.search(unit(test), K)
@@ -91,92 +89,38 @@ def scikit_learn(train: Features, labels: Labels, test: Features) -> Labels:
     def weights(distance: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.exp((1 - distance) / TEMPERATURE)
 
-    peer = KNeighborsClassifier(K, metric="cosine", algorithm="brute", weights=weights)
-    return peer.fit(train, labels).predict(test)
+    known = KNeighborsClassifier(K, metric="cosine", algorithm="brute", weights=weights)
+    return known.fit(train, labels).predict(test)
 
 
-def peak(method: Callable[..., Labels], kind: Callable[..., Data], train: int, test: int, answer: object) -> None:
-    """Memory of one run beyond the features themselves, in MB; runs in a process of its own."""
-    setup()
-    data = kind(train, test)
-    method(data[0][:2000], data[1][:2000], data[2][:100])  # libraries loaded, threads started
-    before, seen, over = resident(), [0], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.005):
-            seen.append(resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    method(*data)
-    over.set()
-    watcher.join()
-    answer.put((max(seen) - before) / 1e6)  # type: ignore[attr-defined]
+Method = Callable[[Features, Labels, Features], Labels]
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def measure_peak(method: Callable[..., Labels], kind: Callable[..., Data], train: int, test: int) -> float:
-    """Start `peak` in a fresh process and wait for its number."""
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-    process = context.Process(target=peak, args=(method, kind, train, test, answer))
-    process.start()
-    value: float = answer.get()
-    process.join()
-    return value
-
-
-def setup() -> int:
-    """The same number of threads for all."""
-    threads = torch.get_num_threads()
-    faiss.omp_set_num_threads(threads)
-    return threads
-
-
-def machine() -> str:
-    """The processor and what PyTorch uses of it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+def measure(methods: dict[str, Method], data: Data, rounds: int, clock: str) -> None:
+    """One table."""
+    predicted: dict[str, Labels] = {}
+    tools = {name: functools.partial(method, *data) for name, method in methods.items()}
+    taken = in_turn(tools, rounds, clock, predicted)
+    print(f"{'':20}{'seconds':>9}{'ratio':>22}{'same as torch':>15}{'peak MB':>9}")
+    for name, tool in tools.items():
+        same = (predicted[name] == predicted[PLAIN]).mean()
+        time = f"{statistics.median(taken[name]):9.2f}{ratio(taken[name], taken[PLAIN]):>22}"
+        print(f"{name:20}{time}{same:14.2%} {peak(tool):8.0f}", flush=True)
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--train", type=int, default=50_000)
     parser.add_argument("--test", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--sklearn", action="store_true")
-    options = parser.parse_args()
-    train, test = options.train, options.test // (10 if options.quick else 1)
-    methods = {"sightline": ours, "torch float32": plain_torch, "faiss IndexFlatIP": faiss_flat}
-    if options.sklearn:
-        methods["scikit-learn brute"] = scikit_learn
-    print(
-        f"{datetime.date.today()}, {machine()}, {setup()} threads, torch {torch.__version__}, faiss {faiss.__version__}"
-    )
-    print(f"{test} queries in {train} × {WIDTH} features, k = {K}, fastest of {options.rounds} rounds")
+    asked = begin(parser, train=400, test=40, sklearn=True)
+    methods: dict[str, Method] = {"sightline": ours, PLAIN: plain_torch}
+    methods |= {"faiss IndexFlatIP": faiss_flat} if peer("faiss") else {}
+    methods |= {"scikit-learn brute": scikit_learn} if asked.sklearn else {}
     for kind in (normal, clustered):
-        data = kind(train, test)
-        seconds: dict[str, list[float]] = {name: [] for name in methods}
-        predicted: dict[str, Labels] = {}
-        for turn in range(options.rounds):
-            for name in list(methods)[turn % len(methods) :] + list(methods)[: turn % len(methods)]:
-                start = time.perf_counter()
-                predicted[name] = methods[name](*data)
-                seconds[name].append(time.perf_counter() - start)
-        print(f"\n{kind.__name__} features\n{'':20}{'seconds':>9}{'of faiss':>10}{'same as faiss':>15}{'peak MB':>9}")
-        for name, method in methods.items():
-            best, same = min(seconds[name]), predicted[name] == predicted["faiss IndexFlatIP"]
-            memory = measure_peak(method, kind, train, test)
-            ratio = best / min(seconds["faiss IndexFlatIP"])
-            print(f"{name:20}{best:9.2f}{ratio:10.2f}{same.mean():14.2%} {memory:8.0f}", flush=True)
+        print(f"\n{asked.test} queries in {asked.train} × {WIDTH} {kind.__name__} features, k = {K}")
+        measure(methods, kind(asked.train, asked.test), asked.rounds, asked.clock)
 
 
 if __name__ == "__main__":

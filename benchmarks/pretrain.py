@@ -1,72 +1,67 @@
-"""Images per second of pre-training: our step, the bare passes through the backbone, lightly's step, the pipeline.
+"""Images per second of pre-training: our step, its forward and backward alone, lightly's step, the pipeline.
 
-    python benchmarks/pretrain.py [--objectives simclr,dino] [--rounds 5] [--steps 10] [--threads 2]
+    python benchmarks/pretrain.py [--objectives simclr,dino] [--rounds 5] [--steps 10] [--bf16]
 
 Backbone, heads, batch and views are those of the objective's small recipe. Each round runs the same number of steps of
 
     step        our training loop on views that are made already: forward, backward, clipping, optimiser, teacher
-    bare        what the method cannot do without: forwards and backwards of the backbone (and MAE's decoder) over one
-                batch per size of view, and the teacher's forwards; no heads, no loss, no optimiser
+    passes      the objective's forward and backward alone
     lightly     the same method, views, masks and widths, with the modules of `lightly` in the manner of its examples
     pipeline    the views alone, of images that are decoded already
     together    our training loop with its pipeline
-    bf16        the step in bfloat16 autocast
-
-in turn and in another order each time. Ratios are taken round by round; printed are medians, and the range in brackets.
+    bf16        with `--bf16`, the step in bfloat16 autocast, which kills the process on some CPUs
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import functools
 import itertools
-import os
-import platform
 import statistics
 import tempfile
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lightly
 import torch
-from lightly.loss import DINOLoss, MSNLoss, NTXentLoss
-from lightly.models import utils
-from lightly.models.modules import MaskedVisionTransformerDecoderTIMM, MaskedVisionTransformerTIMM, heads
+from shared import CLOCKS, Work, arguments, begin, peer, ratio
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.encoders.modules.masking import random_masking
-from sightline.encoders.modules.vit import embed, encode, grid_of
 from sightline.training.backbones import build
 from sightline.training.feed import Feed
 from sightline.training.loop import Loop, make_fabric
 from sightline.training.objective import Views
 from sightline.training.recipe import PretrainingRecipe, make_recipe, read_recipe
 
-TOOLS = ("step", "bare", "lightly", "pipeline", "together", "bf16")
-IMAGES = 1024  # drawn for each objective; more would only take longer to draw
+if peer("lightly"):
+    from lightly.loss import DINOLoss, MSNLoss, NTXentLoss
+    from lightly.models import utils
+    from lightly.models.modules import MaskedVisionTransformerDecoderTIMM, MaskedVisionTransformerTIMM, heads
+
 WARM_UP = 2  # steps of the round before the first
 
 Pixels = tuple[Tensor, ...]
-Step = Callable[[], object]
 launched = functools.cache(make_fabric)
 
 
-def speed(step: Step, steps: int, batch: int) -> float:
-    began = time.perf_counter()
+def speed(step: Work, steps: int, batch: int, clock: str) -> float:
+    began = CLOCKS[clock]()
     for _ in range(steps):
         step()
-    return steps * batch / (time.perf_counter() - began)
+    return steps * batch / (CLOCKS[clock]() - began)
 
 
 def train(
-    objective: nn.Module, feed: Feed, recipe: PretrainingRecipe, precision: str, made: list[Views] | None = None
+    objective: nn.Module,
+    feed: Feed,
+    recipe: PretrainingRecipe,
+    precision: str,
+    clock: str,
+    made: list[Views] | None = None,
 ) -> float:
     """The real loop over the views of the feed, or over the same ones again and again."""
     ticks: list[float] = []
@@ -74,7 +69,7 @@ def train(
 
     def clocked(start: int = 0) -> Iterator[list[Views]]:
         for forwards in source:
-            ticks.append(time.perf_counter())
+            ticks.append(CLOCKS[clock]())
             yield forwards
 
     feed.views = clocked  # type: ignore[method-assign]
@@ -85,31 +80,13 @@ def train(
     return (feed.steps - 2) * feed.batch / (ticks[-1] - ticks[1])
 
 
-def bare(objective: nn.Module, recipe: PretrainingRecipe, pixels: Pixels) -> Step:
-    """Passes through copies of the objective's backbone, with masks that are drawn already."""
-    ours: Any = copy.deepcopy(objective)
-    student, teacher = ours.backbone, copy.deepcopy(ours.backbone).requires_grad_(False)
-    focal = 1 + getattr(recipe.config, "rand_views", 0)
-    learned, taught = {
-        "moco_v3": ([pixels], pixels),
-        "dino": ([pixels[:2], pixels[2:]], pixels[:2]),
-        "msn": ([pixels[1:focal], pixels[focal:]], pixels[:1]),
-    }.get(recipe.objective, ([pixels], ()))
-    batches, targets = [torch.cat(views) for views in learned if views], [torch.cat(taught)] if taught else []
-    ids: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(batches)
-    if recipe.objective in ("mae", "msn"):  # some patches are left out
-        noise = torch.rand(len(batches[0]), student.patch_embed.num_patches)
-        ids[0] = random_masking(noise, int(noise.shape[1] * (1 - recipe.config.mask_ratio)))[:2]
+def passes(objective: nn.Module, made: list[Views]) -> Work:
+    """Forward and backward of a copy, which no optimiser changes."""
+    ours = copy.deepcopy(objective)
 
     def step() -> None:
-        with torch.no_grad():
-            for images in targets:
-                encode(teacher, embed(teacher, images), grid_of(teacher, images))
-        for images, (keep, restore) in zip(batches, ids, strict=True):
-            out = encode(student, embed(student, images), grid_of(student, images), keep)
-            if restore is not None and hasattr(ours, "decoder"):
-                out = ours.decoder(out, restore)
-            out.backward(out.detach())  # the gradient of a plain sum would vanish in the last normalisation
+        for views in made:
+            ours(views)[0].backward()
         ours.zero_grad()
 
     return step
@@ -129,8 +106,8 @@ def vit_of(recipe: PretrainingRecipe, any_size: bool = False) -> Any:
 
 
 def trained(
-    recipe: PretrainingRecipe, loss: Callable[[], Tensor], *modules: nn.Module, before_step: Step = tuple
-) -> Step:
+    recipe: PretrainingRecipe, loss: Callable[[], Tensor], *modules: nn.Module, before_step: Work = tuple
+) -> Work:
     optimizer = torch.optim.AdamW(nn.ModuleList(modules).parameters(), lr=recipe.optimization.peak_lr)
 
     def step() -> None:
@@ -142,14 +119,14 @@ def trained(
     return step
 
 
-def simclr(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def simclr(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     vit, c = vit_of(recipe), recipe.config
     head = heads.SimCLRProjectionHead(vit.num_features, c.hidden, c.out, c.layers)
     criterion = NTXentLoss(c.temperature)
     return trained(recipe, lambda: criterion(*[head(vit(x)) for x in pixels]), vit, head)
 
 
-def moco_v3(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def moco_v3(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     vit, c = vit_of(recipe), recipe.config
     vit.patch_embed.proj.requires_grad_(not c.stop_grad_patch)
     projector = heads.MoCoProjectionHead(vit.num_features, c.hidden, c.out, num_layers=3, batch_norm=True)
@@ -167,7 +144,7 @@ def moco_v3(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, vit, projector, predictor)
 
 
-def dino(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def dino(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     student, c = vit_of(recipe, any_size=True), recipe.config
     teacher = copy.deepcopy(student).requires_grad_(False)
     widths = (student.num_features, c.hidden, c.bottleneck, c.out)
@@ -185,7 +162,7 @@ def dino(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, student, head, before_step=lambda: head.cancel_last_layer_gradients(current_epoch=0))
 
 
-def msn(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def msn(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     anchor, c = MaskedVisionTransformerTIMM(vit_of(recipe, any_size=True)), recipe.config
     anchor_head = heads.MSNProjectionHead(anchor.vit.num_features, c.hidden, c.out)
     target, target_head = (copy.deepcopy(m).requires_grad_(False) for m in (anchor, anchor_head))
@@ -206,7 +183,7 @@ def msn(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, anchor, anchor_head, prototypes)
 
 
-def mae(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def mae(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
     patch, length = recipe.backbone.patch, encoder.sequence_length
     embedding = nn.Linear(encoder.vit.embed_dim, c.decoder_width)
@@ -223,7 +200,7 @@ def mae(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, encoder, embedding, decoder, prediction)
 
 
-def simmim(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
+def simmim(recipe: PretrainingRecipe, pixels: Pixels) -> Work:
     encoder, c, images = MaskedVisionTransformerTIMM(vit_of(recipe)), recipe.config, pixels[0]
     patch, criterion = recipe.backbone.patch, nn.L1Loss()
     prediction = nn.Linear(encoder.vit.embed_dim, 3 * patch**2)
@@ -236,72 +213,61 @@ def simmim(recipe: PretrainingRecipe, pixels: Pixels) -> Step:
     return trained(recipe, loss, encoder, prediction)
 
 
-PEERS: dict[str, Callable[[PretrainingRecipe, Pixels], Step]] = {
+PEERS: dict[str, Callable[[PretrainingRecipe, Pixels], Work]] = {
     f.__name__: f for f in (simclr, moco_v3, dino, msn, mae, simmim)
 }
 
 # -----------------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, rounds: int, steps: int) -> str:
-    """Print the table of an objective; gives its line of the summary."""
+def measure(name: str, asked: argparse.Namespace) -> None:
+    """Print the table of an objective."""
     torch.manual_seed(0)
-    recipe = make_recipe(name, read_recipe(name))
+    recipe = make_recipe(name, read_recipe(name), {"depth": 1, "batch": 8} if asked.smoke else {})
     batch = recipe.optimization.batch
-    images = sl.load_images(f"shapes?size={recipe.backbone.size}&train={max(IMAGES, batch)}&val=0&test=0")
+    images = sl.load_images(f"shapes?size={recipe.backbone.size}&train={max(asked.images, batch)}&val=0&test=0")
     feed = Feed(images, recipe.plugin.views(recipe.config, recipe.backbone), batch=batch, epochs=1)
     objective = recipe.plugin.Objective(build(recipe.backbone).module, recipe.config)
     made = next(feed.views())
-    fixed = {"bare": bare(objective, recipe, made[0].pixels), "lightly": PEERS[name](recipe, made[0].pixels)}
+    fixed = {"passes": passes(objective, made)}
+    if peer("lightly"):
+        fixed["lightly"] = PEERS[name](recipe, made[0].pixels)
 
     def run(tool: str, steps: int) -> float:
         if tool in fixed:
-            return speed(fixed[tool], steps, batch)
+            return speed(fixed[tool], steps, batch, asked.clock)
         fed = feed.over(feed.policies, (steps + 2) / feed.order.per_epoch)
         if tool == "pipeline":
-            return speed(functools.partial(next, fed.views()), steps, batch)
+            return speed(functools.partial(next, fed.views()), steps, batch, asked.clock)
         again = None if tool == "together" else made
-        return train(objective, fed, recipe, "bf16" if tool == "bf16" else "float32", again)
+        return train(objective, fed, recipe, "bf16" if tool == "bf16" else "float32", asked.clock, again)
 
-    rates: dict[str, list[float]] = {tool: [] for tool in TOOLS}
-    for number in range(rounds + 1):
-        for tool in TOOLS[number % len(TOOLS) :] + TOOLS[: number % len(TOOLS)]:
-            rate = run(tool, steps if number else WARM_UP)
+    tools = ["step", *fixed, "pipeline", "together", *(["bf16"] if asked.bf16 else [])]
+    rates: dict[str, list[float]] = {tool: [] for tool in tools}
+    for number in range(asked.rounds + 1):
+        for tool in tools[number % len(tools) :] + tools[: number % len(tools)]:
+            rate = run(tool, asked.steps if number else WARM_UP)
             if number:
                 rates[tool].append(rate)
     sizes = ", ".join(f"{n} of {side} px" for side, n in Counter(view.shape[-1] for view in made[0].pixels).items())
-    print(f"\n{name}, batch {batch}, views: {sizes} ({rounds} rounds of {steps} steps)")
+    print(f"\n{name}, batch {batch}, views: {sizes} ({asked.rounds} rounds of {asked.steps} steps)")
     for tool, values in rates.items():
-        relative = "" if tool == "step" else f"  {ratio(values, rates['step'])} of the step"
+        relative = "" if tool == "step" else f"   the step makes {ratio(rates['step'], values)} times as many"
         print(f"  {tool:<10}{statistics.median(values):8.0f} images/s{relative}", flush=True)
-    # How much longer our step takes than the bare passes: how many more images these see per second.
-    pairs = [("bare", "step"), ("step", "lightly"), ("together", "step"), ("bf16", "step")]
-    return f"  {name:<9}" + "".join(f"{ratio(rates[a], rates[b]):>24}" for a, b in pairs)
-
-
-def ratio(values: list[float], others: list[float]) -> str:
-    ratios = [value / other for value, other in zip(values, others, strict=True)]
-    return f"× {statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--objectives", default=",".join(PEERS))
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    names = options.objectives.split(",")
+    parser.add_argument("--images", type=int, default=1024, help="drawn for each objective; more take longer to draw")
+    parser.add_argument("--bf16", action="store_true", help="the step in bfloat16, too")
+    asked = begin(parser, objectives="dino,mae", steps=1, images=24)
+    names = asked.objectives.split(",")
     if unknown := set(names) - set(PEERS):
         parser.error(f"no peer of {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
-    torch.set_num_threads(options.threads)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {torch.get_num_threads()} threads"
-    print(f"{datetime.date.today()}, {machine}, torch {torch.__version__}, lightly {lightly.__version__}")
-    busy = ": something else is running, which the numbers feel" if os.getloadavg()[0] > 0.5 else ""
-    print(f"load before the run {os.getloadavg()[0]:.2f}{busy}")
-    lines = [measure(name, options.rounds, options.steps) for name in names]
-    titles = ("time / bare (≤ 1.1)", "speed / lightly (≥ 1)", "together / step", "bf16 / float32")
-    print(f"\n{'':<11}{''.join(f'{title:>24}' for title in titles)}", *lines, sep="\n")
+    for name in names:
+        measure(name, asked)
 
 
 if __name__ == "__main__":

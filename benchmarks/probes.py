@@ -1,8 +1,7 @@
-"""A sweep of probes trained together against the same heads one after the other, interleaved in one run.
+"""A sweep of probes trained together against the same heads one after the other.
 
     python benchmarks/probes.py                                  # 27 configurations × 12 layers, 10,000 × 384 features
     python benchmarks/probes.py --classes 100 --batch 4096 256   # other numbers of classes and sizes of a batch
-    python benchmarks/probes.py --layers 2 --rounds 1 --sample 2 # a quick look
 
 Peers, float32, the same order of the images and the same first weights:
 
@@ -10,26 +9,23 @@ Peers, float32, the same order of the images and the same first weights:
 - `loader`: the same with a `DataLoader` of a `TensorDataset`, as it is mostly written
 - scikit-learn's `LogisticRegression`, one head per layer until it has converged; it is compared with 100 epochs
 
-Peers train a sample of the heads, spread over layers and configurations, and bfloat16 one layer. Every round measures
-all in turn; the ratio of times per head and epoch is taken round by round, and median and range are printed. The more
-classes, the more of the time is in the products themselves, which cost the same in company and alone.
+Peers train a sample of the heads, spread over layers and configurations, and bfloat16 one layer; what is compared is
+the time for a head and an epoch. The more classes, the more of the time is in the products themselves, which cost the
+same in company and alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
-import platform
 import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from shared import Work, arguments, begin, in_turn, ratio
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -114,15 +110,6 @@ def logistic(probes: list[Probe], features: Features, labels: Labels) -> int:
     return iterations
 
 
-def machine() -> str:
-    """The processor and what PyTorch uses of it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    threads = torch.get_num_threads()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {threads} threads, torch {torch.__version__}"
-
-
 def measure(options: argparse.Namespace, classes: int, batch: int) -> None:
     """One table."""
     features, labels = clustered(options.images, options.width, options.layers, classes)
@@ -132,31 +119,26 @@ def measure(options: argparse.Namespace, classes: int, batch: int) -> None:
     schedule = Schedule(options.epochs, batch, warmup_epochs=1)
     half = Schedule(options.epochs, batch, warmup_epochs=1, precision="bf16")
     data = (features, labels, classes)
-    methods: dict[str, tuple[int, Callable[[], object]]] = {
+    methods: dict[str, tuple[int, Work]] = {
         "together": (len(probes), lambda: together(probes, schedule, *data)),
-        "together, bf16": (len(layer), lambda: together(layer, half, *data)),
         "loop": (len(sample), lambda: one_by_one(sample, schedule, *data, loader=False)),
         "loader": (len(sample), lambda: one_by_one(sample, schedule, *data, loader=True)),
     }
+    if options.bf16:
+        methods["together, bf16"] = (len(layer), lambda: together(layer, half, *data))
     if batch == options.batch[0]:  # it knows no batches
         methods["scikit-learn"] = (1, lambda: logistic(probes[-1:], features, labels))
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
     results: dict[str, object] = {}
-    for turn in range(options.rounds):
-        for name in list(methods)[turn % len(methods) :] + list(methods)[: turn % len(methods)]:
-            count, run = methods[name]
-            start = time.perf_counter()
-            results[name] = run()
-            epochs = EPOCHS if name == "scikit-learn" else options.epochs
-            seconds[name].append((time.perf_counter() - start) / count / epochs)
+    taken = in_turn({name: run for name, (_, run) in methods.items()}, options.rounds, options.clock, results)
     print(
-        f"\n{len(probes)} heads on {options.layers} × {options.images} × {options.width} features, "
-        f"{classes} classes, batch {batch}\n{'':18}{'ms per head and epoch':>22}{'of together':>14}{'range':>16}"
+        f"\n{len(probes)} heads on {options.layers} × {options.images} × {options.width} features, {classes} classes, "
+        f"batch {batch}, {options.rounds} rounds\n{'':18}{'ms per head and epoch':>22}{'of together':>28}"
     )
-    for name, values in seconds.items():
-        ratios = [value / ours for value, ours in zip(values, seconds["together"], strict=True)]
-        spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
-        print(f"{name:18}{1e3 * statistics.median(values):22.3f}{statistics.median(ratios):14.2f}{spread:>16}")
+    each = {}
+    for name, values in taken.items():
+        epochs = EPOCHS if name == "scikit-learn" else options.epochs
+        each[name] = [value / methods[name][0] / epochs for value in values]
+        print(f"{name:18}{1e3 * statistics.median(each[name]):22.3f}{ratio(each[name], each['together']):>28}")
     ours, loop = results["together"], results["loop"]
     assert isinstance(ours, dict)
     assert isinstance(loop, dict)
@@ -168,17 +150,16 @@ def measure(options: argparse.Namespace, classes: int, batch: int) -> None:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--batch", type=int, nargs="+", default=[4096, 1024, 256])
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sample", type=int, default=12, help="heads that are trained one after the other")
-    options = parser.parse_args()
-    print(f"{datetime.date.today()}, {machine()}; median of {options.rounds} rounds, {options.epochs} epochs each")
+    parser.add_argument("--bf16", action="store_true", help="in bfloat16, too, which kills the process on some CPUs")
+    options = begin(parser, images=64, width=8, layers=1, classes=[4], batch=[32], epochs=2, sample=2)
     for classes in options.classes:
         for batch in options.batch:
             measure(options, classes, batch)

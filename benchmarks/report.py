@@ -1,6 +1,6 @@
 """How soon a report can be used: a real browser opens it again and again, and clicks on an analysis.
 
-    python benchmarks/report.py runs/demo [--loads 7] [--page cka] [--every]
+    python benchmarks/report.py runs/demo [--rounds 7] [--page cka] [--every]
 
 Beside the wall clock stands the processor time of the page's process, which others on the machine hardly change.
 
@@ -14,19 +14,20 @@ Each load is a new profile of the browser without a cache, 1440 × 900. Medians;
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
-import platform
+import shutil
 import statistics
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
-from playwright.sync_api import sync_playwright
+from shared import TINY, arguments, begin, peer
+
+import sightline as sl
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Again and again: are all charts of the open page drawn, and on the first page the table and the small pictures?
 WATCH = """
 window.whenDrawn = (name) => new Promise((done) => {
@@ -50,19 +51,36 @@ addEventListener("DOMContentLoaded", () => {
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("run", type=Path)
-    arguments.add_argument("--loads", type=int, default=7)
-    arguments.add_argument("--page", default="cka")
-    arguments.add_argument("--every", action="store_true", help="also time every page, once")
-    given = arguments.parse_args()
-    report = given.run / "report.html"
+    parser = arguments(__doc__, rounds=7)
+    parser.add_argument("run", type=Path, nargs="?", default=Path("runs/demo"))
+    parser.add_argument("--page", default="cka")
+    parser.add_argument("--every", action="store_true", help="also time every page, once")
+    asked = begin(parser)
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.smoke:
+            asked.run = Path(folder) / "run"
+            images = sl.load_images("shapes?size=16&train=0&val=0&test=8")
+            sl.analyze({"a": TINY, "b": TINY}, images, ["cka"], out=asked.run, workers=0, show_progress=False).report(
+                False
+            )
+        if not (asked.run / "report.html").is_file():
+            sys.exit(f"{asked.run} has no report.html; give the folder of a run (make demo)")
+        if CHROMIUM is None or not peer("playwright") or not peer("psutil"):
+            print(f"no browser: {asked.run / 'report.html'} is there, and nobody opens it")
+        else:
+            measure(asked.run / "report.html", asked.rounds, asked.page, asked.every)
+
+
+def measure(report: Path, rounds: int, page: str, every: bool) -> None:
+    """Open it again and again."""
+    from playwright.sync_api import sync_playwright
+
     times: dict[str, list[float]] = {"first paint": [], "overview": [], "analysis": []}
     work: dict[str, list[float]] = {"overview": [], "analysis": []}
     problems: list[str] = []
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for _ in range(given.loads):
+        for _ in range(rounds):
             begun = processor()
             tab = opened(browser, report, problems)
             times["overview"].append(tab.evaluate("firstDrawn"))
@@ -70,21 +88,18 @@ def main() -> None:
             paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
             times["first paint"].append(tab.evaluate(paint))
             begun = processor()
-            times["analysis"].append(click(tab, given.page))
+            times["analysis"].append(click(tab, page))
             work["analysis"].append(since(begun))
             tab.context.close()
         tab = opened(browser, report, problems)
         tab.evaluate("firstDrawn")
         names = tab.evaluate("[...document.querySelectorAll('.page')].map((page) => page.dataset.page)")
-        pages = {name: click(tab, name) for name in names[1:] if given.every}
+        pages = {name: click(tab, name) for name in names[1:] if every}
         browser.close()
-    print(
-        f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {report.stat().st_size / 1e6:.1f} MB"
-    )
+    print(f"{report.stat().st_size / 1e6:.1f} MB, {rounds} loads")
     for name, took in times.items():
         own = f", {statistics.median(work[name]):.0f} ms of processor time" if name in work else ""
-        span = f"({min(took):.0f} to {max(took):.0f}, {len(took)} loads)"
-        print(f"{name:12} {statistics.median(took):6.0f} ms   {span}{own}")
+        print(f"{name:12} {statistics.median(took):6.0f} ms   ({min(took):.0f} to {max(took):.0f}){own}")
     if pages:
         slowest = max(pages, key=lambda name: pages[name])
         print(f"{'every page':12} {pages[slowest]:6.0f} ms   ({slowest}, the slowest of {len(pages)})")
@@ -93,6 +108,8 @@ def main() -> None:
 
 def processor() -> dict[int, float]:
     """Milliseconds of processor time of each process that draws a page, until now."""
+    import psutil
+
     spent = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that has just ended

@@ -225,7 +225,7 @@ def weights_of(out: Path) -> Arrays:
 
     names, hashes, sums, norms = [], [], [], []
     for file in sorted(out.rglob("*.safetensors")):
-        where = re.sub(r"(checkpoints/)?\b\d{8}/", "", file.relative_to(out).as_posix())
+        where = re.sub(r"\bcheckpoints/\d{8}/", "", file.relative_to(out).as_posix())
         with safe_open(file, "pt") as tensors:
             for name in sorted(tensors.keys()):
                 tensor = tensors.get_tensor(name).contiguous()

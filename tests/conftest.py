@@ -40,6 +40,7 @@ TIERS = {
     "cli": "pass",
     "cli/test_nodes.py": "machines",
     "contract": "pass",
+    "contract/test_benchmarks.py": "processes",
     "contract/test_docs.py": "unit",
     "contract/test_objectives.py": "train",
     "contract/test_plugins.py": "unit",
