@@ -22,11 +22,15 @@ def counted(n: float, one: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library had to say, as a part of one sentence.
+    """What another library had to say, as a part of one sentence; without PyTorch's advice to read any pickle.
 
     >>> first_line(ValueError("no such thing\\nat 0x7f")), first_line(AssertionError())
     ('no such thing', 'AssertionError')
+    >>> first_line(RuntimeError("Weights only load failed. Re-run with `weights_only` set to `False`."))
+    'it holds more than weights'
     """
+    if "weights_only" in str(error):
+        return "it holds more than weights"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

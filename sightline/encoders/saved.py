@@ -16,12 +16,13 @@ from sightline.core.files import write_atomically
 from sightline.core.references import Reference, parse_reference
 from sightline.encoders.encoder import Encoder, anatomy, build_encoder
 from sightline.encoders.files.reading import printable
-from sightline.encoders.files.weights import hash_weights, load_weights, read_weights
+from sightline.encoders.files.weights import hash_weights, load_weights, no_larger_than, read_weights
 from sightline.encoders.layouts.layout import projected
 from sightline.encoders.loading import load_encoder
 from sightline.encoders.modules.positions import by_size
 from sightline.encoders.modules.projection import parts_in_words, read_head
 from sightline.encoders.modules.vit import RESIZES
+from sightline.encoders.sources import timm
 from sightline.images.preprocess import Preprocess
 
 VALUES = {"decoder": ("true", "false"), "head": ("true", "false"), "window": ("none",)}  # of options
@@ -104,9 +105,12 @@ def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encode
         ) from error
     _check_architecture(architecture, folder)
     architecture, notes = _windowed(architecture, reference, recipe)
-    encoder = load_encoder(architecture)
-    state = read_weights(folder / "encoder.safetensors")
-    notes += load_weights(encoder.module, state, f"Run {str(folder)!r}")
+    state, origin = read_weights(folder / "encoder.safetensors"), f"Run {str(folder)!r}"
+    if (built := parse_reference(architecture)).source == "timm":
+        timm.check_size(state, built, origin)
+    with no_larger_than(state, origin):
+        encoder = load_encoder(architecture)
+    notes += load_weights(encoder.module, state, origin)
     # Once more, because the classifier may have been replaced by one of another size.
     known = anatomy(encoder.module, preprocess.size)
     weights = hash_weights(encoder.module)

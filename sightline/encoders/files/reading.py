@@ -140,10 +140,9 @@ def _reason(error: Exception) -> str:
             f"is refused, nothing of it was executed: it asks for {printable(named[1], 60)}, which weights do "
             "not need; get a file of torch.save with the weights (state_dict) alone, from someone you trust"
         )
-    unclear = isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error)
-    why = "" if unclear else f" ({printable(first_line(error), 100)})"
+    why = "" if isinstance(error, pickle.UnpicklingError) else f" ({printable(first_line(error), 100)})"
     return (
-        f"cannot be read, it is damaged, incomplete or holds more than weights{why}; get it again, or save "
+        f"cannot be read, it is damaged, incomplete or more than weights{why}; get it again, or save "
         "model.state_dict() with torch.save and give that"
     )
 

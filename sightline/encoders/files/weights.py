@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sightline.core.errors import InputError, counted, some
 from sightline.encoders.files.reading import read_checkpoint, tensors, without_prefix
@@ -29,6 +31,46 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not state:
         raise InputError(f"{str(path)!r} holds no state dict (a mapping of names to tensors)")
     return without_prefix(state, "module.") if all(name.startswith("module.") for name in state) else state
+
+
+class TooLargeError(InputError):
+    """A model is far larger than the weights that it is to get."""
+
+
+@contextlib.contextmanager
+def no_larger_than(state: Mapping[str, Tensor], origin: str, measures: object = ()) -> Iterator[None]:
+    """While a model is built: refuse one far larger than its weights, whatever `measures` a file gives it.
+
+    A pooler or classifier may be missing in the file, and be larger than a small encoder.
+    """
+    numbers = sum(value.numel() for value in state.values())
+    left = {"tensors": 4 * len(state) + 1000, "numbers": 4 * numbers + 2**26}
+    error = TooLargeError(
+        f"{origin} has {counted(len(state), 'weight')} with {numbers:,} numbers, but a far larger model is described; "
+        "is it a checkpoint of another model?"
+    )
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        left["tensors"] -= 1
+        left["numbers"] -= 0 if parameter is None else parameter.numel()
+        if min(left.values()) < 0:
+            raise error
+
+    waiting: list[tuple[str, object]] = [("", measures)]
+    while waiting:  # lists of as many entries are made before the first layer is
+        name, value = waiting.pop()
+        most = len(state) if re.search("depth|layer", name) else max(numbers, 2**16)
+        if isinstance(value, int) and value > most:
+            raise error
+        if isinstance(value, Mapping):
+            waiting += value.items()
+        elif isinstance(value, (list, tuple)):
+            waiting += [(name, one) for one in value]
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def load_weights(module: nn.Module, state: dict[str, Tensor], origin: str) -> list[str]:

@@ -99,9 +99,10 @@ def recognized(checkpoint: Checkpoint) -> dict[str, str]:
 
 def build(layout: Layout, reference: Reference) -> Encoder:
     """Make the module and give it the weights, all of them."""
+    origin = f"{reference.id!r}, read as {layout.format},"
     with _NoRandomNumbers():
-        module = timm.create(parse_reference(layout.architecture))
-    load_exactly(module, layout.state, f"{reference.id!r}, read as {layout.format},")
+        module = timm.create_for(layout.state, parse_reference(layout.architecture), origin)
+    load_exactly(module, layout.state, origin)
     notes = list(layout.notes)
     if layout.left_over:
         notes.append(left_out(layout.left_over))

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.core.errors import InputError, first_line, nearest, some
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder, build_encoder
 from sightline.encoders.families.huggingface import Classified, find_trunk, forward_of, image_size
 from sightline.encoders.files.reading import printable
-from sightline.encoders.files.weights import left_out
+from sightline.encoders.files.weights import left_out, no_larger_than, read_weights
 from sightline.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 EXAMPLE = "huggingface:facebook/dinov2-small"
@@ -43,6 +43,7 @@ NOT_IMITATED = (
     "its image processor is {}, which may resize and crop in another way than Sightline reads off its settings; "
     "compare the two, and give a preprocess of your own if they differ"
 )
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # or their shards, which an index lists
 SQUASHED = 384  # pixels from which on ConvNeXt's processor does not crop
 OPTIONS = ("num_classes", "seed", "without")
 OPTIONAL_PARTS = ("pooler", "classifier", "cls_classifier", "distillation_classifier", "head")
@@ -61,15 +62,18 @@ def load(reference: Reference) -> Encoder:
     seed, classes, without = _options(reference)
     where, local = _where(reference)
     with _plain_errors(reference), _quiet():
-        config, processor = _read_config(where, local), _read_processor(where, local)
+        processor = _read_json(where, local, "preprocessor_config.json")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            whole, missing, left_over = _create(where, local, config, random=reference.weights == "random")
+            if reference.weights == "random":
+                whole, missing, left_over = _create(_read_config(where, local)), list[str](), list[str]()
+            else:
+                whole, missing, left_over = _create_with_weights(where, local, str(reference))
     module, prefix = _vision_part(whole)
     absent = _missing_parts(module, [n.removeprefix(prefix) for n in missing if n.startswith(prefix)], reference)
     without |= absent
     _leave_out(module, without)
-    preprocess, notes = _preprocess(processor, _size(config), reference)
+    preprocess, notes = _preprocess(processor, _size(whole.config), reference)
     _check_size(module, preprocess, reference)
     notes += [f"the file has no {part}, so the encoder has none" for part in sorted(absent)]
     if left_over:
@@ -165,41 +169,61 @@ def _read_config(where: str, local: bool) -> Any:
     return _transformers().AutoConfig.from_pretrained(where, local_files_only=local, trust_remote_code=False)
 
 
-def _read_processor(where: str, local: bool) -> dict[str, Any] | None:
-    """`preprocessor_config.json`, which plain JSON says all; None if there is no such file."""
+def _file(where: str, local: bool, name: str) -> Path | None:
+    """A file of the model; None if there is no such file."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise InputError(f"{where} names a file of weights outside of it, {printable(name, 60)!r}; get it again")
     file = _transformers().utils.cached_file(
-        where, "preprocessor_config.json", local_files_only=local, _raise_exceptions_for_missing_entries=False
+        where, name, local_files_only=local, _raise_exceptions_for_missing_entries=False
     )
-    if file is None:
-        return None
-    content: dict[str, Any] = json.loads(Path(file).read_text("utf-8"))
+    return None if file is None else Path(file)
+
+
+def _read_json(where: str, local: bool, name: str) -> dict[str, Any] | None:
+    file = _file(where, local, name)
+    content: dict[str, Any] | None = None if file is None else json.loads(file.read_text("utf-8"))
     return content
 
 
-def _create(where: str, local: bool, config: Any, random: bool) -> tuple[nn.Module, list[str], list[str]]:
-    """The model, the names of weights that the file lacks, and of those that the model has no place for."""
+def _read_state(where: str, local: bool, given: str | None) -> dict[str, Tensor]:
+    """All weights of a model, read as any checkpoint, of the file that its configuration names or the usual ones."""
+    for name in (given,) if given else WEIGHTS:
+        if file := _file(where, local, name):
+            return read_weights(file)
+        if index := _read_json(where, local, f"{name}.index.json"):
+            state: dict[str, Tensor] = {}
+            for shard in sorted(set(index["weight_map"].values())):
+                state |= read_weights(_file(where, local, shard) or Path(where) / shard)
+            return state
+    raise FileNotFoundError(f"it has no weights ({' or '.join(WEIGHTS)})")
+
+
+def _create(config: Any) -> Any:
+    """The model with random weights."""
     library = _transformers()
     architecture = (getattr(config, "architectures", None) or [""])[0]
     classifies = "ForImageClassification" in architecture
     auto = library.AutoModelForImageClassification if classifies else library.AutoModel
-    # Without attention there is nothing to implement, and transformers would refuse.
-    attends = (
-        {"attn_implementation": "sdpa"}
-        if hasattr(config, "num_attention_heads") or hasattr(config, "vision_config")
-        else {}
-    )
-    if random:
-        return auto.from_config(config, dtype=torch.float32, **attends), [], []
-    module, info = auto.from_pretrained(
-        where,
-        config=config,
-        local_files_only=local,
-        trust_remote_code=False,
-        weights_only=True,  # the old format is a pickle
-        dtype=torch.float32,
-        output_loading_info=True,
-        **attends,
-    )
+    return auto.from_config(config, dtype=torch.float32, **_attends(config))
+
+
+def _attends(config: Any) -> dict[str, str]:
+    """Without attention there is nothing to implement, and transformers would refuse."""
+    attends = hasattr(config, "num_attention_heads") or hasattr(config, "vision_config")
+    return {"attn_implementation": "sdpa"} if attends else {}
+
+
+def _create_with_weights(where: str, local: bool, origin: str) -> tuple[nn.Module, list[str], list[str]]:
+    """The model, the names of weights that the file lacks, and of those that the model has no place for."""
+    told = _read_json(where, local, "config.json") or _read_config(where, local).to_dict()
+    state = _read_state(where, local, told.get("transformers_weights"))
+    with no_larger_than(state, origin, told):
+        config = _read_config(where, local)
+        with torch.device("meta"):  # without memory
+            kind: Any = type(_create(config))
+        module, info = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, **_attends(config)
+        )
     return module, sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
 
 

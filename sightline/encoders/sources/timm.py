@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder, build_encoder
-from sightline.encoders.files.weights import load_weights, read_weights
+from sightline.encoders.files.weights import TooLargeError, load_weights, no_larger_than, read_weights
 from sightline.images.preprocess import Preprocess
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
@@ -38,11 +38,13 @@ def load(reference: Reference) -> Encoder:
     `attention_window=7` for a ViT whose patches attend to 7 × 7 around them, `windows=(14,0)` and `rel_pos=True` for
     the attention of ViTDet, and whatever timm's model takes (`depth=6`).
     """
-    module = create(reference)
     notes: list[str] = []
-    if reference.weights not in (None, "random"):
-        state = read_weights(Path(reference.weights))
-        notes = load_weights(module, state, f"Checkpoint {reference.weights!r}")
+    if reference.weights in (None, "random"):
+        module = create(reference)
+    else:
+        state, origin = read_weights(Path(reference.weights)), f"Checkpoint {reference.weights!r}"
+        module = create_for(state, reference, origin)
+        notes = load_weights(module, state, origin)
     return build_encoder(
         module.eval(),
         reference=str(reference),
@@ -53,6 +55,25 @@ def load(reference: Reference) -> Encoder:
         architecture=str(Reference("timm", reference.id, "random", reference.options)),
         notes=notes,
     )
+
+
+def create_for(state: Mapping[str, Tensor], reference: Reference, origin: str) -> nn.Module:
+    """The model that a reference names, for weights of a file."""
+    check_size(state, reference, origin)
+    with no_larger_than(state, origin):
+        return create(reference)
+
+
+def check_size(state: Mapping[str, Tensor], reference: Reference, origin: str) -> None:
+    """Refuse a model far larger than its weights, by building it without memory (`meta`): files name models, too."""
+    measures = {key: option_value(text) for key, text in reference.options.items() if key != "seed"}
+    try:
+        with no_larger_than(state, origin, measures), torch.device("meta"):
+            create(reference)
+    except TooLargeError:
+        raise
+    except Exception:
+        pass  # not all can be built so; if something is wrong with it, building it says so
 
 
 def create(reference: Reference) -> nn.Module:
@@ -116,6 +137,8 @@ def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Modu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module: nn.Module = timm.create_model(name, pretrained=reference.weights is None, **options)
+    except TooLargeError:
+        raise
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
         raise InputError(f"timm cannot build {reference}: {first_line(error)}") from error
     except Exception as error:  # whatever the hub client raises when it cannot be reached

@@ -475,7 +475,7 @@ def test_a_module_pickled_whole(tmp_path):
     assert UNREADABLE in refusal(tmp_path / "file.pth")
 
 
-UNREADABLE = "cannot be read, it is damaged, incomplete or holds more than weights"
+UNREADABLE = "cannot be read, it is damaged, incomplete or more than weights"
 
 
 def test_torchscript(tmp_path):

@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sightline.core.errors import InputError
-from sightline.encoders.files.weights import check_finite, hash_weights, load_weights, read_weights
+from sightline.encoders.files.weights import (
+    TooLargeError,
+    check_finite,
+    hash_weights,
+    load_weights,
+    no_larger_than,
+    read_weights,
+)
 from sightline.encoders.loading import load_encoder
 
 SMALL = "img_size=32&patch_size=8&embed_dim=32&depth=2&num_heads=4"
@@ -88,7 +95,7 @@ def test_pickled_code_is_not_run(tmp_path, protocol):
     [
         ("file.pth", b"", "is empty"),
         ("file.pth", b"not a checkpoint at all", "is not a checkpoint"),
-        ("file.safetensors", b"\x00" * 20, "is damaged, incomplete or holds more than weights"),
+        ("file.safetensors", b"\x00" * 20, "is damaged, incomplete or more than weights"),
     ],
 )
 def test_broken_files(tmp_path, name, content, reason):
@@ -193,6 +200,36 @@ def test_batch_norm_counters_may_be_missing():
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     state = {name: value for name, value in module.state_dict().items() if "num_batches" not in name}
     assert load_weights(module, state, "File") == []
+
+
+@pytest.mark.parametrize(("layers", "width"), [(510, 1), (1, 10_000)])
+def test_a_model_far_larger_than_its_weights_is_not_built(layers, width):
+    """Beside one weight of one number 1,004 parameters and 67,108,868 numbers are the most."""
+    built = []
+
+    def build():
+        built.extend(nn.Linear(width, width) for _ in range(layers))
+
+    with no_larger_than({"w": torch.zeros(1)}, "File"), torch.device("meta"):
+        nn.Linear(8000, 8000)
+    with (
+        pytest.raises(TooLargeError, match="File has 1 weight with 1 numbers, but a far larger model is described"),
+        no_larger_than({"w": torch.zeros(1)}, "File"),
+        torch.device("meta"),
+    ):
+        build()
+    assert len(built) == (502 if layers > 1 else 0)
+    with torch.device("meta"):
+        build()  # nothing is counted any more
+
+
+@pytest.mark.parametrize("measures", [{"a": {"depths": [1, 2, 3]}}, {"num_hidden_layers": 3}, {"width": 2**16 + 1}])
+def test_measures_beyond_the_weights(measures):
+    state = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    with pytest.raises(TooLargeError), no_larger_than(state, "File", measures):
+        pass
+    with no_larger_than(state, "File", {"depths": [2, 1], "width": 2**16, "layer_norm_eps": 1e9, "x": "10000000"}):
+        pass
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict
 
 import pytest
 import timm
@@ -280,6 +282,35 @@ def test_what_describes_a_file_cannot_have_timm_load_another(tmp_path, where, mo
     message = refusal(f"checkpoint:{tmp_path / 'model.safetensors'}")
     assert "timm:resnet18 is given checkpoint_path=" in message
     assert message.endswith("leave it out, and give weights as timm:resnet18@FILE")
+
+
+@pytest.mark.parametrize("where", ["header", "config.json", "encoder.json"])
+@pytest.mark.parametrize(
+    "measure", [{"depth": 10**6}, {"depth": 10**9}, {"embed_dim": 60_000}, {"img_size": 50_000}], ids=str
+)
+def test_a_description_of_a_far_larger_model_is_refused_before_it_is_built(tmp_path, where, measure):
+    """Beside a file of 100 kB; these would take from 1 GB on, and minutes."""
+    measures = {"depth": 2, "embed_dim": 24, "num_heads": 3, "img_size": 32, "num_classes": 5} | measure
+    options = "&".join(f"{key}={value}" for key, value in measures.items())
+    state = of_timm("vit_tiny_patch16_224", depth=2, embed_dim=24, num_heads=3, img_size=32, num_classes=5).state_dict()
+    about = {
+        "architecture": f"timm:vit_tiny_patch16_224@random?{options}",
+        "preprocess": asdict(Preprocess((32, 32), 32)),
+    }
+    if where == "encoder.json":
+        save_file(state, tmp_path / "encoder.safetensors")
+        (tmp_path / where).write_text(json.dumps(about))
+    elif where == "header":
+        header = about | {"preprocess": json.dumps(about["preprocess"]), "config": '{"model_args": {}}'}
+        save_file(state, tmp_path / "model.safetensors", header)
+    else:
+        save_file(state, tmp_path / "model.safetensors")
+        config = {"architecture": "vit_tiny_patch16_224", "model_args": measures, "pretrained_cfg": {}}
+        (tmp_path / where).write_text(json.dumps(config))
+    path = tmp_path / "model.safetensors" if where == "header" else tmp_path
+    started = time.process_time()
+    assert "numbers, but a far larger model is described; is it" in refusal(f"checkpoint:{path}")
+    assert time.process_time() - started < 10
 
 
 def test_broken_descriptions_are_ignored(tmp_path):

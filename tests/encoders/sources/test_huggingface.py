@@ -6,6 +6,8 @@ import json
 import shutil
 import socket
 import sys
+import time
+import traceback
 
 import numpy as np
 import pytest
@@ -217,9 +219,54 @@ def test_old_files_load_and_their_code_is_not_run(tmp_path):
     with torch.no_grad():
         assert torch.equal(encoder(images()).last_hidden_state, module(images()).last_hidden_state)
     torch.save(module.state_dict() | {"x": Malicious(tmp_path / "hacked")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="Cannot load huggingface:"):
+    with pytest.raises(InputError, match="is refused, nothing of it was executed: it asks for") as error:
         load_encoder(f"huggingface:{tmp_path}")
+    assert "weights_only" not in "".join(traceback.format_exception(error.value))  # as torch advises
     assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_weights_in_several_files(tmp_path, kind):
+    module = write(tmp_path, vit())
+    plain = load_encoder(f"huggingface:{tmp_path}")
+    (tmp_path / "model.safetensors").unlink()
+    stem, state = {"safetensors": "model", "bin": "pytorch_model"}[kind], module.state_dict()
+    shards = {name: f"{stem}-0000{1 + i % 2}-of-00002.{kind}" for i, name in enumerate(state)}
+    for shard in set(shards.values()):
+        part = {name: state[name] for name in state if shards[name] == shard}
+        (save_file if kind == "safetensors" else torch.save)(part, tmp_path / shard)
+    index = tmp_path / f"{stem}.{kind}.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    assert load_encoder(f"huggingface:{tmp_path}").weights == plain.weights
+    index.write_text(json.dumps({"weight_map": shards | {"x": "../other.bin"}}))
+    with pytest.raises(InputError, match=r"names a file of weights outside of it, '\.\./other\.bin'"):
+        load_encoder(f"huggingface:{tmp_path}")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(state, next(iter(shards.values())))}))
+    with pytest.raises(InputError, match="is it a checkpoint of another model"):
+        load_encoder(f"huggingface:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        {"num_hidden_layers": 10**6},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 60_000},
+        {"intermediate_size": 10**9},
+        {"num_labels": 10**9, "architectures": ["ViTForImageClassification"]},
+        {"image_size": 10**6},
+    ],
+    ids=str,
+)
+def test_a_description_of_a_far_larger_model_is_refused_before_it_is_built(tmp_path, measure):
+    """Beside a file of 100 kB; these would take from 1 GB on, and minutes."""
+    write(tmp_path, vit())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | measure))
+    started = time.process_time()
+    with pytest.raises(InputError, match=r"has 40 weights with 24,960 numbers, but a far larger model is described"):
+        load_encoder(f"huggingface:{tmp_path}")
+    assert time.process_time() - started < 10
 
 
 def test_code_that_comes_with_a_model_is_not_run(tmp_path):

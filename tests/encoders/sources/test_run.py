@@ -233,7 +233,7 @@ def test_attention_is_measured_within_the_window(windowed: Path) -> None:
 
 
 def test_a_window_cannot_be_converted_nor_lifted_where_there_is_none(run: Path, windowed: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="attention_window, which neither timm nor transformers can build"):
+    with pytest.raises(InputError, match="attention_window, which timm cannot build"):
         convert(f"run:{windowed}", tmp_path / "timm")
     assert convert(f"run:{windowed}?window=none", tmp_path / "timm").difference < 1e-5
     with pytest.raises(InputError, match="was trained without an attention_window; leave window=none out"):
