@@ -13,7 +13,6 @@ import torch
 from support.references import SMALL
 
 from sightline.core import bfloat16
-from sightline.core.bfloat16_trial import product
 
 # One test process per core: threads of their own would only get in each other's way.
 torch.set_num_threads(1)
@@ -30,7 +29,7 @@ if not os.access(TESTS.parent, os.W_OK):  # a tree of another user: Hypothesis w
 # Before anything is computed, so that instructions can still be limited where they kill; test processes inherit that.
 BF16 = bfloat16.usable()
 if BF16:
-    product()  # oneDNN has read the limit now, whatever a test does to the environment
+    bfloat16.products(torch.bfloat16)  # oneDNN has read the limit now, whatever a test does to the environment
 
 
 # The tier of a test by where it lies, the longest path first; a marker of its own goes before. Everything else, such

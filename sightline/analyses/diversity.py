@@ -28,7 +28,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from sightline.core import bfloat16
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean
@@ -88,7 +87,6 @@ def token_cosine(tokens: Array) -> Array:
     array([0.33333333])
     """
     x = _floating(tokens, "images, tokens, width")
-    bfloat16.ensure(x.device)
     return like(tokens, _token_cosine(x, _norms(x)))
 
 

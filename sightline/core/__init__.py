@@ -23,7 +23,6 @@ keyed_random   random numbers that depend on what they are for
 processes      who am I among the processes
 stopping       Ctrl-C and SIGTERM, granted when a step is whole
 progress       cost, bars, time left
-bfloat16       whether bf16 works on this CPU
-bfloat16_trial tries it in a child process
+bfloat16       whether bf16 works on this CPU, tried in a child process
 version        of Sightline, and of its numbers
 """

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from sightline.core import bfloat16, plugins
+from sightline.core import plugins
 from sightline.core.notebook import card, shortened
 from sightline.encoders.contract import family
 from sightline.encoders.files.weights import hash_weights
@@ -43,7 +44,11 @@ class Encoder:
 
     def __call__(self, images: Tensor) -> Any:
         """What the model says to preprocessed images (B, 3, h, w)."""
-        bfloat16.ensure_for(images)
+        cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        if images.device.type == "cpu" and (cast or images.dtype == torch.bfloat16):
+            from sightline.core import bfloat16
+
+            bfloat16.ensure()
         return (self.forward or self.module)(images)
 
     def has_places(self, shape: tuple[int, ...]) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sightline.core import bfloat16, progress
+from sightline.core import progress
 from sightline.core.errors import InputError, counted, first_line
 from sightline.core.processes import agreed, barrier, by_first, gathered, join, rank, world
 from sightline.core.provenance import provenance
@@ -92,10 +92,11 @@ def analyze(
     out = agreed(out)
     configs, named = choose_analyses(analyses, also)
     named = set() if lenient else named
-    # For the encoders, and for what analyses compute on the CPU wherever these are; before anything is computed.
-    precisions = [(target, precision), (torch.device("cpu"), _own_precision(configs))]
-    for where, which in precisions:
-        bfloat16.ensure(where, which)
+    on_cpu_in_bf16 = target.type == "cpu" and (precision == "bf16" or _trains_in_bf16(configs))
+    if on_cpu_in_bf16:
+        from sightline.core import bfloat16
+
+        bfloat16.ensure()  # before anything is computed
     members = named_encoders(encoders)
     sets = {**(further or {}), **({} if conflict is None else {"conflict": conflict})}
     images = with_further(load_images(images), sets, configs)
@@ -129,8 +130,8 @@ def analyze(
         if todo:
             shown = show_progress and rank() == 0
             announce(todo, configs, shown)
-            for where, which in precisions if shown else []:
-                bfloat16.tell_if_slower(where, which)
+            if shown and on_cpu_in_bf16:
+                bfloat16.tell_if_slower()
             by_first(run.begin)
             _pass({name: metrics[name] for name in todo}, todo, keys, run, target, workers, shown)
     return run
@@ -153,9 +154,9 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _own_precision(configs: Mapping[str, Any]) -> str:
-    """Of what analyses train (probes)."""
-    return "bf16" if any(analysis(name).precision(config) == "bf16" for name, config in configs.items()) else "float32"
+def _trains_in_bf16(configs: Mapping[str, Any]) -> bool:
+    """Whether an analysis does: probes."""
+    return any(analysis(name).precision(config) == "bf16" for name, config in configs.items())
 
 
 def _cache_folder(cache: str | Path | None, out: str | Path | None, stack: contextlib.ExitStack) -> Path:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from lightning.fabric import Fabric
 from torch import nn
 
-from sightline.core import bfloat16
 from sightline.core.errors import InputError, counted
 from sightline.core.files import LOCK, locked, read_json, write_atomically
 from sightline.core.folders import begin, holds
@@ -76,8 +75,10 @@ def check_unchanged(out: Path, before: Recipe, after: Recipe) -> None:
 def start(wanted: Recipe, images: str | Images | None, launch: Launch) -> tuple[Fabric, Images]:
     """The processes of a training, and the images that it is given."""
     fabric = make_fabric(launch.device, wanted.training.precision, *launch.processes())
-    if rank() == 0 and launch.show_progress:
-        bfloat16.tell_if_slower(fabric.device, wanted.training.precision)
+    if rank() == 0 and launch.show_progress and wanted.training.precision == "bf16" and fabric.device.type == "cpu":
+        from sightline.core import bfloat16
+
+        bfloat16.tell_if_slower()
     data = load_images(images if isinstance(images, Images) else wanted.training.images)
     if rank() == 0 and launch.show_progress:
         for note in data.notes:

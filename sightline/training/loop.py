@@ -18,7 +18,6 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from sightline.core import bfloat16
 from sightline.core.errors import InputError, first_line
 from sightline.core.files import replacing_folder
 from sightline.core.folders import latest
@@ -48,7 +47,10 @@ def make_fabric(device: str, precision: str, devices: int, nodes: int) -> Fabric
     if device in ("cuda", "gpu") and not torch.cuda.is_available():
         raise InputError("There is no CUDA device here; use --device cpu")
     accelerator = {"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(device, device)
-    bfloat16.ensure(accelerator, precision)  # processes that are started here inherit what it sets
+    if precision == "bf16" and accelerator == "cpu":
+        from sightline.core import bfloat16
+
+        bfloat16.ensure()  # processes that are started here inherit what it sets
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.core import bfloat16
 from sightline.core.arrays import Array
 from sightline.core.errors import InputError, counted
 
@@ -49,7 +48,6 @@ def predict(train: Rows, codes: Tensor, test: Rows, k: int, temperature: float, 
 
 def nearest(train: Rows, queries: Tensor, k: int) -> Tensor:
     """Keys (b, k) of the nearest training rows of unit queries (b, D), nearest first."""
-    bfloat16.ensure(queries.device)
     count, width = train.shape
     # Subtracting one vector from all training rows changes no query's ranking, and shrinks what float32 rounds.
     centre = train.unit(slice(0, count, max(1, count // 1024))).mean(0)

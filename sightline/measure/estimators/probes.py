@@ -39,7 +39,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.core import bfloat16
 from sightline.core.errors import InputError, nearest
 from sightline.core.lars import trusted
 from sightline.core.schedules import warmup_cosine
@@ -154,7 +153,10 @@ def train_probes(
             f"Labels are {labels.min()} … {labels.max()}, but {classes} classes need 0 … {classes - 1}; "
             "leave out images without a label"
         )
-    bfloat16.ensure(torch.device(device), schedule.precision)
+    if schedule.precision == "bf16" and torch.device(device).type == "cpu":
+        from sightline.core import bfloat16
+
+        bfloat16.ensure()
     members: dict[tuple[str, ...], list[int]] = {}  # probes on the same features, read together
     for number, probe in enumerate(probes):
         members.setdefault(probe.inputs, []).append(number)
