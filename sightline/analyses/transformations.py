@@ -296,7 +296,7 @@ def _map(result: xr.Dataset) -> Figure:
     parts = []
     for variable in ("distance", "crops"):
         own = dict(zip((f"{variable}{end}" for end in ENDS), names, strict=True))
-        reason = "crops_reason" if variable == "crops" and "crops_reason" in result else "reason"
+        reason = "crops_reason" if variable == "crops" else "reason"
         parts.append(present(layers[[*own, reason]]).rename(columns=own))
     cells = pd.concat([parts[0], parts[1].assign(transformation=CROPS)], ignore_index=True)
     cells = cells[cells.reason != NO_FEATURE].rename(columns={"transformation": "row"})

@@ -151,7 +151,7 @@ def _numbers(run: Run) -> str:
     for analysis in run:
         measured = run.measured(analysis)
         if measured.kept is None:
-            lines.append(f"{analysis}: measured by an earlier version; run the same command again to measure it")
+            lines.append(f"{analysis}: keeps nothing that an interval of a difference could be computed from")
             continue
         lines += [
             f"{analysis}.{variable}: {_choices(run, f'{analysis}.{variable}')}" for variable in measured.variables

@@ -106,7 +106,7 @@ def _verdicts(run: Run, roles: Mapping[str, Role]) -> list[Verdict]:
         return []
     try:
         verdicts = decide_all(Evidence(tuple(roles.values()), (run,)))
-    except InputError:  # results of an earlier version, which keep too little
+    except InputError:  # a result that keeps nothing beside it
         return []
     return [verdict for verdict in verdicts if verdict.verdict != "not measured"]
 

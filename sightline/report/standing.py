@@ -60,7 +60,7 @@ def stand(run: Run) -> Standing:
                 likenesses.append(found)
         except InputError:  # its plugin is gone
             continue
-        except Exception as error:  # a plugin may be anyone's, and the result of an earlier version
+        except Exception as error:  # a plugin may be anyone's
             warnings.warn(f"{name!r} has no headline numbers: {type(error).__name__}: {error}", stacklevel=2)
     columns = [Column(*pair) for pair in declared]
     first = sorted(range(len(columns)), key=lambda i: (columns[i].number.place, i))[:COLUMNS]

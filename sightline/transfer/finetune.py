@@ -34,7 +34,7 @@ from sightline.transfer.classification import ClassificationObjective
 from sightline.transfer.classifier_head import POOLS, layers_of, with_classifier
 from sightline.transfer.evaluate import accuracy
 from sightline.transfer.recipe import TransferRecipe, assemble, overrides, resolve
-from sightline.transfer.relative_positions import with_tables_to_train
+from sightline.transfer.relative_positions import own_tables
 
 NAME = "finetune"  # of the objective in recipes
 ACCURACIES = ("val_accuracy", "test_accuracy")
@@ -102,8 +102,7 @@ def finetune(
     wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
-    to_train = with_tables_to_train(begins_with, out, resume=launch.resume)
-    parts = _prepare(wanted, to_train, data, fabric, launch)
+    parts = _prepare(wanted, own_tables(begins_with), data, fabric, launch)
     with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with) as folder:
         last = _train(wanted, data, parts, folder.path, fabric, launch)
         by_first(lambda: _note_results(out))

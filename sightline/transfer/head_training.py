@@ -30,7 +30,7 @@ from sightline.transfer.detection.cached import fitted, whole_image
 from sightline.transfer.detection.features import FeatureMaps
 from sightline.transfer.on_encoder import OnEncoder
 from sightline.transfer.recipe import TransferRecipe, overrides, resolve
-from sightline.transfer.relative_positions import with_tables_to_train
+from sightline.transfer.relative_positions import own_tables
 
 MEASURED = 256  # training images that the channels are standardised by
 
@@ -86,10 +86,7 @@ def train_head(
     wanted = resolve(kind.recipe, kind.name, out, recipe, overrides(settings, images, what), launch)
     begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
-    to_train = begins_with
-    if not wanted.config.frozen:
-        to_train = with_tables_to_train(begins_with, out, resume=launch.resume)
-    parts = kind.prepare(wanted, to_train, data, launch)
+    parts = kind.prepare(wanted, begins_with if wanted.config.frozen else own_tables(begins_with), data, launch)
     with training_folder(out, kind.name, wanted, data, resume=launch.resume, begins_with=begins_with):
         if not (out / kind.file).is_file():
             feed = _feed(kind, wanted, parts, data, fabric.device, launch)

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from timm.models.beit import Beit
 from torch import nn
 
-from sightline.core.errors import InputError
-from sightline.core.files import read_json
-from sightline.core.folders import latest
 from sightline.core.references import parse_reference
 from sightline.encoders.encoder import Encoder, build_encoder
 
 SHARED, OWN = "use_shared_rel_pos_bias", "use_rel_pos_bias"  # timm's options
-
-
-def with_tables_to_train(encoder: Encoder, out: Path, *, resume: bool) -> Encoder:
-    """The encoder as a training in a folder begins with it; one that goes on there keeps the table that it shares."""
-    return encoder if resume and _shares(out) else own_tables(encoder)
 
 
 def own_tables(encoder: Encoder) -> Encoder:
@@ -67,14 +58,3 @@ def _give_table(attention: Any, shared: Any) -> None:
     attention.relative_position_bias_table = nn.Parameter(table.clone())
     del attention.relative_position_index  # None, in the place of the buffer
     attention.register_buffer("relative_position_index", shared.relative_position_index.clone(), persistent=False)
-
-
-def _shares(out: Path) -> bool:
-    """Whether the encoder of the last checkpoint shares a table: in a folder that is older than tables of blocks."""
-    try:
-        folder = latest(out)
-        about = {} if folder is None else read_json(folder / "encoder.json", dict, "restore it or start over")
-        options = parse_reference(str(about["architecture"])).options if about else {}
-    except (InputError, KeyError):  # whoever loads the checkpoint says so
-        return False
-    return options.get(SHARED) == "True"

@@ -232,10 +232,10 @@ def test_groups_without_images_do_not_count() -> None:
     assert other.n_groups == 10
 
 
-def test_an_older_run_says_that_it_must_be_measured_again() -> None:
+def test_a_result_that_keeps_nothing_has_no_contrasts() -> None:
     run = Run(None)
     run.save("made", xr.Dataset({"x": ("encoder", [1.0, 2.0])}, coords={"encoder": ["e0", "e1"]}))
-    with pytest.raises(sl.InputError, match="measured by an earlier version; run the same command again"):
+    with pytest.raises(sl.InputError, match="keeps nothing that an interval of a difference could be computed from"):
         between(run)
 
 

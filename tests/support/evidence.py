@@ -200,6 +200,11 @@ def _result(
             known[f"layer_type{end}"] = (f"site{end}", [layer_type(site) for site in labels["site"]])
             known[f"block{end}"] = (f"site{end}", [block_number(site) for site in labels["site"]])
         data["reason"] = (LAYER, np.full((len(labels["encoder"]), len(labels["site"])), ""))
+    if "distance" in used:
+        steps = np.array(labels["distance"], float)
+        known["relative_distance"] = ("distance", steps / max(1, steps.max()))
+    if result == "probes":
+        data["last_site"] = (("encoder",), np.full(len(labels["encoder"]), "norm"))
     extra = {
         name: one for name, one in coords.items() if set([one[0]] if isinstance(one[0], str) else one[0]) <= {*known}
     }

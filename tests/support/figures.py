@@ -219,6 +219,7 @@ def _probes(encoders: Sequence[str], seed: int) -> xr.Dataset:
     about = {"lr": 0.1, "weight_decay": 0.0, "optimizer": "sgd", "epochs": 5.0, "warmup_epochs": 0.0, "min_lr": 0.0}
     swept = swept.assign_coords({key: ("config", [value] * settings) for key, value in about.items()})
     last = {"last_site": ("encoder", ["norm"] * len(encoders))}
+    last["last_site_of_feature"] = (("encoder", "feature"), np.full((len(encoders), result.sizes["feature"]), "norm"))
     reason = result.reason.expand_dims(probe=result.probe, feature=result.feature)
     return xr.merge([result.assign(last).assign(reason=reason), swept], compat="override")
 

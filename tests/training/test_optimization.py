@@ -237,7 +237,7 @@ def test_shared_parameters_are_moved_once() -> None:
 
 
 def test_set_schedule_scales_the_rate_of_a_group_and_decays_what_may_be_decayed() -> None:
-    groups = [
+    groups: list[dict[str, object]] = [
         {"lr": 1.0, "weight_decay": 0.1, "scale": 1.0, "decays": True},
         {"lr": 1.0, "weight_decay": 0.0, "scale": 0.5, "decays": False},
     ]

@@ -9,20 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support.official_beit import DEPTH, HEADS, PATCH, SHARED, SIZE, WIDTH, activations, own, weights
 from support.stopping import same_state, stopped
 from torch import Tensor
 
 import sightline as sl
 from sightline.analyses.dynamics.paths import paths_of, trainings_of
-from sightline.core.folders import latest
 from sightline.encoders.encoder import build_encoder
 from sightline.encoders.files.convert import convert
 from sightline.encoders.modules.vit import embed, encode, grid_of, restrict
 from sightline.training.launch import Launch
 from sightline.training.optimization import Optimization, make_optimizer
-from sightline.transfer import relative_positions
+from sightline.transfer import head_training
 from sightline.transfer.classification import ClassificationObjective
 from sightline.transfer.classifier_head import layers_of, with_classifier
 from sightline.transfer.detection.detect import train_detector
@@ -173,9 +171,8 @@ def detect(out: Path, resume: bool = False) -> None:
     train_detector(beit(), SCENES, out, settings=DENSE | heads, launch=replace(LAUNCH, resume=resume))
 
 
-def segment(out: Path, resume: bool = False, overwrite: bool = False) -> None:
-    launch = replace(LAUNCH, resume=resume, overwrite=overwrite)
-    train_segmenter(beit(), SCENES, out, settings=DENSE, launch=launch)
+def segment(out: Path, resume: bool = False) -> None:
+    train_segmenter(beit(), SCENES, out, settings=DENSE, launch=replace(LAUNCH, resume=resume))
 
 
 TRAININGS: list[Callable[..., None]] = [tune, detect, segment]
@@ -205,36 +202,10 @@ def test_a_training_leaves_tables_of_blocks(
         assert (paths.distance.sel(encoder="6", weights="attn")[1:] > 0).sum() == DEPTH
 
 
-@pytest.mark.parametrize("train", TRAININGS)
-def test_a_folder_whose_blocks_share_a_table_goes_on_with_it(
-    train: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(relative_positions, "own_tables", lambda encoder: encoder)
-        train(tmp_path / "whole")
-        with stopped(3, 6, monkeypatch):
-            train(tmp_path / "run")
-    train(tmp_path / "run", resume=True)
-    assert same_state(tmp_path / "whole", tmp_path / "run")
-    train(tmp_path / "whole", resume=True)  # it is finished, and that is all
-    for run in ("whole", "run"):
-        assert SHARED in sl.load_encoder(f"run:{tmp_path / run}").module.state_dict()
-
-
-def test_a_training_that_starts_over_gets_tables_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(relative_positions, "own_tables", lambda encoder: encoder)
-        segment(tmp_path / "run")
-    segment(tmp_path / "run", overwrite=True)
-    folder = latest(tmp_path / "run")
-    assert folder is not None
-    assert not [name for name in load_file(folder / "training.safetensors") if SHARED in name]
-
-
 def test_a_frozen_encoder_keeps_its_shared_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(encoder: sl.Encoder) -> sl.Encoder:
         raise AssertionError("nothing is trained here")
 
-    monkeypatch.setattr(relative_positions, "own_tables", refuse)
+    monkeypatch.setattr(head_training, "own_tables", refuse)
     settings = DENSE | {"epochs": 1, "frozen": True}
     train_segmenter(beit(), SCENES, tmp_path / "run", settings=settings, launch=LAUNCH)

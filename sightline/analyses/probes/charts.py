@@ -137,7 +137,7 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
     varied = [name for name in ("optimizer", "epochs", "warmup_epochs") if table[name].nunique() > 1]
     panels = table[["encoder", "feature", *varied]].astype(str).agg(", ".join, axis=1)
     cells = table.assign(what=panels, value=table.selection_accuracy, row=table.weight_decay, column=table.lr)
-    ends = "min_lr" in table and table.min_lr.nunique() > 1  # results of earlier versions have none
+    ends = table.min_lr.nunique() > 1
     if ends:  # of the settings of a cell the best one, the first of equal ones
         cells = cells.sort_values("value", ascending=False, kind="stable")
         cells = cells.drop_duplicates(["what", "row", "column"]).sort_index()

@@ -120,10 +120,9 @@ def axes_of(result: xr.Dataset) -> Axes:
 
 
 def last_site(row: xr.Dataset, feature: str) -> str:
-    """The last layer of one encoder that has a feature; older results know one for all features."""
-    each = row.get("last_site_of_feature")
-    own = "" if each is None else str((each.sel(feature=feature) if "feature" in each.dims else each).item())
-    return own or str(row.last_site.item())
+    """The last layer of one encoder that has a feature."""
+    each = row.last_site_of_feature
+    return str((each.sel(feature=feature) if "feature" in each.dims else each).item()) or str(row.last_site.item())
 
 
 def reference_of(at: ProbePlace, last: Mapping[tuple[str, str], str]) -> ProbePlace:

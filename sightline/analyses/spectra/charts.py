@@ -43,10 +43,9 @@ def figures(result: xr.Dataset) -> list[Figure]:
         "Not relative to the largest, and with the mean left in, which is most of the largest: the size of the cloud "
         "itself. A layer that clumps tokens lowers it. "
     )
-    second = "uncentred_second" if "token_uncentred_second" in result else "second"  # of an earlier run
     counts = "How many directions matter: the exponential of the entropy of the spectrum. "
     for measure, name, title, value_title, caption in (
-        (second, "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
+        ("uncentred_second", "second", "Second largest singular value over depth", "log σ₂", absolute + samples),
         ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
     ):
         both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}

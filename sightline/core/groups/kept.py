@@ -56,9 +56,8 @@ class Kept:
         rules = {name: [type(rule).__name__, dict(vars(rule))] for name, rule in self.rules.items()}
         sizes = {dim: values.shape[dims.index(dim)] for dims, values in self.parts.values() for dim in dims}
         used = {dim: axis for dim, axis in self.axes.items() if dim in sizes}
-        # In files the rules are called "recipes", as they were when the first results were written.
         return result.assign({PREFIX + name: part for name, part in self.parts.items()}).assign_attrs(
-            kept=json.dumps({"axes": used, "recipes": rules, "without": self.without, "parts": list(self.parts)})
+            kept=json.dumps({"axes": used, "rules": rules, "without": self.without, "parts": list(self.parts)})
         )
 
 

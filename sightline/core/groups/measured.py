@@ -32,8 +32,8 @@ class Measured:
     def _about(self) -> dict[str, Any]:
         if self.kept is None:
             raise InputError(
-                f"The result {self.name} keeps nothing that an interval of a difference could be computed from: it was "
-                "measured by an earlier version; run the same command again to measure it again"
+                f"The result {self.name} keeps nothing that an interval of a difference could be computed from; "
+                "its analysis has to keep sums by groups of images, see docs/contrasts.md"
             )
         about: dict[str, Any] = json.loads(self.kept.attrs["kept"])
         return about
@@ -41,7 +41,7 @@ class Measured:
     @property
     def variables(self) -> list[str]:
         about = self._about
-        return [*about["recipes"], *about["without"]]
+        return [*about["rules"], *about["without"]]
 
     def chosen(self, variable: str | None) -> str:
         """The variable that is meant: the only one, or one that is named."""
@@ -59,7 +59,7 @@ class Measured:
         about = self._about
         if variable in about["without"]:
             return None
-        kind, fields = about["recipes"][variable]
+        kind, fields = about["rules"][variable]
         rule: Rule = RULES[kind](**fields)
         return rule
 

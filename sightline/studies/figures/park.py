@@ -155,14 +155,11 @@ def _cosine(evidence: Evidence, kind: str) -> Panel:
 
 
 def _second_value(evidence: Evidence, cloud: str) -> Panel:
-    names = contrastive_and_masked(evidence)
-    uncentred = f"{cloud}_uncentred_second"
-    variable = uncentred if uncentred in evidence.table("spectra", *names) else f"{cloud}_second"
     return depth_curves(
         evidence,
         "spectra",
-        variable,
-        names,
+        f"{cloud}_uncentred_second",
+        contrastive_and_masked(evidence),
         value_title="second log σ",
         types=("embed", "block"),
         note="Second largest log singular value, not relative to the largest: a block that lowers it clumps tokens.",

@@ -50,12 +50,9 @@ def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
 
 
 def _numbers(table: xr.Dataset, number: str, **where: Any) -> xr.DataArray:
-    """Numbers of a table; those of earlier versions, or with other settings, may lack them."""
-    variable = number.partition(".")[2]
-    if variable not in table:
-        raise Missing(f"{number}, which an earlier version did not measure: run it again")
+    """Numbers of a table; one that was measured with other settings may lack them."""
     try:
-        return table[variable].sel(where)
+        return table[number.partition(".")[2]].sel(where)
     except KeyError:
         chosen = ", ".join(f"{word}={value}" for word, value in where.items())
         raise Missing(f"{number} of {chosen}, which the settings of the run left out") from None
@@ -186,12 +183,8 @@ def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
     found = _first_pair(evidence, "cka.distance_cka", a, b, tokens="all")
     known = np.isfinite(found.values)
-    distances = found.distance.values[known]
-    if "relative_distance" in found.coords:
-        shares = found.relative_distance.values[known]
-    else:
-        shares = distances / max(1, distances.max())
-    return {int(distance): float(share) for distance, share in zip(distances, shares, strict=True)}
+    shares = zip(found.distance.values[known], found.relative_distance.values[known], strict=True)
+    return {int(distance): float(share) for distance, share in shares}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -305,7 +298,7 @@ def _added_layer(evidence: Evidence, encoder: str) -> Estimate:
 
 def _last_site(evidence: Evidence, encoder: str) -> str:
     member, table = next(evidence.tables("probes", encoder))
-    return str(table.last_site.sel(encoder=member).item()) if "last_site" in table else "norm"
+    return str(table.last_site.sel(encoder=member).item())
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -219,8 +219,6 @@ def test_the_last_layer_is_that_of_the_pooling(tmp_path: Path) -> None:
         assert f"layers {site} and block.0 side by side" in headlines(words)[0][2]
         linear = result.accuracy.sel(encoder="vit", probe="linear", feature=feature, site=site).item()
         assert any(f"on the last layer ({site}) reaches {linear:.1%}" in line for line in summary(words))
-    older = result.drop_vars("last_site_of_feature")
-    assert next(figure.table for figure in figures(older) if figure.name == "depth").site.nunique() == 1
 
 
 def test_depth_gains_where_classes_are_not_linear(tmp_path: Path) -> None:
@@ -434,8 +432,6 @@ def test_the_best_end_of_each_cell_is_drawn(tmp_path: Path) -> None:
     best = drawn.table.groupby(["feature", "weight_decay", "lr"]).selection_accuracy.max()
     assert len(found) == len(best) == 12
     assert sorted(found.value) == sorted(best)
-    earlier = figures(result.isel(config=slice(0, None, 3)).drop_vars("min_lr"))  # of a version without it
-    assert len(next(figure for figure in earlier if figure.name == "sweep").table) == 12
 
 
 def test_cost(tmp_path: Path) -> None:

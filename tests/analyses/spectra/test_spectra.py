@@ -391,13 +391,6 @@ def test_only_the_uncentred_value_sees_an_offset() -> None:
     assert float(abs(other.token_uncentred_second - one.token_uncentred_second).max()) > 0.01
 
 
-def test_results_of_earlier_runs_have_their_figure() -> None:
-    x = torch.from_numpy(normal(8, 15, 8)).float()
-    result = streamed({"block.0": x}, Tokens(0, None, (3, 5))).expand_dims("encoder")
-    older = result.drop_vars([name for name in result.data_vars if "uncentred" in str(name)])
-    assert {figure.name for figure in spectra.figures(older)} == {figure.name for figure in spectra.figures(result)}
-
-
 def test_figures_begin_with_the_embedding_and_end_with_the_decoder() -> None:
     x = torch.from_numpy(normal(8, 15, 8)).float()
     sites = {site: x * (1 + i) for i, site in enumerate(("embed", "block.0", "block.1", "decoder.block.0"))}

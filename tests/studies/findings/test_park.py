@@ -400,7 +400,7 @@ def test_the_weight_of_a_hybrid_is_chosen_on_other_images() -> None:
         run = made_run(names, numbers, sites=SITES)
         probes = run["probes"]
         selection = probes.accuracy * 0 + (probes.encoder == best)
-        probes = probes.assign(selection=selection, last_site=("encoder", ["norm"] * len(names)))
+        probes = probes.assign(selection=selection)
         run.save("probes", probes, run.measured("probes").kept)
         found = all_findings()["P13"].decide(Evidence(roles, (run,)))
         assert (found.verdict, found.parts[0].encoders[0]) == (verdict, best)
