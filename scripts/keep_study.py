@@ -22,6 +22,7 @@ import pandas as pd
 import sightline as sl
 from sightline.cli.study import duration, in_words
 from sightline.core.files import write_atomically
+from sightline.core.tables import csv
 from sightline.studies.findings import Verdict, all_findings, by_chance
 from sightline.studies.findings.contract import NOT_MEASURED, UNCLEAR
 from sightline.studies.roles import Role
@@ -126,7 +127,7 @@ def parts(verdicts: Path) -> bytes:
     """The parts of the verdicts in a JSON file as CSV, one row each."""
     rows = [{"finding": one["finding"], **part} for one in json.loads(verdicts.read_text()) for part in one["parts"]]
     table = pd.DataFrame(rows)
-    return table.assign(encoders=table.encoders.str.join(" ")).to_csv(index=False).encode()
+    return csv(table.assign(encoders=table.encoders.str.join(" ")))
 
 
 def main(run: str, name: str, title: str) -> None:

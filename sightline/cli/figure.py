@@ -89,7 +89,7 @@ def _needs(needs: str, study: bool) -> str:
 
 def _content(drawn: PaperDrawing, suffix: str) -> bytes:
     if suffix == ".csv":
-        from sightline.report.tables import csv
+        from sightline.core.tables import csv
 
         return csv(drawn.table)
     return drawn.pdf() if suffix == ".pdf" else drawn.svg().encode()

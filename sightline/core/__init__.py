@@ -6,6 +6,7 @@ folders        what kind of folder one is, and which of its files are Sightline'
 run_folder     the folder of a run: request, results
 provenance     what decides a number, and what made it
 results        words that results share
+tables         CSV that no spreadsheet computes with
 patterns       of names of sites
 selection      which numbers of a result are meant
 groups/        sums over groups of images, kept beside a result

@@ -23,20 +23,6 @@ from PIL import Image, UnidentifiedImageError
 from sightline.core.errors import InputError, first_line
 from sightline.images.sets import Item
 
-__all__ = [
-    "ENDINGS",
-    "GONE",
-    "LARGEST",
-    "OUTSIDE",
-    "check_descriptors",
-    "decode",
-    "inside",
-    "open_image",
-    "reason",
-    "turn",
-]
-
-
 READERS = {  # format → module of Pillow
     "JPEG": "JpegImagePlugin",
     "PNG": "PngImagePlugin",

@@ -25,6 +25,7 @@ from sightline.core.contract import TOPICS
 from sightline.core.errors import InputError, counted
 from sightline.core.files import write_atomically
 from sightline.core.folders import refuse_links
+from sightline.core.tables import csv
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
 from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
@@ -36,7 +37,6 @@ from sightline.report.pictures import Pictures, pack_pictures, sheet_png
 from sightline.report.provenance import Facts, asked, provenance_page
 from sightline.report.shell import Page, Shown, assemble, shown_encoders
 from sightline.report.standing import SENTENCES, Standing, conclusions, stand, topic_place
-from sightline.report.tables import csv
 from sightline.report.verdicts import FindingsPage, findings_page
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sightline.core.errors import InputError
 from sightline.core.files import replacing, write_atomically
 from sightline.core.folders import begin, holds, refuse_links
 from sightline.core.results import ABSENT
+from sightline.core.tables import csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,18 +81,3 @@ def _parts(result: xr.Dataset, name: str) -> dict[str, list[str]]:
         groups.setdefault(tuple(map(str, values.dims)), []).append(str(variable))
     largest = max(groups, key=lambda dims: result[groups[dims][0]].size)
     return {name if dims == largest else f"{name}-{variables[0]}": variables for dims, variables in groups.items()}
-
-
-def csv(table: pd.DataFrame) -> bytes:
-    """A table as text that no spreadsheet computes with: names that look like a formula begin with an apostrophe.
-
-    >>> import pandas as pd
-    >>> csv(pd.DataFrame({"encoder": ["=1+1", "mae"], "cka": [-0.5, 1.0]}))
-    b"encoder,cka\\n'=1+1,-0.5\\nmae,1.0\\n"
-    """
-    texts = table.map(_harmless).rename(columns=_harmless)
-    return texts.to_csv(index=False, lineterminator="\n").encode("utf-8", "backslashreplace")
-
-
-def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -12,8 +12,6 @@ STUDY/.sightline.json    what kind of folder it is, see core/folders.py
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -29,6 +27,7 @@ from sightline.core.folders import begin, holds
 from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
+from sightline.core.tables import csv
 from sightline.studies.commands import Machine, command_of
 from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
@@ -116,11 +115,10 @@ class Study:
         for verdict in verdicts:
             about = {**asdict(known[verdict.finding], dict_factory=_plain), **asdict(verdict)}
             rows.append({key: about[key] for key in (*COLUMNS, "measure", "figure", "parts")})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path / "verdicts.csv", text.getvalue().encode())
+        import pandas as pd
+
+        table = pd.DataFrame(rows, columns=list(COLUMNS))
+        write_atomically(self.path / "verdicts.csv", csv(table))
         write_atomically(self.path / "verdicts.json", json.dumps(_finite(rows), indent=1).encode())
 
 

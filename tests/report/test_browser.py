@@ -210,6 +210,7 @@ def test_names_of_users_are_shown_and_never_run(browser: Any, hostile: SampleRun
     svg = ET.fromstring(reader.download(".explorer", 0))
     assert EVIL[2] in {element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")}
     assert reader.tab.evaluate("window.hacked") is None
+    assert reader.tab.evaluate("Charts.line(['=1+1', '-x', -0.5, null, 'a'])") == "'=1+1,'-x,-0.5,,a\r\n"
     assert reader.tab.locator("img").count() == 0
     assert reader.problems == []
     reader.context.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import shutil
@@ -16,13 +17,14 @@ from typer.testing import CliRunner
 import sightline as sl
 from sightline.cli import app
 from sightline.core.errors import InputError
+from sightline.core.folders import begin
 from sightline.studies import study as module
 from sightline.studies.commands import Machine
-from sightline.studies.findings import all_findings
+from sightline.studies.findings import Verdict, all_findings
 from sightline.studies.papers import CNNS, VARIED, groups_of
 from sightline.studies.planning import undecided
 from sightline.studies.roles import Role
-from sightline.studies.study import make_study, run_study
+from sightline.studies.study import Study, make_study, run_study
 from sightline.training.monitor import read_metrics
 
 IMAGES = "shapes?size=32&train=32&val=0&test=16"
@@ -84,6 +86,17 @@ def test_a_study_leaves_run_folders_and_verdicts(made):
     told = (made.steps[2].folder / "run.json").read_text()
     assert str(made.path) not in told
     assert f"run:{made.steps[1].folder.name}" in told
+
+
+def test_no_spreadsheet_computes_with_verdicts(tmp_path):
+    begin(tmp_path, "study")
+    study = Study(tmp_path, "papers", (), (), ())
+    for sentence in ('=HYPERLINK("http://x") without a window', "+1", "-1", "@SUM(A1)"):
+        study.save([Verdict("S1", "holds", 0.5, -0.25, 0.75, 0.01, 0.0, sentence)])
+        (row,) = csv.DictReader((tmp_path / "verdicts.csv").read_text().splitlines())
+        assert row["sentence"] == f"'{sentence}"
+        assert (row["finding"], float(row["low"]), row["p_adjusted"]) == ("S1", -0.25, "")
+        assert json.loads((tmp_path / "verdicts.json").read_text())[0]["sentence"] == sentence
 
 
 def test_the_tables_of_a_study_are_those_of_its_steps(made, tmp_path):

@@ -223,7 +223,8 @@ const Charts = (() => {
   }
 
   const quote = (value) => {
-    const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
+    const harmless = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;  // as core/tables.py
+    const text = harmless === null || harmless === undefined || Number.isNaN(harmless) ? "" : String(harmless);
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const line = (values) => values.map(quote).join(",") + "\r\n";
