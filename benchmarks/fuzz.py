@@ -30,9 +30,9 @@ from fuzz_cases import KINDS, MADE, make
 from sightline.core.errors import InputError
 
 SECONDS, MEMORY = 10, 2 * 2**30
-ADDRESSES = {"run": 2**40, "command": 2**40}  # the renderer of figures reserves far more addresses than it uses
+ADDRESSES = {"command": 2**40}  # the renderer of figures reserves far more addresses than it uses
 TOGETHER = 25  # cases in a fork
-SHARE = {"run": 0.4, "setting": 0.4, "study_folder": 0.4, "training": 0.4}  # as many cases as others: they take longer
+SHARE = {"setting": 0.4}  # as many cases as others: they take longer
 
 
 def outcomes(kind: str, numbers: list[int], seen: bool = False) -> list[tuple[str, str]]:

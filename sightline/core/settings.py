@@ -15,9 +15,6 @@ from sightline.core.errors import InputError, counted
 
 T = TypeVar("T")
 
-LARGEST = 10**9
-LARGEST_SEED = 2**63 - 1
-
 
 def flatten(objective: str, *parts: Any) -> dict[str, Any]:
     """The settings of dataclasses in one flat table; a field `settings` becomes tables of its own."""
@@ -73,7 +70,7 @@ def _fitting(key: str, value: Any, hint: Any) -> Any:
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return _finite(key, value)
         if kind is int and type(value) is int:
-            return _countable(key, value)
+            return value
         if kind is tuple and isinstance(value, (list, tuple)):
             return _elements(key, value, hint)
         if kind is Mapping and isinstance(value, Mapping):
@@ -98,13 +95,6 @@ def _finite(key: str, value: float) -> float:
     if not math.isfinite(number):
         raise InputError(f"{key} is {value}, but a finite number is expected")
     return number
-
-
-def _countable(key: str, value: int) -> int:
-    """A number that can be counted to; only a seed may be larger."""
-    if abs(value) > (LARGEST_SEED if key.endswith("seed") else LARGEST):
-        raise InputError(f"{key} is too large; a whole number up to {LARGEST:,} is expected".replace(",", " "))
-    return value
 
 
 def _elements(key: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:

@@ -144,9 +144,9 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
         about["encoder"] = encoder.describe()
     if resume and (out / "run.json").is_file():
         old = read_json(out / "run.json", dict, "restore it from a copy, or train into another folder")
-        if _within(old, "images", "digest") != data.digest():
+        if old["images"]["digest"] != data.digest():
             raise InputError(f"{data.name} has changed since {str(out)!r} was trained on it; train into another folder")
-        if encoder is not None and _within(old, "encoder", "weights") != encoder.weights:
+        if encoder is not None and old["encoder"]["weights"] != encoder.weights:
             raise InputError(
                 f"The encoder {encoder.reference} has changed since {str(out)!r} began with it; "
                 "train into another folder"
@@ -155,12 +155,6 @@ def _begin(out: Path, kind: str, wanted: Recipe, data: Images, encoder: Encoder 
     begin(out, KIND, anew=not resume)
     write_atomically(out / "recipe.toml", to_toml(wanted.values()).encode())
     write_atomically(out / "run.json", json.dumps(about | provenance(), indent=2).encode())
-
-
-def _within(about: Mapping[str, Any], part: str, key: str) -> Any:
-    """What a run.json says of the images or the encoder; None where it is damaged."""
-    found = about.get(part)
-    return found.get(key) if isinstance(found, Mapping) else None
 
 
 def tell_skipped(feed: Feed) -> None:
