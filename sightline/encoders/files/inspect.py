@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -28,22 +27,17 @@ from sightline.encoders.sources.checkpoint import (
     recognize,
 )
 
-# timm's and Hugging Face's words for the measures of an architecture, and ours.
-DIMENSIONS = {
-    word: ours
-    for ours, words in {
-        "width": ("embed_dim", "hidden_size"),
-        "widths": ("dims",),
-        "depth": ("depth", "num_hidden_layers"),
-        "depths": ("depths",),
-        "layers": ("layers",),
-        "heads": ("num_heads", "num_attention_heads"),
-        "patch": ("patch_size",),
-        "image size": ("size", "img_size", "image_size"),
-        "classes": ("num_classes",),
-        "registers": ("reg_tokens", "num_register_tokens"),
-    }.items()
-    for word in words
+MEASURES = {  # of an architecture, and timm's and Hugging Face's words for them
+    "width": ("embed_dim", "hidden_size"),
+    "widths": ("dims",),
+    "depth": ("depth", "num_hidden_layers"),
+    "depths": ("depths",),
+    "layers": ("layers",),
+    "heads": ("num_heads", "num_attention_heads"),
+    "patch": ("patch_size",),
+    "image size": ("size", "img_size", "image_size"),
+    "classes": ("num_classes",),
+    "registers": ("reg_tokens", "num_register_tokens"),
 }
 WEIGHT_FILES = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")  # in a folder
 MOST_PARTS = 60  # lines of parts
@@ -78,11 +72,8 @@ def inspect(path: str | Path) -> Inspection:
         folder = latest(path) or path
         path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), path)
     checkpoint = read_checkpoint(path)
-    outside = [value for key, value in checkpoint.content.items() if key not in OPTIMIZER]
-    seen = set[int]()
-    numbers = [value for part in outside for value in _tensors_in(part, seen)]
     types: Counter[str] = Counter()
-    for value in numbers:
+    for value in _tensors_in([value for key, value in checkpoint.content.items() if key not in OPTIMIZER], set()):
         types[str(value.dtype).removeprefix("torch.")] += value.numel()
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -157,10 +148,11 @@ def _described(checkpoint: Checkpoint, reference: Reference, why: str) -> dict[s
 
 
 def _measures(options: Mapping[str, Any]) -> dict[str, str]:
-    found = {word: str(options[key]) for key, word in DIMENSIONS.items() if options.get(key) is not None}
-    if "image size" in found:
-        found["image size"] = found["image size"].strip("()").replace(",", " × ")
-    return found
+    told = {measure: options[word] for measure, words in MEASURES.items() for word in words if word in options}
+    measures = {measure: str(value) for measure, value in told.items() if value is not None}
+    if "image size" in measures:
+        measures["image size"] = measures["image size"].strip("()").replace(",", " × ")
+    return measures
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -193,7 +185,7 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
         one = waiting.pop()
         if isinstance(one, Tensor):
             yield one
-        elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
+        elif isinstance(one, (dict, list)) and id(one) not in seen:
             seen.add(id(one))
             waiting += one.values() if isinstance(one, dict) else one
 
@@ -204,6 +196,8 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 def describe(found: Inspection) -> str:
     """The inspection as lines of text."""
+    counts = {"encoder": found.encoder, "rest": found.total - found.encoder, "total": found.total}
+    left_over = f"{counted(len(found.left_over), 'weight')} not of the encoder: {some(found.left_over)}"
     sections = {
         "file": [f"{found.path}, {found.size:,} bytes, {found.container}"],
         "sha256": [found.sha256],
@@ -211,52 +205,29 @@ def describe(found: Inspection) -> str:
         "problem": [found.problem],
         "architecture": [f"{word} {value}" for word, value in found.architecture.items()],
         "encoder in": [found.part],
-        "parameters": _counts(found),
+        "parameters": [", ".join(f"{part} {n:,}" for part, n in counts.items() if found.encoder or part == "total")],
         "types": [f"{name} {count:,}" for name, count in found.types.items()],
         "parts": _aligned(found.parts),
-        "left over": [_some(found.left_over)],
+        "left over": [left_over if found.left_over else ""],
         "notes": list(found.notes),
-        "arguments": [f"{name} = {_short(value)}" for name, value in found.arguments.items()],
+        "arguments": [f"{name} = {value!r}" for name, value in found.arguments.items()],
     }
-    lines = ((label if first else "", text) for label, texts in sections.items() for first, text in _marked(texts))
-    # Names and values are the file's: none of them may command the terminal.
-    return "\n".join(f"{label:<14}{printable(text, 500)}" for label, text in lines)
+    lines = [
+        f"{'' if i else label:<14}{printable(text, 500)}"  # names and values of a file must not command the terminal
+        for label, texts in sections.items()
+        for i, text in enumerate(filter(None, texts))
+    ]
+    return "\n".join(lines)
 
 
 def as_json(found: Inspection) -> str:
     """The inspection for programs."""
-    return json.dumps(asdict(found), indent=2, default=str)
-
-
-def _marked(texts: list[str]) -> Iterator[tuple[bool, str]]:
-    """The texts that say something, the first of them marked."""
-    yield from ((i == 0, text) for i, text in enumerate(text for text in texts if text))
-
-
-def _counts(found: Inspection) -> list[str]:
-    if not found.encoder:
-        return [f"total {found.total:,}"]
-    return [f"encoder {found.encoder:,}, rest {found.total - found.encoder:,}, total {found.total:,}"]
+    return json.dumps(asdict(found), indent=2)
 
 
 def _aligned(parts: Mapping[str, tuple[int, int]]) -> list[str]:
-    shown = [(printable(name, 40), *counts) for name, counts in islice(parts.items(), MOST_PARTS)]
     rows = [
-        f"{name:<32} {count:>6,} {'tensor' if count == 1 else 'tensors':<7} {numbers:>16,}"
-        for name, count, numbers in shown
+        f"{printable(name, 40):<32} {counted(count, 'tensor'):>14} {numbers:>16,}"
+        for name, (count, numbers) in islice(parts.items(), MOST_PARTS)
     ]
     return rows + ([f"… and {len(parts) - MOST_PARTS} more"] if len(parts) > MOST_PARTS else [])
-
-
-def _some(names: tuple[str, ...]) -> str:
-    are = "is" if len(names) == 1 else "are"
-    return f"{counted(len(names), 'weight')} {are} not the encoder's: {some(names)}" if names else ""
-
-
-def _short(value: Any) -> str:
-    return SHORT.repr(value)
-
-
-SHORT = reprlib.Repr()
-SHORT.maxstring = SHORT.maxother = 100
-SHORT.maxlist = SHORT.maxtuple = 12

@@ -142,7 +142,7 @@ def _reason(error: Exception) -> str:
         )
     why = "" if isinstance(error, pickle.UnpicklingError) else f" ({printable(first_line(error), 100)})"
     return (
-        f"cannot be read, it is damaged, incomplete or more than weights{why}; get it again, or save "
+        f"cannot be read{why}: it is damaged, incomplete or more than a state dict; get it again, or save "
         "model.state_dict() with torch.save and give that"
     )
 

@@ -472,15 +472,17 @@ def test_a_module_pickled_whole(tmp_path):
     torch.save({"model": STATE, "ema": module}, tmp_path / "file.pth")  # here the weights are there, too
     assert same(tensors(read_checkpoint(tmp_path / "file.pth").content, "model"), STATE)
     torch.save(module, tmp_path / "file.pth", **OLD)
-    assert UNREADABLE in refusal(tmp_path / "file.pth")
+    assert re.search(UNREADABLE, refusal(tmp_path / "file.pth"))
 
 
-UNREADABLE = "cannot be read, it is damaged, incomplete or more than weights"
+UNREADABLE = r"cannot be read( \(.*\))?: it is damaged, incomplete or more than a state dict"
 
 
 def test_torchscript(tmp_path):
     names = ("data.pkl", "code/__torch__.py", "constants.pkl", "version")
-    assert UNREADABLE in refusal(zipped(tmp_path / "file.pt", *((f"archive/{name}", b"3\n") for name in names)))
+    assert re.search(
+        UNREADABLE, refusal(zipped(tmp_path / "file.pt", *((f"archive/{name}", b"3\n") for name in names)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -545,7 +547,7 @@ def test_an_array_whose_numbers_repeat_is_not_written_out(tmp_path):
 
 
 def test_broken_safetensors(tmp_path):
-    assert UNREADABLE in refusal(tmp_path / "f.safetensors", b"\x00" * 20)
+    assert re.search(UNREADABLE, refusal(tmp_path / "f.safetensors", b"\x00" * 20))
     save_file(STATE, tmp_path / "f.safetensors")
     whole = (tmp_path / "f.safetensors").read_bytes()
     assert "incomplete metadata" in refusal(tmp_path / "f.safetensors", whole[:-8])
@@ -553,7 +555,7 @@ def test_broken_safetensors(tmp_path):
 
 def test_other_zip_archives(tmp_path):
     np.savez(tmp_path / "file.npz", a=np.zeros(3))
-    assert UNREADABLE in refusal(tmp_path / "file.npz")
+    assert re.search(UNREADABLE, refusal(tmp_path / "file.npz"))
     torch.save(STATE, tmp_path / "file.pth")
     with (
         zipfile.ZipFile(tmp_path / "file.pth") as good,

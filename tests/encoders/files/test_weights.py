@@ -95,7 +95,7 @@ def test_pickled_code_is_not_run(tmp_path, protocol):
     [
         ("file.pth", b"", "is empty"),
         ("file.pth", b"not a checkpoint at all", "is not a checkpoint"),
-        ("file.safetensors", b"\x00" * 20, "is damaged, incomplete or more than weights"),
+        ("file.safetensors", b"\x00" * 20, "is damaged, incomplete or more than a state dict"),
     ],
 )
 def test_broken_files(tmp_path, name, content, reason):
