@@ -133,9 +133,7 @@ def test_words(tmp_path):
     assert any(
         line.startswith("parameters    encoder ") and line.endswith(f"total {inspect(path).total:,}") for line in lines
     )
-    assert (
-        "left over     3 weights not of the encoder: mask_token, decoder_embed.weight, decoder_pred.weight" in lines
-    )
+    assert "left over     3 weights not of the encoder: mask_token, decoder_embed.weight, decoder_pred.weight" in lines
     assert lines[-2:] == ["arguments     lr = 0.1", "              betas = [0.9, 0.95]"]
 
 
