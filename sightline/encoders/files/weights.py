@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from sightline.core.errors import InputError, counted, some
 from sightline.encoders.files.reading import read_checkpoint, tensors, without_prefix
 
+LAYERS = re.compile(r"(\w+_)?(layers|depths?)")  # measures that count layers
 CLASSIFIER = re.compile(r"fc|head|heads\.head|(cls_|distillation_)?classifier(\.\d+)?")
 
 
@@ -59,10 +60,10 @@ def no_larger_than(state: Mapping[str, Tensor], origin: str, measures: object = 
     waiting: list[tuple[str, object]] = [("", measures)]
     while waiting:  # lists of as many entries are made before the first layer is
         name, value = waiting.pop()
-        most = len(state) if re.search("depth|layer", name) else max(numbers, 2**16)
+        most = len(state) if LAYERS.fullmatch(name) else max(numbers, 2**16)
         if isinstance(value, int) and value > most:
             raise error
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name != "label2id":  # whose names are those of classes
             waiting += value.items()
         elif isinstance(value, (list, tuple)):
             waiting += [(name, one) for one in value]

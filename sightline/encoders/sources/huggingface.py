@@ -195,7 +195,7 @@ def _read_state(where: str, local: bool, given: str | None) -> dict[str, Tensor]
             for shard in sorted(set(index["weight_map"].values())):
                 state |= read_weights(_file(where, local, shard) or Path(where) / shard)
             return state
-    raise FileNotFoundError(f"it has no weights ({' or '.join(WEIGHTS)})")
+    raise FileNotFoundError(f"no weights of it were found ({' or '.join(WEIGHTS)})")
 
 
 def _create(config: Any) -> Any:

@@ -228,7 +228,9 @@ def test_measures_beyond_the_weights(measures):
     state = {"a": torch.zeros(1), "b": torch.zeros(1)}
     with pytest.raises(TooLargeError), no_larger_than(state, "File", measures):
         pass
-    with no_larger_than(state, "File", {"depths": [2, 1], "width": 2**16, "layer_norm_eps": 1e9, "x": "10000000"}):
+    labels = {"cassette player": 482, "layers": 999}
+    fitting = {"depths": [2, 1], "width": 2**16, "layer_norm_eps": 1e9, "text": "10000000", "label2id": labels}
+    with no_larger_than(state, "File", fitting):
         pass
 
 
