@@ -318,7 +318,7 @@ def _forward(
     pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
     for view in dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split]):
         asking = {name: set(plans[name].sites[key]) for name in metrics if (name, key, batch.split, view) in needed}
-        see = _see(Key(key, "", view), asking, metrics, reductions, device)
+        see = _see(Key(key, "", view), len(pixels), asking, metrics, reductions, device)
         wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
         if not wanted:
             continue
@@ -328,11 +328,17 @@ def _forward(
             torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
         ):
             encoder(inputs)
+        for name, sites in asking.items():
+            if missed := sorted(site for site in sites if Key(key, site, view) not in reductions[name]):
+                raise InputError(
+                    f"Encoder {key!r} reached site {missed[0]!r} with grey images and does not with these; leave it out"
+                )
     return reductions
 
 
 def _see(
     whose: Key,
+    images: int,
     asking: Mapping[str, set[str]],
     metrics: Mapping[str, Analysis],
     reductions: Mapping[str, dict[Key, Any]],
@@ -343,6 +349,11 @@ def _see(
     def see(site: str, activation: Tensor | AttentionProduct) -> None:
         key = whose._replace(site=site)
         whole: Tensor | None = None if isinstance(activation, AttentionProduct) else activation
+        if whole is not None and len(whole) != images:
+            raise InputError(
+                f"Site {site!r} of encoder {whose.encoder!r} gives a tensor of shape {tuple(whole.shape)} for {images} "
+                "images, not a row for each; leave the site out, or correct the encoder"
+            )
         with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
             for name, sites in asking.items():
                 if site not in sites:

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from sightline.core import progress
-from sightline.core.errors import InputError, first_line
+from sightline.core.errors import InputError, first_line, some
 from sightline.core.provenance import fingerprint
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
@@ -57,7 +57,7 @@ class Plan:
     seed: int
     precision: str
     cache: Path  # a folder for memory-mapped files
-    left_out: Mapping[str, str]  # encoders that take no part, and why
+    left_out: Mapping[str, str]  # encoders, or sites of theirs, that take no part, and why
 
     @property
     def stages(self) -> dict[str, tuple[int, ...]]:
@@ -79,11 +79,16 @@ def make_plans(
     if sites and (problem := unmatched(sites, everywhere)):
         raise InputError(problem)
     chosen = {name: {key: _sites(encoder, name, sites) for key, encoder in encoders.items()} for name in configs}
+    rowless: dict[str, dict[str, tuple[int, ...]]] = {key: {} for key in encoders}
     shapes = {
-        key: probe(encoder, {s for of in chosen.values() for s in of[key]}, device) for key, encoder in encoders.items()
+        key: probe(encoder, {s for of in chosen.values() for s in of[key]}, device, rowless[key])
+        for key, encoder in encoders.items()
     }
     for pattern in sites or ():
         if not any(select(found, [pattern]) for found in shapes.values()):
+            for key, found in rowless.items():
+                if odd := select(found, [pattern]):
+                    raise InputError(f"{_rowless(key, {odd[0]: found[odd[0]]})}; leave it out")
             raise InputError(f"No forward pass reaches a site that matches {pattern!r}; leave it out")
     plans = {}
     for name, config in configs.items():
@@ -95,8 +100,11 @@ def make_plans(
             if not len(images.indices(split)):
                 raise InputError(f"The {split} split of {images.name} has no images; leave {name} out, or give some")
         reached = {key: tuple(site for site in of if site in shapes[key]) for key, of in chosen[name].items()}
+        without = {key: {s: rowless[key][s] for s in of if s in rowless[key]} for key, of in chosen[name].items()}
         if sites and module.ANY_SITE and (idle := [key for key, of in reached.items() if not of]):
             never = chosen[name][idle[0]][0]
+            if without[idle[0]]:
+                raise InputError(f"{_rowless(idle[0], without[idle[0]])}; choose others")
             raise InputError(f"Encoder {idle[0]!r} never reaches site {never!r} in its forward pass; choose others")
         plans[name] = Plan(
             encoders={key: encoder for key, encoder in encoders.items() if reached[key]},
@@ -107,7 +115,10 @@ def make_plans(
             views={split: tuple(module.views(config, split)) for split in splits},
             batches=sum(batch_count(len(images.indices(split)), settings["batch"]) for split in splits),
             cache=cache,
-            left_out={key: _why(chosen[name][key], module.SITES) for key, of in reached.items() if not of},
+            left_out={
+                **{key: _why(chosen[name][key], module.SITES) for key, of in reached.items() if not of},
+                **{f"{some(of)} of {key}": _rowless(key, of) for key, of in without.items() if of},
+            },
             **settings,
         )
     return plans
@@ -144,13 +155,29 @@ def _why(found: Sequence[str], patterns: Sequence[str]) -> str:
     return f"it has none of the sites {', '.join(patterns)}"
 
 
-def probe(encoder: Encoder, sites: Collection[str], device: torch.device | None = None) -> dict[str, tuple[int, ...]]:
-    """Shapes of the sites that grey images reach, for the cost; a model that cannot run fails before the pass."""
+def _rowless(encoder: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """About sites that give something else than a row for each image."""
+    site, shape = next(iter(shapes.items()))
+    return f"Site {site!r} of encoder {encoder!r} gives a tensor of shape {shape} for 2 images, not a row for each"
+
+
+def probe(
+    encoder: Encoder,
+    sites: Collection[str],
+    device: torch.device | None = None,
+    rowless: dict[str, tuple[int, ...]] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the sites that grey images reach, for the cost; a model that cannot run fails before the pass.
+
+    What has no axis of images, such as a table of positions, is no activation: `rowless` is told its whole shape.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
 
     def see(site: str, activation: Tensor) -> None:
-        if activation.shape[:1] == (2,):  # what has no axis of images, such as position embeddings, is no activation
+        if activation.shape[:1] == (2,):
             shapes[site] = tuple(activation.shape[1:])
+        elif rowless is not None:
+            rowless[site] = tuple(activation.shape)
 
     grey = torch.full((2, 3, *encoder.preprocess.size), 128, dtype=torch.uint8, device=device)
     wanted = [site for site in encoder.sites if site in sites]

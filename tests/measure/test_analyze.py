@@ -300,3 +300,48 @@ def test_probe_gives_shapes(small: str) -> None:
     shapes = probe(encoder, ["block.0.attn_map", "block.1"])
     assert shapes == {"block.0.attn_map": (3, 17, 17), "block.1": (17, 48)}
     assert np.prod(shapes["block.1"]) == 17 * 48
+
+
+class Rows(nn.Module):
+    """Layers that give a number, a table and, of larger batches, fewer rows than there are images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.table, self.layer, self.part = (nn.Identity() for _ in range(4))
+        self.first = nn.Conv2d(3, 4, 8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.first(x).mean((2, 3)))
+        self.scale(x.mean())
+        self.table(torch.ones(1, 5))
+        self.part(x[: max(2, len(x) // 2)])
+        return x
+
+
+def test_sites_without_a_row_for_each_image_say_so(images: sl.Images) -> None:
+    encoder = sl.load_encoder(Rows(), name="rows", preprocess=sl.Preprocess((32, 32)))
+    run = measure({"rows": encoder}, images, ["cka"], sites=["*a*e*"])
+    assert run["cka"].site_a.values.tolist() == ["layer"]
+    why = "Site 'scale' of encoder 'rows' gives a tensor of shape () for 2 images, not a row for each"
+    assert run.request["left_out"] == {"cka": {"scale, table of rows": why}}
+    with pytest.raises(
+        InputError, match=r"Site 'table' .* shape \(1, 5\) for 2 images, not a row for each; leave it out"
+    ):
+        measure({"rows": encoder}, images, ["cka"], sites=["table"])
+    for analysis in ("cka", "knn"):
+        with pytest.raises(InputError, match=r"Site 'part' .* of shape \(4, 4\) for 8 images, not a row for each"):
+            measure({"rows": encoder}, images, [analysis], sites=["part"])
+
+
+class OnlyGrey(Rows):
+    """Has a layer that grey images reach, and others do not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.part(x) if x.std((2, 3)).max() < 1e-6 else self.layer(x)
+
+
+def test_a_site_that_images_do_not_reach_is_a_sentence(images: sl.Images) -> None:
+    encoder = sl.load_encoder(OnlyGrey(), name="grey", preprocess=sl.Preprocess((32, 32)))
+    with pytest.raises(InputError, match="'grey' reached site 'part' with grey images and does not with these"):
+        measure({"grey": encoder}, images, ["cka"], sites=["first", "part"])
