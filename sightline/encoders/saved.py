@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None
     state = {key: value.detach().cpu().contiguous() for key, value in encoder.module.state_dict().items()}
     stored = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
     about = {
-        "format": 1,
         "architecture": encoder.architecture,
         "name": encoder.name,
         "preprocess": asdict(encoder.preprocess),
@@ -60,7 +58,7 @@ def save_encoder(encoder: Encoder, folder: str | Path, dtype: torch.dtype | None
     return folder
 
 
-def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
+def load_folder(folder: Path, name: str, reference: Reference) -> Encoder:
     """The encoder that `save_encoder` wrote into a folder; with decoder=true or head=true its decoder or head, too."""
     if reference.weights is not None or any(
         value not in VALUES.get(key, ()) for key, value in reference.options.items()
@@ -76,11 +74,11 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
             f"{reference}: decoder=true and head=true exclude each other; give the reference twice, once with each"
         )
     name += ", window lifted" if "window" in reference.options else ""
-    encoder = _load(folder, name, reference, recipe)
+    encoder = _load(folder, name, reference)
     if not wanted:
         return encoder
     if wanted == ["decoder"]:
-        both, notes = _with_decoder(encoder, folder, recipe), encoder.notes
+        both, notes = _with_decoder(encoder, folder), encoder.notes
     else:
         layers, state = read_head(folder)
         both = projected(encoder.module, layers, state, f"The projection head in {str(folder)!r}")
@@ -88,13 +86,13 @@ def load_folder(folder: Path, name: str, reference: Reference, recipe: Path) -> 
     return build_encoder(both, reference=str(reference), name=name, preprocess=encoder.preprocess, notes=notes)
 
 
-def _with_decoder(encoder: Encoder, folder: Path, recipe: Path) -> nn.Module:
+def _with_decoder(encoder: Encoder, folder: Path) -> nn.Module:
     from sightline.encoders.modules.mae_decoder import Autoencoder, load_decoder
 
-    return Autoencoder(encoder.module, load_decoder(encoder.module, folder, recipe))
+    return Autoencoder(encoder.module, load_decoder(encoder.module, folder))
 
 
-def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encoder:
+def _load(folder: Path, name: str, reference: Reference) -> Encoder:
     try:
         about = json.loads((folder / "encoder.json").read_text())
         architecture, preprocess = str(about["architecture"]), _preprocess(about["preprocess"])
@@ -104,7 +102,7 @@ def _load(folder: Path, name: str, reference: Reference, recipe: Path) -> Encode
             f"{str(folder)!r} holds no encoder (a readable encoder.json beside encoder.safetensors)"
         ) from error
     _check_architecture(architecture, folder)
-    architecture, notes = _windowed(architecture, reference, recipe)
+    architecture, notes = _windowed(architecture, reference)
     state, origin = read_weights(folder / "encoder.safetensors"), f"Run {str(folder)!r}"
     if (built := parse_reference(architecture)).source == "timm":
         timm.check_size(state, built, origin)
@@ -140,13 +138,11 @@ def _check_architecture(architecture: str, folder: Path) -> None:
         )
 
 
-def _windowed(architecture: str, reference: Reference, recipe: Path) -> tuple[str, list[str]]:
+def _windowed(architecture: str, reference: Reference) -> tuple[str, list[str]]:
     """The architecture with the attention window of its training, unless that is to be lifted; and a note on it."""
     built = parse_reference(architecture)
     window = built.options.get(WINDOW)
-    if window is None and recipe.is_file():  # of a folder that is older than windows in architectures
-        window = str(tomllib.loads(recipe.read_text(encoding="utf-8")).get(WINDOW, 0))
-    if not window or window == "0":
+    if window in (None, "0"):
         if "window" in reference.options:
             raise InputError(f"{reference} was trained without an {WINDOW}; leave window=none out")
         return architecture, []
@@ -154,7 +150,7 @@ def _windowed(architecture: str, reference: Reference, recipe: Path) -> tuple[st
     if "window" in reference.options:
         return str(replace(built, options=options)), [f"trained with {WINDOW}={window}, which is lifted"]
     note = f"patches attend to {window} × {window} around them, as in the training; ?window=none lifts that"
-    return str(replace(built, options=options | {WINDOW: window})), [note]
+    return architecture, [note]
 
 
 def _preprocess(fields: dict[str, Any]) -> Preprocess:

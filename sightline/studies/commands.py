@@ -1,7 +1,6 @@
 """The commands that steps are made of: what decides their numbers, and how they are run.
 
-Every command has a format, a number that is raised when what it computes changes: steps of an earlier format are done
-again. Settings are compared with the defaults, so that a new option leaves the steps as they are that do not use it.
+Settings are compared with the defaults, so that a new option leaves the steps as they are that do not use it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ class Work:
 class Command:
     """One of Sightline's commands as a step."""
 
-    format: int
     options: Mapping[str, Any]  # its arguments with their defaults
     decisive: Callable[[Step], dict[str, Any]]  # settings that decide its numbers and are not the defaults
     images: Callable[[Step], Images]
@@ -305,11 +303,11 @@ TRAINED: Mapping[str, Any] = {"recipe": None, "set": {}}
 
 def _command(kind: _Training, run: Callable[[Work], None], **more: Any) -> Command:
     options = {**TRAINED, **more.pop("options", {})}
-    return Command(more.pop("format", 1), options, kind.decisive, kind.images, kind.splits, run, kind.recipe, **more)
+    return Command(options, kind.decisive, kind.images, kind.splits, run, kind.recipe, **more)
 
 
 COMMANDS: Mapping[str, Command] = {
-    "compare": Command(1, PASS, _decisive_pass, _images_of_pass, _splits_of_pass, _compare, trains=False),
+    "compare": Command(PASS, _decisive_pass, _images_of_pass, _splits_of_pass, _compare, trains=False),
     "detect": _command(_Training(DETECT, detection_recipe), _trainings(detect), trains=False, apart=True),
     "finetune": _command(_Training(FINETUNE, finetuning_recipe), _finetune, encoders=(1, 1)),
     "pretrain": _command(_Pretraining("", pretraining_recipe), _pretrain, options={"objective": None}, encoders=(0, 0)),
@@ -317,7 +315,6 @@ COMMANDS: Mapping[str, Command] = {
         _Training(RCDM, rcdm_recipe),
         _trainings(rcdm),
         trains=False,
-        format=2,
         options={"samples": 8, "sources": 32, "compared": 256, "transformations": None},
     ),
     "reinit": _command(

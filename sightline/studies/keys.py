@@ -1,7 +1,7 @@
 """What a step is, as one hash: equal steps have equal keys wherever they lie, and share one folder.
 
-    key(step) = sha256(command, its format, settings that are not the defaults, contents of the images, weights of
-                       encoders from outside, keys of the steps that it needs)
+    key(step) = sha256(command, format of folders, settings that are not the defaults, contents of the images,
+                       weights of encoders from outside, keys of the steps that it needs)
 
 Names of files and folders are no part of it, and neither is the order of settings or of encoders.
 """
@@ -16,6 +16,7 @@ from typing import Any
 from sightline.core.errors import InputError
 from sightline.core.provenance import fingerprint
 from sightline.core.references import parse_reference
+from sightline.core.version import FORMAT
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.loading import load_encoder
 from sightline.images.sets import Images
@@ -74,7 +75,7 @@ def key_of(step: Step, keys: Mapping[str, str], by_name: Mapping[str, Step], con
     return fingerprint(
         {
             "command": step.command,
-            "format": command.format,
+            "format": FORMAT,
             "settings": command.decisive(step),
             "images": contents.images(step),
             "encoders": sorted(encoders, key=lambda one: str(one[0])),

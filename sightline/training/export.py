@@ -29,7 +29,8 @@ def export_encoder(objective: Any, folder: Path, encoder: Encoder) -> None:
         write_atomically(folder / "decoder.safetensors", save(weights))
     if isinstance(decoder, Decoder):  # that of FCMAE has no layers to look at, and is not built again
         write_atomically(folder / "decoder.json", json.dumps(decoder.describe(), indent=2).encode())
-    export_head(objective, folder)
+    if head := objective.head_of(objective.encoder):
+        save_head(head, folder)
 
 
 def as_encoder(objective: Any, encoder: Encoder) -> Encoder:
@@ -43,10 +44,3 @@ def as_encoder(objective: Any, encoder: Encoder) -> Encoder:
         classes=encoder.classes,
         resize=encoder.resize,
     )
-
-
-def export_head(objective: Any, folder: Path) -> None:
-    """The projection head that belongs to the encoder of an objective, unless it has none or it is there already."""
-    head = objective.head_of(objective.encoder)
-    if head and not (folder / "head.json").is_file():
-        save_head(head, folder)

@@ -16,14 +16,13 @@ from lightning.fabric import Fabric
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
-from sightline.core.folders import begin, latest
+from sightline.core.folders import begin
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import by_first, rank
 from sightline.core.schedules import points
 from sightline.encoders.encoder import Encoder
 from sightline.images.sets import Images
 from sightline.training.backbones import build
-from sightline.training.export import export_head
 from sightline.training.feed import Feed
 from sightline.training.folder import check_unchanged, compile_blocks, kept_recipe, start, tell_skipped, training_folder
 from sightline.training.launch import Launch, Launched, launching
@@ -161,7 +160,7 @@ def _train(
     if parts.first is not None:
         _train_first(parts.first, parts.feed, out, fabric, f"{parts.first.name} of {wanted.objective}", saving)
     torch.manual_seed(wanted.training.seed + 1 + rank())  # drop path differs between processes
-    last = Loop(
+    return Loop(
         objective=parts.objective,
         feed=parts.feed,
         settings=wanted.optimization,
@@ -183,9 +182,6 @@ def _train(
         log_every=wanted.training.log_every,
         **saving,
     ).run()
-    if not last:  # finished before, perhaps when heads were not saved
-        by_first(lambda: export_head(parts.objective, latest(out) or out))
-    return last
 
 
 def _train_first(first: First, feed: Feed, out: Path, fabric: Fabric, title: str, saving: dict[str, Any]) -> None:

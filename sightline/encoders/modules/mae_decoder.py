@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from sightline.core.errors import InputError
 from sightline.encoders.files.weights import read_weights
 from sightline.encoders.modules.masking import restore
 from sightline.encoders.modules.vit import Vit, is_vit, patch_of, sincos, xavier
-
-PUBLISHED = {"decoder_width": 512, "decoder_depth": 8, "decoder_heads": 16}  # where a recipe says nothing else
 
 
 class Autoencoder(nn.Module):
@@ -33,7 +30,7 @@ class Autoencoder(nn.Module):
         return pixels
 
 
-def load_decoder(encoder: nn.Module, folder: Path, recipe: Path) -> Decoder:
+def load_decoder(encoder: nn.Module, folder: Path) -> Decoder:
     """The decoder that was trained with an encoder, as decoder.json describes it."""
     if not (folder / "decoder.safetensors").is_file():
         raise InputError(
@@ -41,30 +38,19 @@ def load_decoder(encoder: nn.Module, folder: Path, recipe: Path) -> Decoder:
         )
     if not is_vit(encoder):
         raise InputError("The decoder of FCMAE is a single convolutional block without sites; leave decoder=true out")
-    decoder = Decoder(encoder, *_measures(folder / "decoder.json", recipe))
+    described = folder / "decoder.json"
+    try:
+        about = json.loads(described.read_text())
+        width, depth, heads = int(about["width"]), int(about["depth"]), int(about["heads"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"Cannot read {str(described)!r}; save the encoder and its decoder again") from error
+    decoder = Decoder(encoder, width, depth, heads)
     state = read_weights(folder / "decoder.safetensors")
     own = decoder.state_dict()
     if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in state.items()}:
-        described = folder / "decoder.json" if (folder / "decoder.json").is_file() else recipe
         raise InputError(f"The decoder in {str(folder)!r} is not the one that {str(described)!r} describes")
     decoder.load_state_dict({key: value.to(own[key].dtype) for key, value in state.items()})
     return decoder
-
-
-def _measures(described: Path, recipe: Path) -> tuple[int, int, int]:
-    """Width, depth and heads, which no tensor tells; of folders without decoder.json the recipe knows them."""
-    if described.is_file():
-        try:
-            about = json.loads(described.read_text())
-            return int(about["width"]), int(about["depth"]), int(about["heads"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"Cannot read {str(described)!r}; save the encoder and its decoder again") from error
-    try:
-        values = tomllib.loads(recipe.read_text(encoding="utf-8"))
-        values = PUBLISHED | values.get("mae", values)  # of a hybrid, those of its part; only what was set is there
-        return int(values["decoder_width"]), int(values["decoder_depth"]), int(values["decoder_heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(recipe)!r} does not say how the decoder beside it is built; train it again") from error
 
 
 class Decoder(nn.Module):
@@ -91,7 +77,7 @@ class Decoder(nn.Module):
         """What is needed to build it again for its ViT, as decoder.json keeps it."""
         first: Any = self.blocks[0]
         heads = int(first.attn.num_heads)
-        return {"format": 1, "width": self.embed.out_features, "depth": len(self.blocks), "heads": heads}
+        return {"width": self.embed.out_features, "depth": len(self.blocks), "heads": heads}
 
     def forward(
         self, tokens: Tensor, ids_restore: Tensor | None = None

@@ -6,7 +6,7 @@ A head is a row of layers,
 
 described by head.json, so that neither the recipe nor the code of a training is needed to build it again:
 
-FOLDER/head.json          {"format": 1, "layers": [{"part": "projector", "inputs": 96, "outputs": 512, …}, …]}
+FOLDER/head.json          {"layers": [{"part": "projector", "inputs": 96, "outputs": 512, …}, …]}
 FOLDER/head.safetensors   0.linear.weight, 0.norm.running_mean, … of each layer by its number
 
 A predictor goes on where the projector ends. Weights of length one (the last layer of DINO, the prototypes of MSN) are
@@ -179,7 +179,7 @@ def save_head(head: Sequence[Trained], folder: Path) -> None:
     """Write head.json and head.safetensors beside an encoder."""
     from safetensors.torch import save
 
-    about = {"format": 1, "layers": [asdict(layer) for layer, _ in head]}
+    about = {"layers": [asdict(layer) for layer, _ in head]}
     tensors = {name: value.cpu().contiguous().clone() for name, value in state_of(head).items()}
     write_atomically(folder / "head.safetensors", save(tensors))
     write_atomically(folder / "head.json", json.dumps(about, indent=2).encode())
@@ -188,10 +188,7 @@ def save_head(head: Sequence[Trained], folder: Path) -> None:
 def read_head(folder: Path) -> tuple[list[Layer], dict[str, Tensor]]:
     """The layers of the head in a folder, and the state dict of an `empty_head` of them."""
     if not all((folder / name).is_file() for name in FILES):
-        raise InputError(
-            f"{str(folder)!r} has no projection head ({' and '.join(FILES)}): either its training has none, or it was "
-            "saved when heads were not kept; leave head=true out, or train it with --resume, which writes the head"
-        )
+        raise InputError(f"{str(folder)!r} has no projection head ({' and '.join(FILES)}): leave head=true out")
     try:
         layers = [Layer(**fields) for fields in json.loads((folder / "head.json").read_text())["layers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -31,10 +31,10 @@ def load(reference: Reference) -> Encoder:
     options = dict(reference.options)
     step = options.pop("step", None)
     if step is None:
-        return load_folder(latest(folder) or folder, folder.name, reference, folder / "recipe.toml")
+        return load_folder(latest(folder) or folder, folder.name, reference)
     kept = _kept(folder, step, reference)
     plain = replace(reference, options=options)
-    encoder = load_folder(kept, f"{folder.name}, step {int(step)}", plain, folder / "recipe.toml")
+    encoder = load_folder(kept, f"{folder.name}, step {int(step)}", plain)
     return replace(encoder, reference=str(reference))
 
 

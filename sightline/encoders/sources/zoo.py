@@ -48,4 +48,4 @@ def load(reference: Reference) -> Encoder:
             f"{reference}: this encoder is stored without a projection head; train one whose objective has a head, "
             "such as `sightline pretrain simclr -o RUN`, and write run:RUN?head=true"
         )
-    return load_folder(folder, reference.id, reference, folder / "recipe.toml")
+    return load_folder(folder, reference.id, reference)

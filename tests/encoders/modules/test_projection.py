@@ -23,7 +23,6 @@ from sightline.analyses.invariance import InvarianceConfig
 from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
-from sightline.core.stopping import Stopped
 from sightline.encoders.modules.projection import Layer, Projected, empty_head, mlp_layers, save_head, state_of
 from sightline.encoders.sources import zoo
 from sightline.encoders.watching import capture
@@ -31,10 +30,8 @@ from sightline.images.views import make_view
 from sightline.measure.estimators.cka import cka
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.training import backbones
-from sightline.training import export as exports
 from sightline.training.backbones import Backbone
 from sightline.training.checkpoints import load_module
-from sightline.training.loop import Loop
 from sightline.training.recipe import make_recipe, read_recipe
 
 IMAGES = "shapes?size=16&train=32&val=16&test=16"
@@ -267,39 +264,6 @@ def test_notes_say_which_layers_are_what(runs: dict[str, Path]) -> None:
     assert notes["simclr"] == ["head.0 and head.1 are the projector"]
     assert notes["moco_v3"] == ["head.0 to head.2 are the projector, head.3 and head.4 the predictor"]
     assert notes["dino"] == notes["msn"] == ["head.0 to head.2 are the projector, head.3 the prototypes"]
-
-
-def test_a_finished_training_of_before_gets_its_head_when_it_is_resumed(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = tmp_path / "simclr"
-    shutil.copytree(runs["simclr"], run)
-    before = {file: (kept(run) / file).read_bytes() for file in ("head.json", "head.safetensors")}
-    for file in before:
-        (kept(run) / file).unlink()
-    assert "head.0" not in sl.load_encoder(f"run:{run}").sites
-    with pytest.raises(InputError, match=r"has no projection head \(head.json and head.safetensors\).*--resume"):
-        sl.load_encoder(f"run:{run}?head=true")
-    sl.pretrain(out=run, resume=True, workers=0, show_progress=False)
-    assert {file: (kept(run) / file).read_bytes() for file in before} == before
-
-
-def test_an_unfinished_training_of_before_writes_its_head_at_the_next_checkpoint(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(loop: Any) -> int:
-        return 15 if not (run / "latest.json").is_file() else 0
-
-    run = tmp_path / "simclr"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", interrupted)
-        patch.setattr(exports, "export_head", lambda *_: None)
-        settings = TINY | OWN["simclr"]
-        with pytest.raises(Stopped):
-            sl.pretrain("simclr", out=run, settings=settings, workers=0, show_progress=False)
-    assert not (kept(run) / "head.json").exists()
-    sl.pretrain(out=run, resume=True, workers=0, show_progress=False)
-    stored, expected = (load_file(kept(of) / "head.safetensors") for of in (run, runs["simclr"]))
-    assert stored.keys() == expected.keys()
-    assert all(torch.equal(stored[key], expected[key]) for key in stored)
 
 
 def test_what_cannot_be_loaded_is_said(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from sightline.core.errors import InputError
 from sightline.core.folders import latest
 from sightline.encoders.files.convert import convert
 from sightline.encoders.modules.mae_decoder import Decoder
-from sightline.encoders.sources import zoo
 from sightline.encoders.watching import capture
 from sightline.images.pipeline import batches
 from sightline.measure.feature_cache import describe_encoder
@@ -85,31 +84,20 @@ def test_the_decoder_is_the_one_that_was_trained(run: Path) -> None:
 
 
 def test_a_decoder_describes_itself(run: Path, tmp_path: Path) -> None:
-    """decoder.json is enough; folders from before there was one have a recipe beside them."""
     checkpoint = latest(run)
     assert checkpoint is not None
-    alone, before = tmp_path / "alone", tmp_path / "before"
+    alone = tmp_path / "alone"
     shutil.copytree(checkpoint, alone)
-    assert json.loads((alone / "decoder.json").read_text()) == {"format": 1, "width": 8, "depth": 2, "heads": 4}
-    shutil.copytree(run, before)
-    (before / "checkpoints" / checkpoint.name / "decoder.json").unlink()
-    found = [sl.load_encoder(f"run:{folder}?decoder=true") for folder in (run, alone, before)]
+    assert json.loads((alone / "decoder.json").read_text()) == {"width": 8, "depth": 2, "heads": 4}
+    found = [sl.load_encoder(f"run:{folder}?decoder=true") for folder in (run, alone)]
     assert len({encoder.weights for encoder in found}) == 1
-    assert [encoder.module.decoder.blocks[0].attn.num_heads for encoder in found] == [4, 4, 4]
-    (alone / "decoder.json").write_text('{"format": 1}')
+    assert [encoder.module.decoder.blocks[0].attn.num_heads for encoder in found] == [4, 4]
+    (alone / "decoder.json").write_text("{}")
     with pytest.raises(InputError, match=r"Cannot read .*decoder\.json"):
         sl.load_encoder(f"run:{alone}?decoder=true")
     (alone / "decoder.json").write_text('{"width": 8, "depth": 3, "heads": 4}')
     with pytest.raises(InputError, match=r"is not the one that .*decoder\.json' describes"):
         sl.load_encoder(f"run:{alone}?decoder=true")
-
-
-def test_the_decoder_of_the_zoo_loads_with_and_without_its_description(tmp_path: Path) -> None:
-    folder = tmp_path / "mae"
-    shutil.copytree(zoo.PACKAGED / "mae", folder)
-    described = sl.load_encoder("zoo:mae?decoder=true")
-    (folder / "decoder.json").unlink()
-    assert sl.load_encoder(f"run:{folder}?decoder=true").weights == described.weights
 
 
 @pytest.mark.parametrize("own", [{}, {"decoder_width": 8, "decoder_heads": 2}])
@@ -200,20 +188,6 @@ def test_fine_tuning_keeps_the_window_unless_it_is_lifted(windowed: Path, tmp_pa
         tuned = sl.finetune(f"run:{windowed}{option}", out=out, settings=settings, workers=0, show_progress=False)
         assert reaches_far(tuned) is bool(option)
         assert reaches_far(sl.load_encoder(f"run:{out}")) is bool(option)
-
-
-def test_a_folder_that_tells_of_the_window_in_its_recipe_alone(windowed: Path, tmp_path: Path) -> None:
-    """As those have it that were trained before the architecture named the window."""
-    old = tmp_path / "old"
-    shutil.copytree(windowed, old)
-    checkpoint = latest(old)
-    assert checkpoint is not None
-    about = json.loads((checkpoint / "encoder.json").read_text())
-    assert "&attention_window=3" in about["architecture"]
-    about["architecture"] = about["architecture"].replace("&attention_window=3", "")
-    (checkpoint / "encoder.json").write_text(json.dumps(about))
-    assert not reaches_far(sl.load_encoder(f"run:{old}"))
-    assert reaches_far(sl.load_encoder(f"run:{old}?window=none"))
 
 
 def test_attention_is_measured_within_the_window(windowed: Path) -> None:
