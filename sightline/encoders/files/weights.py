@@ -34,7 +34,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return without_prefix(state, "module.") if all(name.startswith("module.") for name in state) else state
 
 
-class TooLargeError(InputError):
+class LargerModelError(InputError):
     """A model is far larger than the weights that it is to get."""
 
 
@@ -46,7 +46,7 @@ def no_larger_than(state: Mapping[str, Tensor], origin: str, measures: object = 
     """
     numbers = sum(value.numel() for value in state.values())
     left = {"tensors": 4 * len(state) + 1000, "numbers": 4 * numbers + 2**26}
-    error = TooLargeError(
+    error = LargerModelError(
         f"{origin} has {counted(len(state), 'weight')} with {numbers:,} numbers, but a far larger model is described; "
         "is it a checkpoint of another model?"
     )

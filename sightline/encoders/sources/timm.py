@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.references import Reference
 from sightline.encoders.encoder import Encoder, build_encoder
-from sightline.encoders.files.weights import TooLargeError, load_weights, no_larger_than, read_weights
+from sightline.encoders.files.weights import LargerModelError, load_weights, no_larger_than, read_weights
 from sightline.images.preprocess import Preprocess
 
 EXAMPLE = "timm:vit_small_patch16_224.dino"
@@ -70,7 +70,7 @@ def check_size(state: Mapping[str, Tensor], reference: Reference, origin: str) -
     try:
         with no_larger_than(state, origin, measures), torch.device("meta"):
             create(reference)
-    except TooLargeError:
+    except LargerModelError:
         raise
     except Exception:
         pass  # not all can be built so; if something is wrong with it, building it says so
@@ -137,7 +137,7 @@ def _create(reference: Reference, options: dict[str, Any], seed: int) -> nn.Modu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module: nn.Module = timm.create_model(name, pretrained=reference.weights is None, **options)
-    except TooLargeError:
+    except LargerModelError:
         raise
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
         raise InputError(f"timm cannot build {reference}: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from torch import nn
 
 from sightline.core.errors import InputError
 from sightline.encoders.files.weights import (
-    TooLargeError,
+    LargerModelError,
     check_finite,
     hash_weights,
     load_weights,
@@ -213,7 +213,7 @@ def test_a_model_far_larger_than_its_weights_is_not_built(layers, width):
     with no_larger_than({"w": torch.zeros(1)}, "File"), torch.device("meta"):
         nn.Linear(8000, 8000)
     with (
-        pytest.raises(TooLargeError, match="File has 1 weight with 1 numbers, but a far larger model is described"),
+        pytest.raises(LargerModelError, match="File has 1 weight with 1 numbers, but a far larger model is described"),
         no_larger_than({"w": torch.zeros(1)}, "File"),
         torch.device("meta"),
     ):
@@ -226,7 +226,7 @@ def test_a_model_far_larger_than_its_weights_is_not_built(layers, width):
 @pytest.mark.parametrize("measures", [{"a": {"depths": [1, 2, 3]}}, {"num_hidden_layers": 3}, {"width": 2**16 + 1}])
 def test_measures_beyond_the_weights(measures):
     state = {"a": torch.zeros(1), "b": torch.zeros(1)}
-    with pytest.raises(TooLargeError), no_larger_than(state, "File", measures):
+    with pytest.raises(LargerModelError), no_larger_than(state, "File", measures):
         pass
     labels = {"cassette player": 482, "layers": 999}
     fitting = {"depths": [2, 1], "width": 2**16, "layer_norm_eps": 1e9, "text": "10000000", "label2id": labels}
