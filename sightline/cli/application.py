@@ -16,6 +16,8 @@ from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
 from sightline.core.version import __version__
 
+DESCRIPTORS = 64  # of files and pipes that a run has open, without worker processes
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -60,6 +62,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale without some of the letters of a name
     try:
+        _check_descriptors()
         with explaining():
             app(spread_sites(sys.argv[1:]), prog_name="sightline")
     except InputError as error:
@@ -87,6 +90,20 @@ def main() -> None:
         if not _out_of_memory(error):
             raise
         _fail("Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders", 2)
+
+
+def _check_descriptors() -> None:
+    """Say at once that too few files may be open: the libraries of pictures and results say it in ways of their own."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
+        raise InputError(
+            f"Only {soft} files may be open at once, and a run needs up to {DESCRIPTORS}; raise the limit, such as "
+            "ulimit -n 1024"
+        )
 
 
 def _show(

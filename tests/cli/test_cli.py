@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cli.main()
     sys.argv = before
     return path
+
+
+def test_too_few_files_at_once_are_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (63, limits[1]))
+    try:
+        code, _, err = sightline("list", "analyses", capsys=capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert code == 2
+    assert err.startswith("error: Only 63 files may be open at once, and a run needs up to 64; raise the limit")
 
 
 @pytest.fixture
