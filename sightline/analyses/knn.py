@@ -156,7 +156,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             str(row.encoder),
             f"{row.accuracy:.1%}",
             f"the highest of {of[str(row.encoder)]} on {SPLITS[1]}, at {row.site}, feature {row.feature}"
-            + f"; top-5 {_top5(result, row):.1%}",
+            + (f"; top-5 {_top5(result, row):.1%}" if result.attrs["classes"] > 5 else ""),
         )
         for row in best.itertuples()
     ]

@@ -72,11 +72,11 @@ class Run(Mapping[str, "xr.Dataset"]):
 
         `run.figure("cka", "depth")` is what `figures/cka-depth.svg` shows.
         """
-        return _report("charts").chart(self, name, figure)
+        return _page().chart(self, name, figure)
 
     def report(self, show: bool = True) -> Path:
         """Write the report if it is not there or older than a result, open it in the browser, and give its path."""
-        page: Path = _report("charts").page_of(self)
+        page: Path = _page().page_of(self)
         if show:
             webbrowser.open(page.absolute().as_uri())
         return page
@@ -157,9 +157,9 @@ class Run(Mapping[str, "xr.Dataset"]):
         return self.path / "groups" / f"{name}.nc"
 
 
-def _report(module: str) -> Any:
-    """A module of the report, which stands above this room: by its name when it is used, as plugins are."""
-    return importlib.import_module(f"sightline.report.{module}")
+def _page() -> Any:
+    """The report, which stands above this room: by its name when it is used, as plugins are."""
+    return importlib.import_module("sightline.report.page")
 
 
 def _headlines(name: str, result: xr.Dataset) -> str:

@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.settings import make_settings
-from sightline.generation.extra import diffusers
-from sightline.generation.noise import PROCESSES, Process, process_named
+from sightline.generation.noise import PROCESSES, Process, diffusers, process_named
 
 RESAMPLE = ("conv", "resnet")
 FILE = "conditions.json"

@@ -26,13 +26,20 @@ import torch
 from torch import Tensor
 
 from sightline.core.errors import InputError, nearest
+from sightline.core.extras import explaining
 from sightline.core.keyed_random import Keys
-from sightline.generation.extra import diffusers
 
 Network = Callable[[Tensor, Tensor], Tensor]  # noisy pictures (B, 3, h, w), times (B,) → (B, C, h, w)
 SMALLEST = 0.05  # of σ in the weight of the loss
 TIMES = 1000
 LEVELS = (0.3, 0.5, 0.7, 0.9)  # σ at which errors are compared: with less noise the picture tells all itself
+
+
+def diffusers() -> Any:
+    """The library, which is an extra: imported where it is needed, with a sentence for those who have not got it."""
+    with explaining():
+        import diffusers as library
+    return library
 
 
 class Process(Protocol):

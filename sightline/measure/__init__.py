@@ -4,7 +4,6 @@ analyze         the pass
 contract        what an analysis must have
 request         what is asked, and what of it cannot be done
 plan            what a pass will see and cost
-streaming       from a metric to its result
 resume          sums on disk, so that a stopped pass continues
 layers          encoders × sites, and where they lie in a result
 gram_sums       what the analyses by CKA share

@@ -33,7 +33,7 @@ from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
 from sightline.images.sets import Images
 from sightline.images.views import make_view
-from sightline.measure.contract import Analysis, analysis
+from sightline.measure.contract import Analysis, analysis, measured_of
 from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Key, Plan, analysis_fingerprint, announce, make_plans
 from sightline.measure.pooled import share
@@ -48,7 +48,6 @@ from sightline.measure.request import (
     with_further,
 )
 from sightline.measure.resume import Reached, Sums
-from sightline.measure.streaming import measured_of
 
 if TYPE_CHECKING:
     import xarray as xr

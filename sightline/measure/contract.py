@@ -13,6 +13,7 @@ import torchmetrics
 
 from sightline.core import plugins
 from sightline.core.contract import Reported
+from sightline.core.groups import split
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -143,6 +144,20 @@ OPTIONAL: Mapping[str, Any] = {
     "views": lambda config, split: ("plain",),
     "precision": lambda config: "float32",
 }
+
+
+def result_of(metric: Analysis) -> xr.Dataset:
+    """What an analysis has to say, with the sums of all processes."""
+    return measured_of(metric)[0]
+
+
+def measured_of(metric: Analysis) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """The same, and what it keeps so that contrasts can be computed from it.
+
+    The class's own `compute`: the one that torchmetrics wraps rebuilds mappings, and a Dataset loses its attributes.
+    """
+    with metric.sync_context():
+        return split(type(metric).compute(metric))
 
 
 def analysis(name: str) -> AnalysisPlugin:

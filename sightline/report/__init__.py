@@ -7,7 +7,6 @@ provenance         its last page: what is needed to get the same numbers again
 study              the report of a study
 verdicts           verdicts on findings, as a table and one by one
 shell              the file around the pages: navigation, colours, scripts, data
-charts             single figures, and the page, for those who work in Python
 packing            how numbers travel in a page
 html               templates that escape by default, and what goes into them
 explorer           the linked view of all pairs of layers

@@ -16,19 +16,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import altair as alt
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from sightline.core import plugins
 from sightline.core.contract import TOPICS
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, nearest
 from sightline.core.files import write_atomically
 from sightline.core.folders import refuse_links
 from sightline.core.tables import csv
 from sightline.report.attention_viewer import pack_viewer
 from sightline.report.explorer import pack_explorer
-from sightline.report.figures import Figure, Table, pdf_of, specification, svg_of
+from sightline.report.figures import Figure, Table, pdf_of, same_colours, specification, svg_of, theme
 from sightline.report.gallery import Gallery, pack_gallery
 from sightline.report.html import clean, cleaned, sentences
 from sightline.report.overview import Multiple, NumberTable, map_figure, multiples, number_table
@@ -357,3 +358,30 @@ def _encoder_fields(datasets: Mapping[str, Mapping[str, Any]], encoders: set[str
             own = isinstance(column, dict) and set(column["words"]) - {None} <= encoders and column["words"] != [None]
             found[name] = found.get(name, True) and own
     return [name for name, own in found.items() if own]
+
+
+# For those who work in Python: `run.figure`, `run.report`
+
+
+def chart(run: Run, analysis: str, figure: str | None = None) -> Any:
+    """A figure of an analysis as a chart with the colours and fonts of the report; the first one unless it is named."""
+    found = {one.name: one for one in plugins.module_of(analysis).figures(cleaned(run[analysis]))}
+    if not found:
+        raise InputError(f"There is nothing to draw of {analysis!r}: no number of it is known in this run")
+    name = next(iter(found)) if figure is None else figure
+    if name not in found:
+        raise InputError(f"{analysis!r} has no figure {name!r}{nearest(name, found)}")
+    with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
+        spec = found[name].chart.to_dict()
+    same_colours(spec, [clean(encoder["name"]) for encoder in run.request.get("encoders", [])])
+    return alt.Chart.from_dict(spec | {"config": theme()})
+
+
+def page_of(run: Run) -> Path:
+    """The page of a run, written if it is not there or older than one of its results."""
+    page = None if run.path is None else run.path / "report.html"
+    if page is not None and page.is_file():
+        changed = [run.file(name).stat().st_mtime_ns for name in run.names()]
+        if page.stat().st_mtime_ns >= max(changed, default=0):
+            return page
+    return write_report(run)

@@ -2,7 +2,6 @@
 
 commands    the commands that steps are made of: what decides their numbers, how they are run
 costs       what steps will take, from short trials
-design      what a study consists of before it is run
 detection   how well are objects found by detectors on these encoders?
 elsewhere   steps on SLURM and Ray
 evidence    what is known of encoders and their roles, over several run folders

@@ -25,12 +25,11 @@ from sightline.core.files import file_name
 from sightline.core.references import parse_reference
 from sightline.measure.contract import analysis
 from sightline.studies.commands import COMMANDS, PASS
-from sightline.studies.design import Design, Given
 from sightline.studies.findings import all_findings
 from sightline.studies.findings.park import HIGH, NOISE
 from sightline.studies.keys import Contents
 from sightline.studies.roles import FAMILY_OF, HYBRID, JE, MASKED_JE, REC, SUPERVISED, Role, of_one_size
-from sightline.studies.steps import Step, with_needed
+from sightline.studies.steps import Design, Given, Step, with_needed
 from sightline.training.backbones import build
 
 GROUPS = ("passes", "minibatch", "finetune", "dynamics", "reinit", "detect", "segment", "rcdm", "pretrain")

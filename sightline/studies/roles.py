@@ -33,9 +33,7 @@ class Role:
     family: str  # one of FAMILIES; of a fine-tuned encoder that of its start
     method: str = ""  # moco_v3, dino, mae, …
     network: str = "vit"  # or "cnn"
-    tuned_from: str | None = (
-        None  # the encoder that it was fine-tuned from: its name, or a reference if it has none here
-    )
+    tuned_from: str | None = None  # what it was fine-tuned from: its name, or a reference if it has none here
     size: float | None = None  # millions of parameters, where the study varies it
     window: int | None = None  # side of the attention window of its pre-training, in patches
     weight: float | None = None  # λ of a hybrid

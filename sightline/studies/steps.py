@@ -1,4 +1,4 @@
-"""A step of a study: an existing command with its encoders, images and settings; and the order of steps.
+"""What a study consists of before it is run: steps, each a command with its encoders, images and settings; their order.
 
 An encoder of a step is a reference, or `step:NAME` for what another step has trained, also with the options of `run:`,
 such as `step:mae-tuned?step=*`.
@@ -13,6 +13,7 @@ from typing import Any
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import Reference, take_apart
+from sightline.studies.roles import Role
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,25 @@ class Step:
         """Steps that have to be done before."""
         named = (step_of(reference) for reference in self.encoders.values())
         return tuple(dict.fromkeys(found.id for found in named if found is not None))
+
+
+@dataclass(frozen=True)
+class Given:
+    """An encoder of a study."""
+
+    role: Role
+    reference: str  # also step:NAME
+    step: str = ""  # the step that trains it
+
+
+@dataclass(frozen=True)
+class Design:
+    """All of a study before anything is run: encoders, steps, and the findings that it is to decide."""
+
+    name: str
+    roles: tuple[Role, ...]
+    steps: tuple[Step, ...]
+    findings: tuple[str, ...]
 
 
 def step_of(reference: str) -> Reference | None:

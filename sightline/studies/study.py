@@ -29,7 +29,6 @@ from sightline.core.run_folder import Run, open_run
 from sightline.core.settings import make_settings
 from sightline.core.tables import csv
 from sightline.studies.commands import Machine, command_of
-from sightline.studies.design import Design, Given
 from sightline.studies.elsewhere import on_cluster
 from sightline.studies.evidence import Evidence
 from sightline.studies.findings import Verdict, all_findings, decide_all
@@ -49,7 +48,7 @@ from sightline.studies.roles import (
     refuse_circles,
 )
 from sightline.studies.running import Ended, Executor, Here, Outcome, Processes, run_steps
-from sightline.studies.steps import Step
+from sightline.studies.steps import Design, Given, Step
 from sightline.studies.study_file import read_study
 
 KIND = "study"

@@ -40,10 +40,9 @@ from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.files import is_file, read_toml
 from sightline.core.settings import make_settings, parse_settings
 from sightline.studies.commands import COMMANDS
-from sightline.studies.design import Design
 from sightline.studies.findings import all_findings
 from sightline.studies.roles import Role, known_role
-from sightline.studies.steps import Step, in_order, step_of, with_needed
+from sightline.studies.steps import Design, Step, in_order, step_of, with_needed
 
 KEYS = {"title": str, "images": str, "findings": list, "matrix": dict, "step": dict, "role": dict}
 FORMS = {str: "text", list: 'a list of names, such as ["S15"]', dict: "a table, such as [step.mae] begins"}

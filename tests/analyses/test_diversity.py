@@ -20,9 +20,8 @@ from sightline.analyses import diversity
 from sightline.analyses.diversity import depth_cosine, head_cosine, token_cosine
 from sightline.core.errors import InputError
 from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
-from sightline.measure.contract import NoSettings
+from sightline.measure.contract import NoSettings, result_of
 from sightline.measure.plan import Key, make_plans
-from sightline.measure.streaming import result_of
 
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 

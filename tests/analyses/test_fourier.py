@@ -19,8 +19,7 @@ from sightline.analyses import fourier
 from sightline.analyses.fourier import relative_log_amplitude
 from sightline.core.errors import InputError
 from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
-from sightline.measure.contract import NoSettings
-from sightline.measure.streaming import result_of
+from sightline.measure.contract import NoSettings, result_of
 
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 

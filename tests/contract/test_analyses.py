@@ -30,10 +30,9 @@ from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images, join
 from sightline.images.views import make_view
 from sightline.measure import analyze as the_pass
-from sightline.measure.contract import Analysis, analysis
+from sightline.measure.contract import Analysis, analysis, measured_of, result_of
 from sightline.measure.estimators.attention import attend
 from sightline.measure.plan import Cost, Key, Plan, make_plans
-from sightline.measure.streaming import measured_of, result_of
 from sightline.report.figures import Figure
 
 ANALYSES = plugins.built_in("analyses")

@@ -12,7 +12,7 @@ import torch
 
 from sightline.core.errors import InputError
 from sightline.generation.denoiser import Denoiser, Shape, load_model, save_model
-from sightline.generation.extra import diffusers
+from sightline.generation.noise import diffusers
 from sightline.generation.training import make_recipe
 from sightline.training.recipe import read_recipe
 

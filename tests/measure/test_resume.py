@@ -24,7 +24,7 @@ from sightline.core.stopping import Stopped
 from sightline.images.views import make_view
 from sightline.measure import analyze as module
 from sightline.measure import resume
-from sightline.measure.streaming import measured_of
+from sightline.measure.contract import measured_of
 
 
 @pytest.fixture

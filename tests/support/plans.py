@@ -15,8 +15,8 @@ from sightline.encoders.sites import Tokens
 from sightline.images.pipeline import Batch
 from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images
+from sightline.measure.contract import result_of
 from sightline.measure.plan import Key, Plan
-from sightline.measure.streaming import result_of
 
 Array = np.ndarray[Any, Any]
 

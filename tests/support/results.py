@@ -174,6 +174,7 @@ def knn_result(sites: Mapping[str, Sequence[str]], without_cls: Sequence[str] = 
             "temperature": 0.07,
             "n_train": 400,
             "n_test": 400,
+            "classes": 5,
             "chance": 1 / 16,
         },
     )

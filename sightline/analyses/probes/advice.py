@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from sightline.analyses.probes.charts import _named
+from sightline.analyses.probes.charts import named
 from sightline.analyses.probes.results import last_site
 from sightline.core.errors import counted
 from sightline.core.results import ENDS, interval, outside_decoder
@@ -95,7 +95,7 @@ def _pair(result: xr.Dataset, a: str, b: str) -> xr.Dataset:
 
 
 def _described(row: xr.Dataset) -> str:
-    return f"{_layer(row)}, {POOLED[str(row.feature.item())]}, {_named(row.probe.item())}"
+    return f"{_layer(row)}, {POOLED[str(row.feature.item())]}, {named(row.probe.item())}"
 
 
 def _layer(row: xr.Dataset) -> str:
@@ -166,7 +166,7 @@ def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
             0: "which these images cannot separate from the best" + simpler,
             -1: f"{_points(plain, 'lead', -1)} more than the one that was preferred",
         }[_verdict(plain, "lead")]
-    yield f"{_named(simple).capitalize()} on the last layer ({last}) reaches {float(plain.accuracy):.1%}, {compared}."
+    yield f"{named(simple).capitalize()} on the last layer ({last}) reaches {float(plain.accuracy):.1%}, {compared}."
 
 
 def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
             0: "not distinguishable from the best",
             -1: f"{_points(best, 'lead', -1)} more, though it was not preferred",
         }[_verdict(best, "lead")]
-        probe = f"{_layer(best)}, {_named(best.probe.item())}"
+        probe = f"{_layer(best)}, {named(best.probe.item())}"
         yield f"With {pooling} instead ({probe}): {float(best.accuracy):.1%}, {compared}."
 
 
@@ -191,7 +191,7 @@ def _gained(row: xr.Dataset, axis: str, meaning: str) -> Iterator[str]:
         return
     best = known.isel({axis: int(np.argmax(known.selection.values))})
     name = str(best[axis].item())
-    what = _named(name).capitalize() if axis == "probe" else f"Layer {name}, added to the last one,"
+    what = named(name).capitalize() if axis == "probe" else f"Layer {name}, added to the last one,"
     yield {
         1: f"{what} gains {_points(best, 'gain')} there: {meaning.format(name)}.",
         0: f"{what} shows no gain there on these images: {_points(best, 'gain')}.",

@@ -18,7 +18,7 @@ from sightline.core.results import ENDS
 from sightline.report.figures import Figure, accuracy_over_depth, curve_over_depth, heatmap, over_depth
 
 
-def _named(probe: str) -> str:
+def named(probe: str) -> str:
     """A probe in words; what a multilayer one sees is said elsewhere, and then it is linear."""
     return f"a probe of {probe}" if probe.startswith("depth") else f"a {probe.replace('multilayer', 'linear')} probe"
 
@@ -151,7 +151,7 @@ def _sweep(result: xr.Dataset) -> Iterator[Figure]:
         domain=(low, max(high, low + 0.1)),
     )
     caption = (
-        f"{_named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
+        f"{named(probe).capitalize()} on the last layer, trained with every setting: its accuracy on the images for "
         f"selection, which decides on the setting{', with the best learning rate at the end' if ends else ''}. The "
         "result has the same numbers for all layers and probes."
     )

@@ -7,5 +7,5 @@ colours       jitter, grey, blur, solarisation
 randaugment   RandAugment of whole batches
 erasure       random erasing, and the order of the last steps
 mixup         mixup and CutMix
-batched       pieces of a batch that stay in the cache
+batched       what crops and colours share: whole batches in pieces that stay in the cache
 """

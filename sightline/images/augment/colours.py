@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.core.keyed_random import Keys, fold, uniform
-from sightline.images.augment.batched import ImageNumbers
-from sightline.images.augment.crops import boxes, crop, flips
-from sightline.images.augment.policies import (
-    _BLUR,
-    _GRAY,
-    _JITTER,
-    _JITTERED,
-    _SIGMA,
-    _SOLARIZE,
-    _between,
-    _chosen,
-    _in_pieces,
-    _products,
-    _shape,
+from sightline.images.augment.batched import (
+    BLUR,
+    GRAY,
+    JITTER,
+    JITTERED,
+    SIGMA,
+    SOLARIZE,
+    ImageNumbers,
+    between,
+    chosen,
+    in_pieces,
+    products,
+    shape_of,
 )
+from sightline.images.augment.crops import boxes, crop, flips
 from sightline.images.augment.policy import Policy
 
 LUMA = (0.2989, 0.587, 0.114)
@@ -43,7 +43,7 @@ def augment(pixels: Tensor, policy: Policy, keys: Keys) -> Tensor:
     >>> augment(pixels, Policy(4), np.arange(2, dtype=np.uint64)).mean().item()
     1.0
     """
-    n, height, width = _shape(pixels, keys)
+    n, height, width = shape_of(pixels, keys)
     where, mirrored = boxes(np.full(n, height), np.full(n, width), policy, keys), flips(policy, keys)
 
     def take(rows: ImageNumbers) -> Tensor:
@@ -62,7 +62,7 @@ def distort(pixels: Tensor, policy: Policy, keys: Keys) -> Tensor:
     >>> distort(torch.full((1, 3, 2, 2), 0.75), Policy(2, solarize=1.0), np.zeros(1, np.uint64)).unique()
     tensor([0.2500])
     """
-    _, height, width = _shape(pixels, keys)
+    _, height, width = shape_of(pixels, keys)
     result = torch.empty_like(pixels)
     return _distort_into(result, lambda rows: _rows(pixels, rows), height * width, policy, keys)
 
@@ -84,19 +84,19 @@ class Decisions(NamedTuple):
 
 def decide(policy: Policy, keys: Keys) -> Decisions:
     """Draw what is done to each image, as ColorJitter, RandomGrayscale, GaussianBlur and RandomSolarize draw it."""
-    u = uniform(fold(keys, _JITTER), 8)
+    u = uniform(fold(keys, JITTER), 8)
     strengths = np.array(policy.jitter or (0.0,) * 4)
     low, high = np.maximum(1 - strengths, 0), 1 + strengths
     low[3], high[3] = -strengths[3], strengths[3]
     orders = np.argsort(u[:, 4:], axis=1)
-    jittered = _chosen(policy.jitter_probability, keys, _JITTERED)
+    jittered = chosen(policy.jitter_probability, keys, JITTERED)
     return Decisions(
         orders=np.where(jittered[:, None] & (strengths > 0)[orders], orders, -1),
         factors=low + (high - low) * u[:, :4],
-        gray=_chosen(policy.gray, keys, _GRAY),
-        blur=_chosen(policy.blur, keys, _BLUR),
-        sigma=_between(policy.blur_sigma, uniform(fold(keys, _SIGMA), 1)[:, 0]),
-        solarize=_chosen(policy.solarize, keys, _SOLARIZE),
+        gray=chosen(policy.gray, keys, GRAY),
+        blur=chosen(policy.blur, keys, BLUR),
+        sigma=between(policy.blur_sigma, uniform(fold(keys, SIGMA), 1)[:, 0]),
+        solarize=chosen(policy.solarize, keys, SOLARIZE),
     )
 
 
@@ -114,7 +114,7 @@ def _distort_into(
         _distort_in_place(x, decisions.of(rows), policy)
         result.index_copy_(0, _index(rows, result), x)
 
-    _in_pieces(work, len(keys), 3 * numbers, result.device)
+    in_pieces(work, len(keys), 3 * numbers, result.device)
     return result
 
 
@@ -196,7 +196,7 @@ def blur(x: Tensor, sigma: Tensor, largest: float) -> Tensor:
         weight = torch.exp(-0.5 * (distance / sigma[:, None]).square())  # (B, R + 1)
         weight = weight / (2 * weight.sum(1, keepdim=True) - 1)
         matrices.append((weight @ _shifts(length, radius).to(x.device)).view(-1, length, length))
-    return _products(matrices[0], x, matrices[1]).clamp_(max=1)  # weights sum to 1 but for rounding
+    return products(matrices[0], x, matrices[1]).clamp_(max=1)  # weights sum to 1 but for rounding
 
 
 @lru_cache(maxsize=8)

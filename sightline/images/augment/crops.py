@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.core.keyed_random import Keys, fold, uniform
-from sightline.images.augment.policies import _CROP, _FLIP, _between, _chosen, _in_pieces, _products, _shape
+from sightline.images.augment.batched import CROP, FLIP, between, chosen, in_pieces, products, shape_of
 from sightline.images.augment.policy import RADII, Policy, Range
 from sightline.images.targets import filled
 
@@ -38,9 +38,9 @@ def boxes(heights: NDArray[Any], widths: NDArray[Any], policy: Policy, keys: Key
         return _fitted(heights, widths, policy.fit, keys)
     if policy.crop is None:
         return np.stack([np.zeros_like(heights), np.zeros_like(widths), heights, widths], axis=1)
-    u = uniform(fold(keys, _CROP), 2 * TRIES + 2)
-    area = (heights * widths)[:, None] * _between(policy.crop, u[:, :TRIES])  # (B, TRIES)
-    shape = np.exp(_between((math.log(policy.ratio[0]), math.log(policy.ratio[1])), u[:, TRIES : 2 * TRIES]))
+    u = uniform(fold(keys, CROP), 2 * TRIES + 2)
+    area = (heights * widths)[:, None] * between(policy.crop, u[:, :TRIES])  # (B, TRIES)
+    shape = np.exp(between((math.log(policy.ratio[0]), math.log(policy.ratio[1])), u[:, TRIES : 2 * TRIES]))
     height, width = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
     fits = (height > 0) & (height <= heights[:, None]) & (width > 0) & (width <= widths[:, None])
     first = np.arange(len(fits)), fits.argmax(axis=1)
@@ -60,8 +60,8 @@ def _fitted(heights: NDArray[np.int64], widths: NDArray[np.int64], fit: Range, k
     >>> _fitted(np.array([48, 48]), np.array([64, 64]), (1.0, 1.0), np.arange(2, dtype=np.uint64)).tolist()
     [[0, 0, 64, 64], [0, 0, 64, 64]]
     """
-    u = uniform(fold(keys, _CROP), 3)
-    side = np.maximum(1, np.rint(np.maximum(heights, widths) / _between(fit, u[:, 0]))).astype(np.int64)
+    u = uniform(fold(keys, CROP), 3)
+    side = np.maximum(1, np.rint(np.maximum(heights, widths) / between(fit, u[:, 0]))).astype(np.int64)
     top, left = (
         np.floor(u[:, 1 + axis] * (np.maximum(0, length - side) + 1)).astype(np.int64)
         for axis, length in enumerate((heights, widths))
@@ -71,7 +71,7 @@ def _fitted(heights: NDArray[np.int64], widths: NDArray[np.int64], fit: Range, k
 
 def flips(policy: Policy, keys: Keys) -> NDArray[np.bool_]:
     """Which images are mirrored, (B,)."""
-    return _chosen(policy.flip, keys, _FLIP)
+    return chosen(policy.flip, keys, FLIP)
 
 
 def crop(pixels: Tensor, boxes: Boxes, flips: NDArray[np.bool_], policy: Policy) -> Tensor:
@@ -82,7 +82,7 @@ def crop(pixels: Tensor, boxes: Boxes, flips: NDArray[np.bool_], policy: Policy)
     tensor([[0.5714, 0.1786],
             [0.5714, 0.1786]])
     """
-    n, height, width = _shape(pixels, boxes)
+    n, height, width = shape_of(pixels, boxes)
     scale = 1.0 if pixels.is_floating_point() else 1 / 255
     result = torch.empty(n, 3, policy.size, policy.size, device=pixels.device)
     top, left, h, w = torch.from_numpy(boxes).to(pixels.device).unbind(1)
@@ -92,9 +92,9 @@ def crop(pixels: Tensor, boxes: Boxes, flips: NDArray[np.bool_], policy: Policy)
         rows = resize_matrix(top[part], h[part], height, policy).mul_(scale)
         columns = resize_matrix(left[part], w[part], width, policy, mirrored[part])
         # Cubic weights overshoot, and sums of weights round.
-        torch.clamp(_products(rows, pixels[part].float(), columns), 0, 1, out=result[part])
+        torch.clamp(products(rows, pixels[part].float(), columns), 0, 1, out=result[part])
 
-    _in_pieces(work, n, 3 * height * width, pixels.device)
+    in_pieces(work, n, 3 * height * width, pixels.device)
     return result
 
 

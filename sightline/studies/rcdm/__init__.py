@@ -30,7 +30,7 @@ from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
 from sightline.generation.conditions import Feature, feature_of, represent_split
 from sightline.generation.denoiser import load_model
-from sightline.generation.extra import diffusers
+from sightline.generation.noise import diffusers
 from sightline.generation.training import NAME, DiffusionRecipe, make_recipe, train_denoiser
 from sightline.images.loading import load_images
 from sightline.images.sets import Images

@@ -16,9 +16,9 @@ from sightline.analyses.cka import CkaAnalysis, CkaConfig, cost
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.measure import gram_sums
+from sightline.measure.contract import result_of
 from sightline.measure.estimators.cka import bootstrap, cka
 from sightline.measure.plan import Key, Plan
-from sightline.measure.streaming import result_of
 
 ONLY = {"test": ("plain",)}
 POOLS = {

@@ -18,8 +18,8 @@ from sightline.analyses import spectra
 from sightline.analyses.spectra import SpectraAnalysis, SpectraConfig, effective_rank, log_singular_values
 from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens, token_view
+from sightline.measure.contract import result_of
 from sightline.measure.plan import Key
-from sightline.measure.streaming import result_of
 
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 Array = np.ndarray[Any, Any]

@@ -21,8 +21,8 @@ from sightline.analyses.tokens import TokensAnalysis, TokensConfig, silhouette, 
 from sightline.core.errors import InputError
 from sightline.encoders.sites import Tokens
 from sightline.images.sets import Images
+from sightline.measure.contract import result_of
 from sightline.measure.plan import Key
-from sightline.measure.streaming import result_of
 
 OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 Array = np.ndarray[Any, Any]
