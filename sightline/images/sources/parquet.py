@@ -30,7 +30,8 @@ from sightline.images.sources.arrays import encode_parts
 
 KEEP = 256 * 2**20  # bytes of row groups that a process keeps
 UNPACKED = 10  # times what a row group takes in the file: images hardly shrink when they are packed
-BATCH = 65536  # rows that are read at a time, or fewer
+BATCH = 65536  # numbers that are read at a time
+FEW = 128  # texts that are read at a time, or fewer: one may be large, and the file may say otherwise
 FEW_ROWS = 10_000  # that a file may have whatever its size
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target", "category")
 
@@ -105,7 +106,7 @@ def read_column(file: Any, column: str, groups: Sequence[int]) -> Any:
     most = max(KEEP, UNPACKED * stored)
     unpacked = max((chunk.total_uncompressed_size for chunk in chunks), default=0)  # a value is no larger than that
     varied = any(chunk.physical_type == "BYTE_ARRAY" for chunk in chunks)
-    rows = max(1, min(BATCH, KEEP // 2 // max(unpacked, 1))) if varied else BATCH
+    rows = max(1, min(FEW, KEEP // 2 // max(unpacked, 1))) if varied else BATCH
     parts, size = [], sum(chunk.total_uncompressed_size for chunk in chunks)
     if size <= most:
         size = 0
