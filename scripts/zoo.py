@@ -114,7 +114,7 @@ class Work:
             images = self._images()
             self._note(run, partial(sl.finetune, start, images, run, settings=one.settings, resume=True))
         else:
-            settings = NATURAL | self.best(one.recipe) | one.settings
+            settings = NATURAL | self.best(one.recipe) | dict(one.settings)
             images = self._images()
             self._note(run, partial(sl.pretrain, one.recipe, images, run, settings=settings, resume=True))
 
