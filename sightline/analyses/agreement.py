@@ -227,18 +227,18 @@ class AgreementAnalysis(DecisionAnalysis):
         self.k = sorted({k for k in config.k if k <= classes}) or [classes]
 
     def compute(self) -> xr.Dataset:
-        found, truth = self.fitted(), self.labels("test")
-        reason = {name: c.reason or flaw(self.input_of(name, "test"), "test", False) for name, c in found.items()}
-        known = {name: c for name, c in found.items() if not reason[name]}
+        fitted, truth = self.fitted(), self.labels("test")
+        reason = {name: c.reason or flaw(self.input_of(name, "test"), "test", False) for name, c in fitted.items()}
+        known = {name: c for name, c in fitted.items() if not reason[name]}
         pairs = list(itertools.combinations(known, 2))
-        size = max(64, BLOCK_NUMBERS // (len(self.plan.images.classes) * len(found)))
+        size = max(64, BLOCK_NUMBERS // (len(self.plan.images.classes) * len(fitted)))
         blocks = [slice(start, start + size) for start in range(0, len(truth), size)]
         parts = shared(blocks, lambda rows: self._compare(known, pairs, rows))
         decided = {name: np.concatenate([decisions[name] for decisions, _ in parts]) for name in known}
         sums = torch.from_numpy(np.sum([part for _, part in parts], axis=0))
         draws, seed = self.config.bootstrap, self.plan.seed
         top = shared(pairs, lambda pair: _with_interval(decided[pair[0]], decided[pair[1]], draws, seed))
-        accuracy = np.array([accuracy_of(decided[e], truth) if e in decided else NOTHING for e in found]).T
+        accuracy = np.array([accuracy_of(decided[e], truth) if e in decided else NOTHING for e in fitted]).T
         order = [*mean_of_images(sums), sums[:, :, 0].sum(0).numpy()]  # each (P, 3 · K)
         shape = (len(pairs), len(SUBSETS), len(self.k))
         data = {
@@ -255,11 +255,15 @@ class AgreementAnalysis(DecisionAnalysis):
         result = xr.Dataset(
             {
                 **data,
-                **self.describe(found),
+                **self.describe(fitted),
                 **{f"test_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
                 "reason": (("images", "encoder_a", "encoder_b"), _reasons(reason, data["tau_images"][1])),
             },
-            coords={"images": list(SUBSETS), "k": self.k, **{f"encoder{end}": list(found) for end in ("_a", "_b", "")}},
+            coords={
+                "images": list(SUBSETS),
+                "k": self.k,
+                **{f"encoder{end}": list(fitted) for end in ("_a", "_b", "")},
+            },
             attrs={
                 "classes": len(self.plan.images.classes),
                 "n_train": len(self.labels("train")),
@@ -333,9 +337,9 @@ def _square(
     """Numbers of pairs (P, …) over both encoders (…, A, B); each agrees with itself (1, without interval)."""
     names = list(reason)
     full = np.full((*values.shape[1:], len(names), len(names)), np.nan)
-    for (a, b), found in zip(pairs, values, strict=True):
+    for (a, b), value in zip(pairs, values, strict=True):
         i, j = names.index(a), names.index(b)
-        full[..., i, j] = full[..., j, i] = found
+        full[..., i, j] = full[..., j, i] = value
     for number, why in enumerate(reason.values()):
         full[..., number, number] = 1.0 if not end and not why else np.nan
     return full

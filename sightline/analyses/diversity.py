@@ -201,19 +201,19 @@ class DiversityAnalysis(contract.Analysis):
             return {}
         patches = _floating(patches, "images, tokens, width")
         norms = _norms(patches)
-        found: dict[str, Tensor] = {}
+        cosines: dict[str, Tensor] = {}
         for kind in kinds.keys() & {"tokens", "mid"}:
-            found[kind] = _token_cosine(patches, norms)
+            cosines[kind] = _token_cosine(patches, norms)
         if "depths" in kinds:
-            found["depths"] = _depth_cosine(*self.before.pop(key.encoder), patches, norms)
+            cosines["depths"] = _depth_cosine(*self.before.pop(key.encoder), patches, norms)
         if at in self.entries:  # a copy, since a block may add to the stream in place
             self.before[key.encoder] = patches.clone(), norms
-        return found
+        return cosines
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         members = self.groups.members(batch, self.sums.device)
-        for key, found in reductions.items():
-            for kind, values in found.items():
+        for key, cosines in reductions.items():
+            for kind, values in cosines.items():
                 row = self.rows[key[:2]][kind]
                 add_images(self.sums, row, values.unsqueeze(1), members)
                 self.flawed[row] += values.isnan().sum()
@@ -224,10 +224,10 @@ class DiversityAnalysis(contract.Analysis):
         reasons = [why or _flaw(bad, n) for why, bad, n in zip(self.reasons, flawed, images, strict=True)]
         parts = dict(zip([f"cosine{end}" for end in ENDS], mean_of_images(self.sums), strict=True))
         dims = ("encoder", "site", "kind")
-        found = {name: (dims, self.layers.spread(values.reshape(shape))) for name, values in parts.items()}
+        variables = {name: (dims, self.layers.spread(values.reshape(shape))) for name, values in parts.items()}
         reason = self.layers.spread(np.array(reasons).reshape(shape), ABSENT)
         result = xr.Dataset(
-            {**found, "reason": (dims, reason)},
+            {**variables, "reason": (dims, reason)},
             coords={**self.layers.coords(), "kind": list(KINDS)},
             attrs={"interval": "95 % over images, normal", "tokens": "patches"},
         )
@@ -289,7 +289,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    found = []
+    lines = []
     for name in result.encoder.values:
         own = result.cosine.sel(encoder=name, site=outside_decoder(result.site.values))
         sites = own.sel(kind="tokens").dropna("site").site
@@ -297,8 +297,8 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             last = own.sel(site=sites[-1].item())
             others = [f", {KINDS[k]} {last.sel(kind=k):.2f}" for k in ("heads", "depths") if last.sel(kind=k).notnull()]
             detail = f"cosine between tokens in {last.site.item()}" + "".join(others)
-            found.append((str(name), f"{last.sel(kind='tokens'):.2f}", detail))
-    return found
+            lines.append((str(name), f"{last.sel(kind='tokens'):.2f}", detail))
+    return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:

@@ -146,20 +146,20 @@ class FourierAnalysis(contract.Analysis):
         if grid is None or min(grid) < 2 or patches is None:
             return None
         patches = patches if patches.dtype in (torch.float32, torch.float64) else patches.float()
-        found = amplitudes(patches, self.waves[grid])
+        amplitude = amplitudes(patches, self.waves[grid])
         # What is left of a constant is rounding, a few ε of its sum.
-        peaks = found.amax(-1)
-        flat = peaks[:, 1:].amax(-1) <= 16 * torch.finfo(found.dtype).eps * peaks[:, 0]
-        logs = found.add_(EPSILON).log_().mean(-1, dtype=torch.float64)
+        peaks = amplitude.amax(-1)
+        flat = peaks[:, 1:].amax(-1) <= 16 * torch.finfo(amplitude.dtype).eps * peaks[:, 0]
+        logs = amplitude.add_(EPSILON).log_().mean(-1, dtype=torch.float64)
         return logs - logs[:, :1], flat
 
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
         members = self.groups.members(batch, self.sums.device)
-        for key, found in reductions.items():
-            if found is not None:
+        for key, logs_and_flat in reductions.items():
+            if logs_and_flat is not None:
                 layer = self.layers.index(key.encoder, key.site)
-                add_images(self.sums, layer, found[0], members)
-                self.flat[layer] += found[1].sum()
+                add_images(self.sums, layer, logs_and_flat[0], members)
+                self.flat[layer] += logs_and_flat[1].sum()
 
     def compute(self) -> xr.Dataset:
         grids, parts = list(self.grids.values()), np.stack(mean_of_images(self.sums))  # (mean, low, high; S, K)
@@ -291,15 +291,15 @@ def _spectra(result: xr.Dataset) -> list[Figure]:
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     blocks = result.sel(site=(result.layer_type == "block") & outside_decoder(result.site.values))
-    found = []
+    lines = []
     for name in blocks.encoder.values:
         values = blocks.high_frequency.sel(encoder=name).dropna("site")
         if values.size:
             last, best = values[-1], values[int(values.argmax("site"))]
             most = f"most in {best.site.item()}: {best:.2f}"
             detail = f"Δ log amplitude of the highest frequency in {last.site.item()}; {most}"
-            found.append((str(name), f"{last:.2f}", detail))
-    return found
+            lines.append((str(name), f"{last:.2f}", detail))
+    return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:

@@ -119,8 +119,8 @@ class InvarianceAnalysis(GramSums):
             self.dropped += n
             return
         copies = views(self.config, batch.split)
-        found = [reductions[Key(encoder, site, copy)] for encoder, site in self.layers for copy in copies]
-        for t, matrices in self.matrices(found, n):  # (S · P · 2, n, n)
+        matrices_of = [reductions[Key(encoder, site, copy)] for encoder, site in self.layers for copy in copies]
+        for t, matrices in self.matrices(matrices_of, n):  # (S · P · 2, n, n)
             centred = centre(matrices, self.unbiased).view(*self.flaws.shape[1:4], n, n).transpose(0, 1)
             self.own[t, group] += n * products(centred[..., None, :, :], self.unbiased)[..., 0, 0].transpose(1, 2)
             for layers, places in self._encoders():
@@ -129,7 +129,7 @@ class InvarianceAnalysis(GramSums):
                 null = products(first, self.unbiased, shuffled=True, others=second)
                 self.null[t][:, places] += n * null.flatten(1)
         for name, (view, policy, own) in self._full_sets().items():
-            mine = [found[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in own]
+            mine = [matrices_of[len(copies) * k + 2 * policy + copy] for copy in range(2) for k in own]
             self.full(name).add(self.features(mine, view, n))
 
     def compute(self) -> xr.Dataset:
@@ -180,12 +180,12 @@ class InvarianceAnalysis(GramSums):
             hsic, chance = (part[..., places].reshape(*part.shape[:-1], s, s) for part in (cross, null))
             rows, columns = np.moveaxis(own[..., layers], 3, 0)
             norms = rows.sum(1), columns.sum(1)
-            found: Values = self.cka("cka", hsic, images, (rows, columns)) | {"cka_null": ratio(chance, norms)}
+            numbers: Values = self.cka("cka", hsic, images, (rows, columns)) | {"cka_null": ratio(chance, norms)}
             if self.full_batch:
                 pairs = np.moveaxis(known[:, layers], 1, 2)
-                found = self._at_once(number, found, pairs[..., None] & pairs[..., None, :])
+                numbers = self._at_once(number, numbers, pairs[..., None] & pairs[..., None, :])
             where = [sites.index(site) for site in self.layers.of[self.layers.encoders[number]]]
-            for name, value in found.items():
+            for name, value in numbers.items():
                 full[name][:, :, number, np.array(where)[:, None], where] = value.swapaxes(0, 1)
         return full
 
@@ -221,16 +221,16 @@ def _set(view: str, policy: int, encoder: int) -> str:
 
 def _sets(config: InvarianceConfig, plan: Plan) -> dict[str, tuple[list[int], Pairs]]:
     """Widths and pairs of each full batch: the layers of an encoder on one copy, then the same on the other."""
-    found: dict[str, tuple[list[int], Pairs]] = {}
+    sets: dict[str, tuple[list[int], Pairs]] = {}
     for view, widths in widths_of(plan, config.tokens).items() if config.full_batch else ():
         first = 0
         for number, sites in enumerate(plan.sites.values()):
             s = len(sites)
             pairs = [(a, a, a + 1) for a in range(2 * s)] + [(a, s, 2 * s) for a in range(s)]
             both = 2 * widths[first : first + s]
-            found |= {_set(view, policy, number): (both, pairs) for policy in range(len(config.policies))}
+            sets |= {_set(view, policy, number): (both, pairs) for policy in range(len(config.policies))}
             first += s
-    return found
+    return sets
 
 
 def cost(config: InvarianceConfig, plan: Plan) -> Cost:

@@ -145,7 +145,7 @@ class InversionAnalysis(Pooled):
         self.finish()
         chosen = list(dict.fromkeys(which[:3] for which in self.files if which.site != PIXELS))
         answers = dict(zip(chosen, shared(chosen, lambda names: self._score(*names)), strict=True))
-        numbers = {names: (found, why) for names, (found, _, why, _) in answers.items()}
+        numbers = {names: (answer, why) for names, (answer, _, why, _) in answers.items()}
         kept, held = self._chosen()
         result = (
             self.dataset([*NAMES, "penalty"], numbers)
@@ -209,7 +209,7 @@ class InversionAnalysis(Pooled):
             return [np.nan] * (len(NAMES) + 1), None, why, None
         kept, held = self._chosen()
         chooses, keys = "val" if "val" in self.splits else "train", self._keys("train")[kept]
-        found = invert(
+        recovered = invert(
             parts["train"].some(kept),
             parts[chooses].some(held),
             parts["test"],
@@ -217,9 +217,14 @@ class InversionAnalysis(Pooled):
             size := self.config.size,
             self.device,
         )
-        shown = found.fit(parts["test"].plain.values[self._visible()])[:, : 3 * size * size]
+        shown = recovered.fit(parts["test"].plain.values[self._visible()])[:, : 3 * size * size]
         pictures = _bytes(shown.reshape(-1, 3, size, size))
-        return [*(found.numbers[name] for name in NAMES), found.fit.penalties[0]], pictures, "", found.images
+        return (
+            [*(recovered.numbers[name] for name in NAMES), recovered.fit.penalties[0]],
+            pictures,
+            "",
+            recovered.images,
+        )
 
     def _visible(self) -> npt.NDArray[np.int64]:
         """Rows of the images that are shown and could be read."""
@@ -266,7 +271,7 @@ def _picture_of(encoder: str, split: str) -> Which:
 def _pictures(plan: Plan, config: InversionConfig) -> dict[Which, Features]:
     """Matrices for small pictures of what each encoder sees; encoders that see the same share one."""
     made: dict[tuple[str, str], Features] = {}
-    found = {}
+    pictures = {}
     for name, encoder in plan.encoders.items():
         for split in _splits(plan):
             about = {
@@ -278,10 +283,10 @@ def _pictures(plan: Plan, config: InversionConfig) -> dict[Which, Features]:
             }
             key = (repr(about["seen"]), split)
             rows = len(plan.images.indices(split))
-            found[_picture_of(name, split)] = made.setdefault(
+            pictures[_picture_of(name, split)] = made.setdefault(
                 key, Features(plan.cache, about, rows, 3 * config.size**2)
             )
-    return found
+    return pictures
 
 
 def _geometry(encoder: Encoder) -> dict[str, Any]:

@@ -136,15 +136,15 @@ def figures(result: xr.Dataset) -> list[Figure]:
         f"k = {result.attrs['k']}, votes weighted exp(cosine / {result.attrs['temperature']}), "
         f"{result.attrs['n_train']} training and {result.attrs['n_test']} test images; bands are 95 % Wilson intervals."
     )
-    found = accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
+    top1 = accuracy_over_depth(result, "k-NN accuracy", caption, "chance")
     if result.attrs["classes"] <= 5:
-        return found
+        return top1
     five = result.drop_vars([f"accuracy{end}" for end in ENDS])
     five = five.rename({f"top5_accuracy{end}": f"accuracy{end}" for end in ENDS})
     five = five.assign_attrs(chance=5 / result.attrs["classes"])
     caption = f"Share of images whose class is among the five with the most votes; {caption}"
     drawn = accuracy_over_depth(five, "k-NN top-5 accuracy", caption, "chance")
-    return [*found, *(replace(figure, name="top5") for figure in drawn)]
+    return [*top1, *(replace(figure, name="top5") for figure in drawn)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -165,10 +165,10 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     """Accuracy at the best site and feature, which has no interval: it was chosen on the same images."""
     about = f"highest k-NN accuracy of all layers and features on {SPLITS[1]}"
-    found = key_number(
+    numbers = key_number(
         result, "accuracy", at="highest", title="best k-NN", about=about, style=".1%", best="highest", place=FIRST
     )
-    return [replace(number, ends={}) for number in found]
+    return [replace(number, ends={}) for number in numbers]
 
 
 def _top5(result: xr.Dataset, row: Any) -> float:

@@ -136,12 +136,12 @@ class MinibatchAnalysis(GramSums):
             return
         first = int(self.places[batch.split][batch.rows.numpy(force=True)].min())
         c, number = (int(np.searchsorted(ends, first, side="right")) for ends in (self.counts, self.ends))
-        found = [
+        layers = [
             reductions[Key(encoder, sites[k], "plain")] if k < len(sites) else {}
             for encoder, sites in self.chosen.items()
             for k in range(self.of[1])
         ]
-        for t, matrices in self.matrices(found, n):  # (E · L, n, n)
+        for t, matrices in self.matrices(layers, n):  # (E · L, n, n)
             for b, size in enumerate(self.sizes):
                 for rows in torch.arange(n, device=matrices.device).tensor_split(batch_count(n, size)):
                     block = matrices[:, rows[:, None], rows].view(*self.of, len(rows), len(rows))
@@ -220,7 +220,7 @@ def cost(config: MinibatchConfig, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     view = result.isel(tokens=0)
-    found = []
+    drawn = []
     over = {
         "batch": ("the batch size", view.isel(count=-1), f"all {int(view['count'][-1])} images"),
         "count": ("the number of images", view.isel(batch=0), f"batches of {int(view.batch[0])} images"),
@@ -239,7 +239,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
             details={axis: words},
         )
         text = f"Each line is a layer: its mean CKA with the other layers that were drawn; {held}."
-        found.append(Figure(axis, f"CKA against {words}", text, chart, table))
+        drawn.append(Figure(axis, f"CKA against {words}", text, chart, table))
     cells = view.difference.to_dataframe().reset_index()[["encoder", "batch", "count", "difference"]]
     cells = cells.rename(columns={"difference": "value", "batch": "row", "count": "column"})
     chart = heatmap(
@@ -251,7 +251,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         domain=(0, 0.1),
     )
     text = "Largest difference, over all pairs of these layers, from CKA with the largest batches and all images."
-    return [*found, Figure("difference", "What batch size and number of images change", text, chart, cells)]
+    return [*drawn, Figure("difference", "What batch size and number of images change", text, chart, cells)]
 
 
 def _means(part: xr.Dataset, axis: str) -> pd.DataFrame:

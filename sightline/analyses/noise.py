@@ -114,16 +114,16 @@ class NoiseAnalysis(DecisionAnalysis):
                 )
 
     def compute(self) -> xr.Dataset:
-        found, truth = self.fitted(), self.labels("test")
+        classifiers, truth = self.fitted(), self.labels("test")
         bands = self.config.bands
-        jobs = list(itertools.product(found, ["plain", *bands.values()]))
-        answers = shared(jobs, lambda job: self.decisions(found[job[0]], job[0], "test", job[1]))
+        jobs = list(itertools.product(classifiers, ["plain", *bands.values()]))
+        answers = shared(jobs, lambda job: self.decisions(classifiers[job[0]], job[0], "test", job[1]))
         decided = dict(zip(jobs, answers, strict=True))
-        plain = np.array([NOTHING] * len(found))
-        noisy, drop = (np.full((len(found), len(bands), 3), np.nan) for _ in range(2))
-        reason = np.full((len(found), len(bands)), "", dtype=object)
-        right = np.zeros((GROUPS, len(found), 1 + len(bands)))
-        for e, encoder in enumerate(found):
+        plain = np.array([NOTHING] * len(classifiers))
+        noisy, drop = (np.full((len(classifiers), len(bands), 3), np.nan) for _ in range(2))
+        reason = np.full((len(classifiers), len(bands)), "", dtype=object)
+        right = np.zeros((GROUPS, len(classifiers), 1 + len(bands)))
+        for e, encoder in enumerate(classifiers):
             without, why = decided[encoder, "plain"]
             if without is not None:
                 plain[e] = accuracy_of(without, truth)
@@ -148,10 +148,10 @@ class NoiseAnalysis(DecisionAnalysis):
                     for name, (dims, values) in data.items()
                     for at, end in enumerate(ENDS)
                 },
-                **self.describe(found),
+                **self.describe(classifiers),
                 "reason": (over, reason.astype(str)),
             },
-            coords={"encoder": list(found), "frequency": list(bands)},
+            coords={"encoder": list(classifiers), "frequency": list(bands)},
             attrs={
                 "strength": self.config.strength,
                 "kind": self.config.kind,
@@ -225,7 +225,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     about = "accuracy lost to noise of the worst frequency"
-    found = key_number(
+    numbers = key_number(
         result, "drop", at="highest", over="frequency", title="noise drop", about=about, style=".1%", best="lowest"
     )
-    return [replace(number, over="frequencies") for number in found]
+    return [replace(number, over="frequencies") for number in numbers]

@@ -125,14 +125,14 @@ class ShapeBiasAnalysis(DecisionAnalysis):
 
     def compute(self) -> xr.Dataset:
         """Shares of shape decisions, per class and overall, with intervals; who decided for each encoder."""
-        found = self.fitted()
+        classifiers = self.fitted()
         shape, texture = self.labels("conflict"), self._texture(self.labelled("conflict"))
         usable = (texture >= 0) & (texture != shape)
         numbers = np.unique(shape[usable])
-        answers = shared(list(found), lambda encoder: self.decisions(found[encoder], encoder, "conflict"))
-        bias, either = (np.full((len(found), 1 + len(numbers), 3), np.nan) for _ in range(2))
-        reason = np.full((len(found), 1 + len(numbers)), "", dtype=object)
-        counts = np.zeros((GROUPS, 3, len(found), 1 + len(numbers)))  # for the shape, for either, images
+        answers = shared(list(classifiers), lambda encoder: self.decisions(classifiers[encoder], encoder, "conflict"))
+        bias, either = (np.full((len(classifiers), 1 + len(numbers), 3), np.nan) for _ in range(2))
+        reason = np.full((len(classifiers), 1 + len(numbers)), "", dtype=object)
+        counts = np.zeros((GROUPS, 3, len(classifiers), 1 + len(numbers)))  # for the shape, for either, images
         for e, (decided, why) in enumerate(answers):
             for c, chosen in enumerate([usable, *(usable & (shape == number) for number in numbers)]):
                 if decided is None:
@@ -154,9 +154,9 @@ class ShapeBiasAnalysis(DecisionAnalysis):
                 **{f"shape_bias{end}": (("encoder", "class"), bias[:, 1:, at]) for at, end in enumerate(ENDS)},
                 **{f"either{end}": (("encoder", "class"), either[:, 1:, at]) for at, end in enumerate(ENDS)},
                 "reason": (("encoder", "class"), reason[:, 1:].astype(str)),
-                **self.describe(found),
+                **self.describe(classifiers),
             },
-            coords={"encoder": list(found), "class": [self.plan.images.classes[number] for number in numbers]},
+            coords={"encoder": list(classifiers), "class": [self.plan.images.classes[number] for number in numbers]},
             attrs={"n_train": len(self.labels("train")), "n_conflict": int(usable.sum()), "interval": "95 % Wilson"},
         )
         return self._kept(counts).beside(result)

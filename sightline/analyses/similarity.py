@@ -173,10 +173,10 @@ class SimilarityAnalysis(Pooled):
         images = sum(len(rows) for rows in self.rows.values())
         if images < FEWEST:
             raise InputError(f"Only {images} images could be read, but similarity needs {FEWEST}; give more")
-        found, reasons = zip(*(self._view(view, images) for view in self.config.tokens), strict=True)
+        measured, reasons = zip(*(self._view(view, images) for view in self.config.tokens), strict=True)
         dims, names = ("measure", "tokens", *PAIR), self.config.measures
         parts = {
-            end: np.stack([[view[name][at] for view in found] for name in names])
+            end: np.stack([[view[name][at] for view in measured] for name in names])
             for at, end in enumerate((*ENDS, "_null"))
         }
         result = xr.Dataset(
@@ -188,7 +188,7 @@ class SimilarityAnalysis(Pooled):
                 "reason": (("tokens", "encoder", "site"), self.layers.spread_rows(np.array(reasons), ABSENT)),
                 "measure_reason": (
                     "measure",
-                    [self._why_none(name, images) or self._why_some(name, found, reasons) for name in names],
+                    [self._why_none(name, images) or self._why_some(name, measured, reasons) for name in names],
                 ),
             },
             coords={
@@ -207,7 +207,7 @@ class SimilarityAnalysis(Pooled):
                 "dissimilarity": self.config.dissimilarity,
             },
         )
-        left_out = np.stack([[self.layers.spread_pairs(view[name][-1]) for view in found] for name in names])
+        left_out = np.stack([[self.layers.spread_pairs(view[name][-1]) for view in measured] for name in names])
         return self._kept(left_out).beside(result.merge(self._in_short(result)))
 
     def _in_short(self, result: xr.Dataset) -> xr.Dataset:
@@ -258,14 +258,14 @@ class SimilarityAnalysis(Pooled):
         clouds = [None if read is None else cloud_of(read, images, self.config.variance) for read in reads]
         reasons = [_why(cloud) for cloud in clouds]
         usable = [number for number, why in enumerate(reasons) if not why]
-        found: dict[str, Found] = {}
+        measured: dict[str, Found] = {}
         if usable and set(self.config.measures) & {*BY_MOMENTS, "shape"}:
             some = [cloud for number in usable if (cloud := clouds[number]) is not None]
-            found |= self._by_moments(some, _draw(images, self.plan.seed))
+            measured |= self._by_moments(some, _draw(images, self.plan.seed))
         if usable and {"rsa", "mutual_knn"} & set(self.config.measures):
             chosen = _permutation(images, self.plan.seed)[: self.config.sample].sort().values
-            found |= self._by_sample([read(chosen) for n in usable if (read := reads[n]) is not None])
-        return {name: self._with_interval(name, found, usable) for name in self.config.measures}, reasons
+            measured |= self._by_sample([read(chosen) for n in usable if (read := reads[n]) is not None])
+        return {name: self._with_interval(name, measured, usable) for name in self.config.measures}, reasons
 
     def _with_interval(
         self, name: str, found: Mapping[str, Found], usable: Sequence[int]
@@ -300,11 +300,11 @@ class SimilarityAnalysis(Pooled):
 
         def read(rows: Tensor) -> Tensor:
             numbers = rows.numpy(force=True)
-            found = np.empty((len(numbers), parts[0].shape[1]))
+            drawn = np.empty((len(numbers), parts[0].shape[1]))
             for part, start in zip(parts, starts, strict=False):
                 here = (numbers >= start) & (numbers < start + len(part))
-                found[here] = part.some(numbers[here] - start)[:]
-            return torch.from_numpy(found).to(self.seen.device)
+                drawn[here] = part.some(numbers[here] - start)[:]
+            return torch.from_numpy(drawn).to(self.seen.device)
 
         return read
 
@@ -326,26 +326,26 @@ class SimilarityAnalysis(Pooled):
                 }
 
             answers = shared(pairs, both)
-        found = {}
+        measured = {}
         for name in names:
             value, null = np.zeros((2, len(clouds), len(clouds)))
             influences = np.zeros((len(drawn.groups), *value.shape))
             for (a, b), answer in zip(pairs, answers, strict=True):
                 for i, j in ((a, b), (b, a)):
                     value[i, j], null[i, j], influences[:, i, j] = answer[name]
-            found[name] = Found(value, null, influences)
-        return found
+            measured[name] = Found(value, null, influences)
+        return measured
 
     def _by_sample(self, features: Sequence[Tensor]) -> dict[str, Found]:
         """RSA and mutual k-NN of the features of the sampled images, as far as they are asked for."""
-        m, found = len(features[0]), {}
+        m, measured = len(features[0]), {}
         drawn = _draw(m, self.plan.seed)
         if "rsa" in self.config.measures:
             ranks = [centred_ranks(x, self.config.dissimilarity) for x in features]
             sums = rank_products(ranks, drawn.groups)
             null = ratio(rank_products(ranks, drawn.groups, drawn.others).sum(0), own_of(sums.sum(0)))
             # Whose image comes first is chance: the null of A with B is that of B with A.
-            found["rsa"] = Found(ratio(sums.sum(0)), (null + null.T) / 2, influence_of_ratio(sums, degree=2))
+            measured["rsa"] = Found(ratio(sums.sum(0)), (null + null.T) / 2, influence_of_ratio(sums, degree=2))
         if "mutual_knn" in self.config.measures:
             near = [neighbours_of(x, min(self.config.k, m - 1)) for x in features]
             value, null = np.full((2, len(near), len(near)), np.nan)
@@ -361,8 +361,8 @@ class SimilarityAnalysis(Pooled):
                 for i, j in ((a, b), (b, a)):
                     value[i, j], influences[:, i, j] = mean, moved
                     null[i, j] = float(overlap(mine, theirs, drawn.others).mean())
-            found["mutual_knn"] = Found(value, null, influences)
-        return found
+            measured["mutual_knn"] = Found(value, null, influences)
+        return measured
 
 
 def _feature(plan: Plan, encoder: str, site: str, view: str) -> str | None:
@@ -373,11 +373,11 @@ def _feature(plan: Plan, encoder: str, site: str, view: str) -> str | None:
 
 
 def _wanted(config: SimilarityConfig, plan: Plan) -> Wanted:
-    found = {
+    names_of = {
         layer: tuple(name for view in config.tokens if (name := _feature(plan, *layer, view)) is not None)
         for layer in Layers(plan.sites)
     }
-    return {layer: names for layer, names in found.items() if names}
+    return {layer: names for layer, names in names_of.items() if names}
 
 
 def _why(cloud: Cloud | None) -> str:
@@ -422,7 +422,7 @@ def cost(config: SimilarityConfig, plan: Plan) -> Cost:
 
 def figures(result: xr.Dataset) -> list[Figure]:
     """For each measure, of which the page shows one at a time, what the page of CKA shows of CKA."""
-    found = [
+    drawn = [
         replace(
             figure,
             name=f"{name}-{figure.name}",
@@ -435,7 +435,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         if len(figure.table)
     ]
     places = {name: place for place, name in enumerate(result.measure.values.tolist())}
-    return sorted(found, key=lambda figure: (places[figure.choice], figure.folded))
+    return sorted(drawn, key=lambda figure: (places[figure.choice], figure.folded))
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -449,6 +449,6 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 def likeness(result: xr.Dataset) -> Likeness | None:
     for name in result.measure.values.tolist():
         if not MEASURES[name].distance:
-            found = pair_likeness(result.sel(measure=name, drop=True), MEASURES[name])
-            return None if found is None else replace(found, place=3)
+            pairs = pair_likeness(result.sel(measure=name, drop=True), MEASURES[name])
+            return None if pairs is None else replace(pairs, place=3)
     return None

@@ -163,8 +163,8 @@ class TransformationsAnalysis(contract.Analysis):
 
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Pooled features, copied: an activation may be overwritten after the hook."""
-        found = poolings(activation, self.plan.encoders[key.encoder], self.config.features)
-        return {name: values.to(torch.float32, copy=True) for name, values in found.items()}
+        vectors = poolings(activation, self.plan.encoders[key.encoder], self.config.features)
+        return {name: values.to(torch.float32, copy=True) for name, values in vectors.items()}
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         """Add the squared distances of this batch to the groups of its images."""
@@ -174,10 +174,10 @@ class TransformationsAnalysis(contract.Analysis):
         members = self.groups.members(batch, self.sums.device)
         names = views(self.config, batch.split)
         for s, (encoder, site) in enumerate(self.layers):
-            found = {view: reductions[Key(encoder, site, view)] for view in names}
+            vectors = {view: reductions[Key(encoder, site, view)] for view in names}
             for f, feature in enumerate(self.config.features):
-                if feature in found["plain"]:
-                    values = _squares([found[view][feature].double() for view in names])
+                if feature in vectors["plain"]:
+                    values = _squares([vectors[view][feature].double() for view in names])
                     self.sums[:, s, f] += members @ values
                     self.seen[s, f] += 1
                     self.infinite[s, f] += ~values.isfinite().all()
@@ -262,12 +262,12 @@ def _squares(features: Sequence[Tensor]) -> Tensor:
 
 def _distances(sums: Tensor) -> dict[str, Tensor]:
     """From sums (…, K) the relative distances of transformations (…, T) and of crops (…), and their ratio (…, T)."""
-    found = {
+    distances = {
         "distance": (sums[..., :-3] / sums[..., -2, None]).sqrt(),
         "crops": (sums[..., -3] / sums[..., -2]).sqrt(),
         "to_crops": (sums[..., :-3] / sums[..., -3, None]).sqrt(),
     }
-    return {name: torch.where(values.isfinite(), values, torch.nan) for name, values in found.items()}
+    return {name: torch.where(values.isfinite(), values, torch.nan) for name, values in distances.items()}
 
 
 def _numbers(found: Mapping[str, Tensor]) -> Numbers:

@@ -246,10 +246,10 @@ def contrast(
     first = estimate(run, name, this, **more)
     second: Estimate | float = estimate(run, name, that, **more) if isinstance(that, Mapping) else float(that)
     shared = f", {described(both)}" if both else ""
-    found = (first - second).contrast(confidence, method)
+    difference = (first - second).contrast(confidence, method)
     right = described(that) if isinstance(that, Mapping) else f"{float(that):g}"
     minus = "" if right == "0" else f" − [{right}]" if isinstance(that, Mapping) else f" − {right}"
-    return replace(found, what=f"{name}{shared}: [{described(this)}]{minus}")
+    return replace(difference, what=f"{name}{shared}: [{described(this)}]{minus}")
 
 
 def estimate(
@@ -278,8 +278,8 @@ def estimate(
         raise InputError(f"There are no seeds of {empty[0]!r}; name the encoders that are")
     parts = [_of_seed(chosen, dict(zip(members, of, strict=True))) for of in itertools.product(*members.values())]
     shape = tuple(map(len, members.values()))
-    found = [_resampled(measured, variable, part, statistic, draws, seed) for part in parts]
-    return _over_seeds(found, members, shape, f"{name} [{described(chosen)}]", draws, seed)
+    estimates = [_resampled(measured, variable, part, statistic, draws, seed) for part in parts]
+    return _over_seeds(estimates, members, shape, f"{name} [{described(chosen)}]", draws, seed)
 
 
 class _Resampled(NamedTuple):

@@ -96,15 +96,15 @@ def names(kind: str) -> list[str]:
 
 def usable(kind: str, load: Callable[[str], Plugin]) -> dict[str, Plugin]:
     """The plugins of a kind as `load` gives them, without those of other packages that fail, of which it warns."""
-    found = {}
+    plugins = {}
     for name in names(kind):
         try:
-            found[name] = load(name)
+            plugins[name] = load(name)
         except InputError as error:
             if name in _own(kind):
                 raise
             _warn(str(error))
-    return found
+    return plugins
 
 
 def built_in(kind: str) -> list[str]:
@@ -165,8 +165,8 @@ def _own(kind: str) -> dict[str, Place]:
 def _places(kind: str) -> dict[str, Place]:
     """Where each plugin of a kind comes from; a name that is taken stays with whom it belonged to before."""
     places = dict(_own(kind))
-    found = entry_points(group=GROUPS[kind]) if kind in GROUPS else ()
-    for entry in sorted(found, key=lambda e: (e.name, "" if e.dist is None else e.dist.name)):
+    entries = entry_points(group=GROUPS[kind]) if kind in GROUPS else ()
+    for entry in sorted(entries, key=lambda e: (e.name, "" if e.dist is None else e.dist.name)):
         place, what = Place(entry.value, entry), f"{_singular(kind)} {entry.name!r}"
         if not re.fullmatch(r"[A-Za-z]\w*", entry.name):
             _warn(f"The {what} of {place.package} is left out: a name is made of letters, digits and _")

@@ -49,12 +49,12 @@ def outside_decoder(sites: Iterable[str]) -> npt.NDArray[np.bool_]:
 
 def sites_of(result: xr.Dataset) -> npt.NDArray[np.bool_]:
     """Which encoder has which site, (encoders, sites): where any reason is not that it has no such site."""
-    found = np.zeros((result.sizes["encoder"], result.sizes["site"]), bool)
+    has = np.zeros((result.sizes["encoder"], result.sizes["site"]), bool)
     for name, reason in result.data_vars.items():
         if str(name).endswith("reason") and {"encoder", "site"} <= set(reason.dims):
             there = reason.transpose("encoder", "site", ...).values != ABSENT
-            found |= there.reshape(*found.shape, -1).any(-1)
-    return found
+            has |= there.reshape(*has.shape, -1).any(-1)
+    return has
 
 
 def relative_depths(

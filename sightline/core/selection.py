@@ -39,9 +39,9 @@ def cells_of(table: xr.Dataset, variable: str, where: Where) -> dict[str, npt.ND
     mask, named = np.ones(values.shape, bool), set()
     for word, wanted in where.items():
         for key in _keys(table, dims, word):
-            found = _matches(table, dims, key, wanted, word)
-            mask &= _spread(found, dims)
-            named |= set(found)
+            masks = _matches(table, dims, key, wanted, word)
+            mask &= _spread(masks, dims)
+            named |= set(masks)
     for dim in dims:
         if dim.startswith("site") or dim == "other_site":
             mask &= _spread({dim: _not_of_a_decoder(table, dim, where)}, dims)
@@ -80,9 +80,9 @@ def _keys(table: xr.Dataset, dims: list[str], word: str) -> list[str]:
     if word == "encoder" and "encoder" not in dims and "a" in sides:
         return ["encoder_a"]
     if word in OF_A_LAYER and "site" not in dims:
-        found = [f"{word}_{end}" for end in "ab" if f"site_{end}" in dims]
-        if found:
-            return found
+        keys = [f"{word}_{end}" for end in "ab" if f"site_{end}" in dims]
+        if keys:
+            return keys
     known = _known(table, dims)
     if word not in known:
         raise InputError(f"There is nothing called {word!r} to choose by{nearest(word, known)}")
@@ -109,12 +109,12 @@ def _matches(table: xr.Dataset, dims: list[str], key: str, wanted: Any, word: st
     own = key if key in table.coords else key.removesuffix("_a").removesuffix("_b")
     coord = table.variables[own] if own in table.coords else None
     values = np.arange(table.sizes[key]) if coord is None else coord.values
-    found = _equal(values, wanted)
-    if not found.any():
+    equal = _equal(values, wanted)
+    if not equal.any():
         names = [str(value) for value in dict.fromkeys(np.ravel(values).tolist())]
         raise InputError(f"No {word} is {_words(word, wanted)}{nearest(_words(word, wanted), names)}")
     over = (key,) if coord is None else tuple(str(dim) + key.removeprefix(own) for dim in coord.dims)
-    return {over: found}
+    return {over: equal}
 
 
 def _equal(values: npt.NDArray[Any], wanted: Any) -> Mask:

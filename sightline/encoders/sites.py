@@ -121,9 +121,9 @@ def block_numbers(sites: Sequence[str]) -> list[int]:
     >>> block_numbers(["embed", "block.0", "block.1.qkv", "norm", "decoder.block.0"])
     [-1, 0, 1, -1, 2]
     """
-    found = [BLOCK.fullmatch(site) for site in sites]
-    depth = max((int(match[2]) + 1 for match in found if match and not match[1]), default=0)
-    return [-1 if match is None else int(match[2]) + (depth if match[1] else 0) for match in found]
+    matches = [BLOCK.fullmatch(site) for site in sites]
+    depth = max((int(match[2]) + 1 for match in matches if match and not match[1]), default=0)
+    return [-1 if match is None else int(match[2]) + (depth if match[1] else 0) for match in matches]
 
 
 def stage_numbers(sites: Sequence[str], stages: Sequence[int]) -> list[int]:
@@ -133,8 +133,8 @@ def stage_numbers(sites: Sequence[str], stages: Sequence[int]) -> list[int]:
     [0, 1, 2, 3, 0]
     """
     of_block = [stage for stage, blocks in enumerate(stages, 1) for _ in range(blocks)]
-    found = [BLOCK.fullmatch(site) for site in sites]
-    return [0 if m is None or m[1] or int(m[2]) >= len(of_block) else of_block[int(m[2])] for m in found]
+    matches = [BLOCK.fullmatch(site) for site in sites]
+    return [0 if m is None or m[1] or int(m[2]) >= len(of_block) else of_block[int(m[2])] for m in matches]
 
 
 def entry_of(block: str) -> str:

@@ -118,19 +118,19 @@ class _NoSuchFeature(Exception):  # noqa: N818 — never seen by users
 @torch.no_grad()
 def represent(encoder: Encoder, feature: Feature, pixels: Tensor) -> Tensor:
     """The feature of images as the encoder sees them, uint8 or floats in [0, 1] (B, 3, h, w) → (B, D) float32."""
-    found: list[Tensor] = []
+    vectors: list[Tensor] = []
 
     def see(_: str, activation: Tensor) -> None:
         vector = poolings(activation, encoder, [feature.pooling]).get(feature.pooling)
         if vector is not None:
-            found.append(vector.float().clone())
+            vectors.append(vector.float().clone())
 
     device = next(encoder.module.parameters(), torch.empty(0)).device
     with encoder.evaluating(), watch(encoder.sites, [feature.site], see):
         encoder(encoder.preprocess.normalize(pixels.to(device)))
-    if not found:
+    if not vectors:
         raise _NoSuchFeature
-    return found[-1]
+    return vectors[-1]
 
 
 def represent_split(

@@ -93,20 +93,20 @@ def likelihood_gaps(
     def error(which: str, told: Tensor, moved: Tensor) -> npt.NDArray[np.float64]:
         return _errors(model, number, pictures[which], told, moved, levels)
 
-    h, found = features[PLAIN], {}
+    h, gaps = features[PLAIN], {}
     own, floor = error(PLAIN, h, noise), error(PLAIN, h[other], noise)
     for name in (name for name in pictures if name != PLAIN):
         moved, told = _moved(name, noise), features[name]
         distance = (pictures[name] - pictures[PLAIN]).double().square().sum((1, 2, 3)).numpy(force=True)
         # Errors of the same picture are subtracted first: representations that are equal then give 0 exactly.
-        found[name] = Gap(
+        gaps[name] = Gap(
             (error(name, h, moved) - error(name, told, moved)) + (error(PLAIN, told, noise) - own),
             (error(name, h[other], moved) - error(name, told[other], moved))
             + (error(PLAIN, told[other], noise) - floor),
             2 * distance * float(np.mean([model.process.weight(level) for level in levels])),
         )
         after_each()
-    return found
+    return gaps
 
 
 def others(keys: Keys) -> npt.NDArray[np.int64]:

@@ -87,12 +87,12 @@ def open_image(file: Path | bytes, whole: bool = True) -> Image.Image:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    found = []
+    readable = []
     for name, module in READERS.items():
         with suppress(ImportError):
             import_module(f"PIL.{module}")
-            found.append(name)
-    return tuple(found)
+            readable.append(name)
+    return tuple(readable)
 
 
 def _reduce(image: Image.Image, whole: bool) -> None:

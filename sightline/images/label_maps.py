@@ -31,8 +31,8 @@ def channels(segmentation: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> channels(np.array([VOID, -1, 0, 5]))
     array([-1,  0,  1,  6])
     """
-    found: NDArray[np.int64] = np.where(segmentation == VOID, -1, segmentation + 1)
-    return found
+    channel: NDArray[np.int64] = np.where(segmentation == VOID, -1, segmentation + 1)
+    return channel
 
 
 def seen(window: Window) -> NDArray[np.int64]:
@@ -44,8 +44,8 @@ def seen(window: Window) -> NDArray[np.int64]:
     """
     twice = (2 * np.arange(window.length) + 1) * window.resized  # the centre, in units of 1 / (2 · length)
     first = 2 * window.first * window.length
-    found: NDArray[np.int64] = np.flatnonzero((twice >= first) & (twice < first + 2 * window.size * window.length))
-    return found
+    pixels: NDArray[np.int64] = np.flatnonzero((twice >= first) & (twice < first + 2 * window.size * window.length))
+    return pixels
 
 
 def seen_part(segmentation: NDArray[np.int64], preprocess: Preprocess) -> NDArray[np.int64]:
@@ -65,8 +65,8 @@ def nearest_to(segmentation: NDArray[np.int64], preprocess: Preprocess, shape: t
 def _under(window: Window, cells: int) -> NDArray[np.int64]:
     """⌊(first + (i + ½) · size / cells) · length / resized⌋, without rounding."""
     where = 2 * cells * window.first + (2 * np.arange(cells) + 1) * window.size
-    found: NDArray[np.int64] = (where * window.length // (2 * cells * window.resized)).clip(max=window.length - 1)
-    return found
+    pixels: NDArray[np.int64] = (where * window.length // (2 * cells * window.resized)).clip(max=window.length - 1)
+    return pixels
 
 
 def shares(
@@ -90,8 +90,8 @@ def shares(
     cells = samples.reshape(len(maps), grid[0], side, grid[1], side).swapaxes(2, 3).reshape(-1, side * side)
     places = np.arange(len(cells))[:, None] * (classes + 2) + cells + 1  # what is left out comes first
     counted = np.bincount(places.ravel(), minlength=len(cells) * (classes + 2)).reshape(len(cells), classes + 2)
-    found: NDArray[np.float32] = (counted[:, 1:] / np.float32(side * side)).astype(np.float32)
-    return found.reshape(len(maps), grid[0] * grid[1], classes + 1)
+    share: NDArray[np.float32] = (counted[:, 1:] / np.float32(side * side)).astype(np.float32)
+    return share.reshape(len(maps), grid[0] * grid[1], classes + 1)
 
 
 def corners(window: Window, cells: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:

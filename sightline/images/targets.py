@@ -106,5 +106,5 @@ def _view(
 
 def _nearest(length: int, size: int) -> NDArray[np.int64]:
     """For each of `size` pixels, the one of `length` under its centre: ⌊(i + ½) · length / size⌋, without rounding."""
-    found: NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
-    return found
+    rows: NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
+    return rows

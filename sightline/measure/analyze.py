@@ -297,9 +297,9 @@ def _step(
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     for metric in metrics.values():
         metric.begin(batch)
-    found = [_forward(key, encoder, batch, metrics, plans, needed, device) for key, encoder in encoders.items()]
+    reduced = [_forward(key, encoder, batch, metrics, plans, needed, device) for key, encoder in encoders.items()]
     for name, metric in metrics.items():
-        metric.update(batch, {key: value for of_one in found for key, value in of_one[name].items()})
+        metric.update(batch, {key: value for of_one in reduced for key, value in of_one[name].items()})
 
 
 def _forward(

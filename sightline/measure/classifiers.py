@@ -176,16 +176,16 @@ class DecisionAnalysis(Pooled):
             decided, _ = self.decisions(classifiers[encoder], encoder, "train")
             return NOTHING if decided is None else accuracy_of(decided, self.labels("train"))
 
-        found = list(classifiers.values())
+        fitted = list(classifiers.values())
         accuracy = np.array(shared(list(classifiers), train)).T
         return {
-            "classifier": ("encoder", [c.where.kind for c in found]),
-            "mapping": ("encoder", [c.where.mapping for c in found]),
-            "classifier_site": ("encoder", [c.where.site for c in found]),
-            "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in found]),
-            "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in found]),
-            "setting": ("encoder", ["" if c.linear is None else str(c.linear.setting) for c in found]),
-            "left_out_accuracy": ("encoder", [c.left_out_accuracy for c in found]),
+            "classifier": ("encoder", [c.where.kind for c in fitted]),
+            "mapping": ("encoder", [c.where.mapping for c in fitted]),
+            "classifier_site": ("encoder", [c.where.site for c in fitted]),
+            "classifier_feature": ("encoder", ["" if c.where.kind == HEAD else c.where.feature for c in fitted]),
+            "penalty": ("encoder", [math.nan if c.ridge is None else c.ridge.penalty for c in fitted]),
+            "setting": ("encoder", ["" if c.linear is None else str(c.linear.setting) for c in fitted]),
+            "left_out_accuracy": ("encoder", [c.left_out_accuracy for c in fitted]),
             **{f"train_accuracy{end}": ("encoder", values) for end, values in zip(ENDS, accuracy, strict=True)},
         }
 
@@ -261,11 +261,11 @@ def _wanted(where: Mapping[str, Where]) -> dict[tuple[str, str], tuple[str]]:
 
 def cost_of(choice: ClassifierChoice, plan: Plan, splits: Sequence[str]) -> Cost:
     """Sums and eigenvectors of the largest probe, and blocks of features, in memory; on disk what the pass writes."""
-    found = _wanted(_where(choice, plan))
-    width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in found.items())
+    inputs = _wanted(_where(choice, plan))
+    width = max(widths(plan, encoder, site)[name] for (encoder, site), (name,) in inputs.items())
     memory = 8 * (4 * width**2 + 4 * width * len(plan.images.classes) + 8 * BLOCK_NUMBERS)
     if choice.classifier == "linear":
         memory += training_bytes(
             width * len(plan.images.classes), width * len(plan.images.indices("train")), choice.sweep
         )
-    return Cost(memory, disk(plan, splits, found))
+    return Cost(memory, disk(plan, splits, inputs))

@@ -44,22 +44,22 @@ def grams(activation: Tensor, views: Sequence[str], tokens: Tokens | None) -> di
     """Gram matrices of the token views that exist; all tokens are the patches plus the prefix tokens."""
     if activation.ndim == 4 and tokens is None:  # a map: its positions are the patches
         whole = gram(_flat(activation))
-        found = {"all": whole, "patches": whole}
+        matrices = {"all": whole, "patches": whole}
         if "mean" in views:
-            found["mean"] = gram(activation.mean((2, 3), dtype=torch.float32))
-        return found
-    found = {
+            matrices["mean"] = gram(activation.mean((2, 3), dtype=torch.float32))
+        return matrices
+    matrices = {
         view: gram(_flat(part))
         for view in views
         if view != "all" and (part := token_view(activation, view, tokens)) is not None
     }
     if "all" in views:
-        if "patches" in found and activation.ndim == 3 and tokens is not None:
+        if "patches" in matrices and activation.ndim == 3 and tokens is not None:
             prefix = activation[:, : tokens.prefix]
-            found["all"] = found["patches"] + gram(_flat(prefix)) if tokens.prefix else found["patches"]
+            matrices["all"] = matrices["patches"] + gram(_flat(prefix)) if tokens.prefix else matrices["patches"]
         else:
-            found["all"] = gram(_flat(activation))
-    return found
+            matrices["all"] = gram(_flat(activation))
+    return matrices
 
 
 def _flat(activation: Tensor) -> Tensor:
@@ -138,12 +138,12 @@ class GramSums(Analysis):
     def reduce(self, key: Key, activation: Tensor) -> dict[str, Tensor]:
         """Gram matrices of the token views, inside the hook; for a full batch the features themselves as well."""
         tokens = self.plan.encoders[key.encoder].tokens
-        found = grams(activation, self.config.tokens, tokens)
+        matrices = grams(activation, self.config.tokens, tokens)
         if self.full_batch:
             parts = {view: token_view(activation, view, tokens) for view in self.config.tokens}
             kept = {view: part for view, part in parts.items() if part is not None and part[0].numel() <= WIDEST}
-            found |= {_features(view): part.flatten(1).clone() for view, part in kept.items()}
-        return found
+            matrices |= {_features(view): part.flatten(1).clone() for view, part in kept.items()}
+        return matrices
 
     def features(self, found: Sequence[Mapping[str, Tensor]], view: str, n: int) -> list[Tensor]:
         """Features (n, …) of a token view of what was found; (n, 0) where a layer has no such view, or too wide."""
@@ -189,8 +189,8 @@ class GramSums(Analysis):
 
     def full_cka(self, sets: Sequence[str]) -> Values:
         """Full-batch CKA of these sets of layers, and its null, the mean over all pairings: each (sets, S, S)."""
-        found = [self.full(name).hsic(unbiased=self.config.unbiased) for name in sets]
-        hsic, null = (torch.stack(part).numpy(force=True) for part in zip(*found, strict=True))
+        sums = [self.full(name).hsic(unbiased=self.config.unbiased) for name in sets]
+        hsic, null = (torch.stack(part).numpy(force=True) for part in zip(*sums, strict=True))
         return {"": ratio(hsic), "_null": ratio(null, own_of(hsic))}
 
     @staticmethod
@@ -221,12 +221,12 @@ class GramSums(Analysis):
         flaws, seen = self.flaws.numpy(force=True).reshape(-1, 3), bool(self.images.any())
         exact = self.device.type == "cpu"
         whys = [_reason(of_row, value, seen, exact) for of_row, value in zip(flaws, own.ravel(), strict=True)]
-        found = np.array(whys, dtype=object).reshape(own.shape)
+        reasons = np.array(whys, dtype=object).reshape(own.shape)
         for t, view in enumerate(self.config.tokens if self.full_batch else ()):
             for s, width in enumerate(self.widths[view]):
                 if width > WIDEST:
-                    found[t, s] = too_wide(width)
-        return found.astype(str)
+                    reasons[t, s] = too_wide(width)
+        return reasons.astype(str)
 
 
 def too_wide(width: int) -> str:
@@ -245,14 +245,14 @@ def _features(view: str) -> str:
 def _suitable(widths: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
     """Token views that a full batch can take of at least one layer, those of most layers first."""
     suits = {view: sum(0 < width <= WIDEST for width in of) for view, of in widths.items()}
-    found = tuple(view for view in sorted(suits, key=lambda view: -suits[view]) if suits[view])
-    if not found:
+    views = tuple(view for view in sorted(suits, key=lambda view: -suits[view]) if suits[view])
+    if not views:
         widest = max(width for of in widths.values() for width in of)
         raise InputError(
             f"The full-batch CKA takes layers of at most {WIDEST} features, but these have {widest} in the token views "
             f"{', '.join(widths)}; choose the view mean or cls, or give a batch as large as the images (--batch)"
         )
-    return found
+    return views
 
 
 def _check_memory(name: str, needed: int) -> None:

@@ -56,13 +56,13 @@ class ImageGroups:
 
     def sums(self, split: str, rows: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
         """Sums of the values (n, …) of some rows of a split by groups, (G, …)."""
-        found = np.zeros((GROUPS, *values.shape[1:]))
-        np.add.at(found, self.of(split)[rows], values.astype(np.float64))
-        return found
+        sums = np.zeros((GROUPS, *values.shape[1:]))
+        np.add.at(sums, self.of(split)[rows], values.astype(np.float64))
+        return sums
 
 
 def _groups(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
     """Groups of images by their ids, equally large but for one image."""
-    found = np.empty(len(ids), np.int64)
-    found[np.argsort(mix(id_keys(ids), PURPOSE), kind="stable")] = np.arange(len(ids))
-    return found * min(GROUPS, len(ids)) // max(len(ids), 1)
+    place = np.empty(len(ids), np.int64)
+    place[np.argsort(mix(id_keys(ids), PURPOSE), kind="stable")] = np.arange(len(ids))
+    return place * min(GROUPS, len(ids)) // max(len(ids), 1)

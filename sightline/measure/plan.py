@@ -138,15 +138,15 @@ def _sites(encoder: Encoder, name: str, patterns: Sequence[str] | None) -> tuple
     module = analysis(name)
     own = patterns is None or not module.ANY_SITE
     usual = (*module.SITES, *(module.PROJECTION if encoder.family == "projected" else ()))
-    found = tuple(select(encoder.sites, usual if own or patterns is None else patterns))
-    if not found and encoder.family == "module" and module.ANY_SITE and own:
-        found = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
-    if not found and not own:
+    sites = tuple(select(encoder.sites, usual if own or patterns is None else patterns))
+    if not sites and encoder.family == "module" and module.ANY_SITE and own:
+        sites = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
+    if not sites and not own:
         raise InputError(
             f"Encoder {encoder.name!r} has none of the sites {', '.join(map(repr, patterns or ()))}; "
             f"choose from {', '.join(list(encoder.sites)[:8])}, … (`sightline list sites REF` shows all)"
         )
-    return found
+    return sites
 
 
 def _why(found: Sequence[str], patterns: Sequence[str]) -> str:

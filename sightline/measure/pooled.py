@@ -147,13 +147,13 @@ class Pooled(Analysis):
     def unread(self) -> list[tuple[str, str]]:
         """Images without a row in what is complete."""
         images = self.plan.images
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for which, entry in self.files.items():
             if not entry.complete:
                 continue
             ids = images.ids[images.indices(which.split)][~entry.written()]
-            found |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
-        return list(found.items())
+            reasons |= dict.fromkeys(ids.tolist(), "it could not be read when its features were made")
+        return list(reasons.items())
 
     def begin(self, batch: Batch) -> None:
         self.split = batch.split
@@ -165,26 +165,26 @@ class Pooled(Analysis):
             for feature in _kept(self.wanted.get(key[:2], ()))
             if Which(key.encoder, key.site, feature, key.view, self.split) not in self.elsewhere
         ]
-        found = poolings(activation, self.plan.encoders[key.encoder], names) if names else {}
-        return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in found.items()}
+        vectors = poolings(activation, self.plan.encoders[key.encoder], names) if names else {}
+        return {feature: vector.to("cpu", torch.float32, copy=True) for feature, vector in vectors.items()}
 
     def update(self, batch: Batch, reductions: Mapping[Key, dict[str, Tensor]]) -> None:
         if batch.split not in self.splits:
             return
         rows = batch.rows.numpy(force=True)
-        for key, found in reductions.items():
-            for feature, vector in found.items():
+        for key, vectors in reductions.items():
+            for feature, vector in vectors.items():
                 which = Which(key.encoder, key.site, feature, key.view, batch.split)
                 self.files[which].write(rows, vector.numpy(force=True))
         self.seen[self.splits.index(batch.split)] += len(rows)
 
     def finish(self) -> None:
         """All processes have written their rows: one of them closes the files."""
-        found: dict[str, list[Features]] = {split: [] for split in self.splits}
+        entries: dict[str, list[Features]] = {split: [] for split in self.splits}
         for which, entry in self.files.items():
-            found[which.split].append(entry)
+            entries[which.split].append(entry)
         seen = dict(zip(self.splits, self.seen.tolist(), strict=True))
-        self.rows.update(finish_files(found, seen, self.plan.images.name))
+        self.rows.update(finish_files(entries, seen, self.plan.images.name))
 
     def labels(self, split: str) -> npt.NDArray[np.int64]:
         """Labels of the images of a split that could be read and have one."""
@@ -294,8 +294,8 @@ def poolings(activation: Tensor, encoder: Encoder, names: Collection[str] = tupl
     """The features that exist at a site, each (B, D); of the poolings there is only GAP without prefix tokens."""
     prefix = encoder.tokens.prefix if encoder.tokens is not None else 0
     views = {name: POOLINGS[name] for name in names if name in POOLINGS and (name == "gap" or prefix)}
-    found = {name: token_view(activation, view, encoder.tokens) for name, view in views.items()}
-    pooled = {name: vector for name, vector in found.items() if vector is not None and vector.ndim == 2}
+    views_of_tokens = {name: token_view(activation, view, encoder.tokens) for name, view in views.items()}
+    pooled = {name: vector for name, vector in views_of_tokens.items() if vector is not None and vector.ndim == 2}
     flat = {name: token_view(activation, name, encoder.tokens) for name in names if name in FLAT}
     return pooled | {name: tokens.flatten(1) for name, tokens in flat.items() if tokens is not None}
 
@@ -304,9 +304,9 @@ def widths(plan: Plan, encoder: str, site: str) -> dict[str, int]:
     """The features that exist at a site, and how wide each is."""
     blank = torch.empty(1, *plan.shapes[encoder][site])
     names = (*POOLINGS, *FLAT)
-    found = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder], names).items()}
-    joined = {name: sum(found[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(found)}
-    return found | joined
+    single = {name: vector.shape[1] for name, vector in poolings(blank, plan.encoders[encoder], names).items()}
+    joined = {name: sum(single[part] for part in parts) for name, parts in JOINED.items() if set(parts) <= set(single)}
+    return single | joined
 
 
 def _kept(features: Iterable[str]) -> tuple[str, ...]:
@@ -329,7 +329,7 @@ def every_site(plan: Plan, names: Collection[str] = tuple(POOLINGS)) -> dict[tup
 
 def matrices(plan: Plan, splits: Sequence[str], wanted: Wanted) -> dict[Which, Features]:
     """Every matrix that the pass will write."""
-    found = {}
+    entries = {}
     about = {
         (name, split): describe_features(encoder, plan.images, split, plan.precision)
         for name, encoder in plan.encoders.items()
@@ -344,8 +344,8 @@ def matrices(plan: Plan, splits: Sequence[str], wanted: Wanted) -> dict[Which, F
                     if view != "plain":  # what is random in a view depends on the seed
                         what |= {"view": view, "seed": plan.seed}
                     entry = Features(plan.cache, what, len(plan.images.indices(split)), width[feature])
-                    found[Which(encoder, site, feature, view, split)] = entry
-    return found
+                    entries[Which(encoder, site, feature, view, split)] = entry
+    return entries
 
 
 def disk(plan: Plan, splits: Sequence[str], wanted: Wanted) -> int:

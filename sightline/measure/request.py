@@ -24,16 +24,16 @@ from sightline.measure.plan import Plan
 
 def check_labels(images: Images, splits: Sequence[str], title: str, name: str) -> None:
     """A classifier without classes would be a number without meaning: say so before the pass."""
-    found = {split: set(images.labels_of(split).tolist()) - {-1} for split in splits}
-    for split, classes in found.items():
+    classes_of = {split: set(images.labels_of(split).tolist()) - {-1} for split in splits}
+    for split, classes in classes_of.items():
         if len(classes) < (2 if split == "train" else 1):
             raise InputError(
                 f"{title} needs labels of at least two classes, but the {split} split of {images.name} has "
                 f"{counted(len(classes), 'labelled class') if classes else 'no labelled classes'}; "
                 f"give images with class folders or labels, or leave {name} out (--only cka)"
             )
-    for split, classes in found.items():
-        if not classes & found["train"]:
+    for split, classes in classes_of.items():
+        if not classes & classes_of["train"]:
             raise InputError(
                 f"{title} would always be wrong on {images.name}: no class of the {split} split is in the train split; "
                 f"give more images of each class, or leave {name} out (--only cka)"

@@ -82,9 +82,9 @@ class Sums:
                 values = {name: file.get_tensor(name) for name in (file.keys() if tensors else ())}
             if not self.questions.items() <= json.loads(about["questions"]).items():
                 return None, {}
-            found = json.loads(about["reached"])
-            skipped = tuple((str(name), str(why)) for name, why in found["skipped"])
-            return Reached(tuple(found["splits"]), int(found["batch"]), skipped), values
+            reached = json.loads(about["reached"])
+            skipped = tuple((str(name), str(why)) for name, why in reached["skipped"])
+            return Reached(tuple(reached["splits"]), int(reached["batch"]), skipped), values
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged: begin anew
             return None, {}
 

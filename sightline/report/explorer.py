@@ -50,7 +50,7 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
     own = [np.flatnonzero(row) for row in has]
     words, codes = np.unique(reason.astype(str), return_inverse=True)
     codes = codes.reshape(shape)
-    found = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
+    types = [str(kinds[i]) for i in range(len(sites)) if has[:, i].any()]
     alike = -values["value"][0] if measures[0]["distance"] else values["value"][0]
     return {
         "variable": main,
@@ -58,7 +58,7 @@ def pack_explorer(result: xr.Dataset, title: str) -> dict[str, Any] | None:
         "title": title,
         "encoders": encoders,
         "tokens": [clean(t) for t in views.tokens.values] if "tokens" in views.coords else ["all"],
-        "types": [*sorted(set(found) - {"all"}, key=lambda k: (k != "block", found.index(k))), "all"],
+        "types": [*sorted(set(types) - {"all"}, key=lambda k: (k != "block", types.index(k))), "all"],
         "sites": [[sites[i] for i in mine] for mine in own],
         "kinds": [[str(kinds[i]) for i in mine] for mine in own],
         "blocks": [[int(blocks[i]) for i in mine] for mine in own],
@@ -105,8 +105,8 @@ def _clustered(
     mean = (mean + mean.T) / 2
     far = np.nan_to_num(np.nanmax(mean) - mean if np.isfinite(mean).any() else mean, nan=1.0)
     np.fill_diagonal(far, 0.0)
-    found: list[int] = leaves_list(linkage(squareform(far), "average", optimal_ordering=True)).tolist()
-    return found
+    order: list[int] = leaves_list(linkage(squareform(far), "average", optimal_ordering=True)).tolist()
+    return order
 
 
 def _mean(values: np.ndarray[Any, Any]) -> float:

@@ -111,14 +111,14 @@ def multiples(
     numbers: dict[str, KeyNumber] = {}
     for column in (*standing.columns, *standing.others):
         numbers.setdefault(column.analysis, column.number)
-    found, drawn = [], {}
+    small, drawn = [], {}
     for key, title, question in pages:
         number, caption = numbers.get(key), ""
         if number is not None:
             caption = f"{number.about.partition(';')[0]}" + (f", over {number.over}" if number.curves else "")
             drawn[key] = _drawn(number)
-        found.append(Multiple(key, title, question, caption))
-    return found, drawn
+        small.append(Multiple(key, title, question, caption))
+    return small, drawn
 
 
 def _drawn(number: KeyNumber) -> dict[str, Any]:

@@ -39,19 +39,19 @@ def columns(table: pd.DataFrame) -> dict[str, Any]:
     >>> columns(pd.DataFrame({"x": [0.123456789, float("nan")], "y": ["a", "a"]}))["columns"]
     [[0.123457, None], {'words': ['a'], 'codes': [0, 0]}]
     """
-    found: list[Any] = []
+    packed_columns: list[Any] = []
     for column in (table.iloc[:, i] for i in range(table.shape[1])):
         if pd.api.types.is_bool_dtype(column):
-            found.append(column.tolist())
+            packed_columns.append(column.tolist())
         elif pd.api.types.is_numeric_dtype(column):
             exact = pd.api.types.is_integer_dtype(column)
             numbers = (v if exact else _rounded(v) for v in column.tolist())
-            found.append([v if np.isfinite(v) else None for v in numbers])
+            packed_columns.append([v if np.isfinite(v) else None for v in numbers])
         else:
             texts = [None if v is None or v != v else str(v) for v in column.tolist()]
             words = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-            found.append({"words": list(words), "codes": [words[text] for text in texts]})
-    return {"rows": len(table), "names": [clean(n) for n in table.columns], "columns": found}
+            packed_columns.append({"words": list(words), "codes": [words[text] for text in texts]})
+    return {"rows": len(table), "names": [clean(n) for n in table.columns], "columns": packed_columns}
 
 
 def _rounded(value: float) -> float:
@@ -66,8 +66,8 @@ def shared_columns(table: dict[str, Any], datasets: Mapping[str, dict[str, Any]]
     {'rows': 1, 'names': ['b'], 'columns': [{'of': ['d', 1]}]}
     """
     there = {json.dumps(c): (name, i) for name, data in datasets.items() for i, c in enumerate(data["columns"])}
-    found = [{"of": list(there[text])} if (text := json.dumps(c)) in there else c for c in table["columns"]]
-    return table | {"columns": found}
+    shared = [{"of": list(there[text])} if (text := json.dumps(c)) in there else c for c in table["columns"]]
+    return table | {"columns": shared}
 
 
 def places_of(*arrays: np.ndarray[Any, Any]) -> int:

@@ -318,11 +318,11 @@ def _protocol(run: Run, name: str, result: xr.Dataset) -> Facts:
 
 def _pictures(run: Path, analysis: str, result: xr.Dataset) -> Pictures | None:
     """The pictures of a result; each sheet is a file, too."""
-    found = pack_pictures(result)
-    if found is not None:
+    pictures = pack_pictures(result)
+    if pictures is not None:
         for number, pixels in enumerate(result.pictures.values):
             write_atomically(run / "figures" / f"{analysis}-pictures-{number + 1}.png", sheet_png(pixels))
-    return found
+    return pictures
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -352,12 +352,12 @@ def _encoder_fields(datasets: Mapping[str, Mapping[str, Any]], encoders: set[str
     >>> _encoder_fields({"d": data}, {"a", "b"})
     ['series']
     """
-    found: dict[str, bool] = {}
+    shared: dict[str, bool] = {}
     for data in datasets.values():
         for name, column in zip(data["names"], data["columns"], strict=True):
             own = isinstance(column, dict) and set(column["words"]) - {None} <= encoders and column["words"] != [None]
-            found[name] = found.get(name, True) and own
-    return [name for name, own in found.items() if own]
+            shared[name] = shared.get(name, True) and own
+    return [name for name, own in shared.items() if own]
 
 
 # For those who work in Python: `run.figure`, `run.report`
@@ -365,14 +365,14 @@ def _encoder_fields(datasets: Mapping[str, Mapping[str, Any]], encoders: set[str
 
 def chart(run: Run, analysis: str, figure: str | None = None) -> Any:
     """A figure of an analysis as a chart with the colours and fonts of the report; the first one unless it is named."""
-    found = {one.name: one for one in plugins.module_of(analysis).figures(cleaned(run[analysis]))}
-    if not found:
+    figures = {one.name: one for one in plugins.module_of(analysis).figures(cleaned(run[analysis]))}
+    if not figures:
         raise InputError(f"There is nothing to draw of {analysis!r}: no number of it is known in this run")
-    name = next(iter(found)) if figure is None else figure
-    if name not in found:
-        raise InputError(f"{analysis!r} has no figure {name!r}{nearest(name, found)}")
+    name = next(iter(figures)) if figure is None else figure
+    if name not in figures:
+        raise InputError(f"{analysis!r} has no figure {name!r}{nearest(name, figures)}")
     with alt.data_transformers.enable("default", max_rows=None), alt.theme.enable("none"):
-        spec = found[name].chart.to_dict()
+        spec = figures[name].chart.to_dict()
     same_colours(spec, [clean(encoder["name"]) for encoder in run.request.get("encoders", [])])
     return alt.Chart.from_dict(spec | {"config": theme()})
 

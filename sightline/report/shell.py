@@ -79,12 +79,12 @@ def shown_encoders(names: Sequence[str], kinds: Mapping[str, str] | None = None)
         return [Shown(clean(n), LIGHT[i % len(LIGHT)], DARK[i % len(DARK)], "") for i, n in enumerate(names)]
     hues = {kind: i % len(HUES) for i, kind in enumerate(dict.fromkeys(known.values()))}
     used: dict[int, int] = {}  # by hue: where there are more kinds than hues, two share one and still differ in shade
-    found = []
+    shown = []
     for name, kind in known.items():
         shade = used[hues[kind]] = used.get(hues[kind], -1) + 1
         light, dark = (shades[shade % len(shades)] for shades in HUES[hues[kind]])
-        found.append(Shown(clean(name), light, dark, clean(kind)))
-    return found
+        shown.append(Shown(clean(name), light, dark, clean(kind)))
+    return shown
 
 
 def assemble(
@@ -113,13 +113,13 @@ def assemble(
 
 def _navigation(pages: Sequence[Page]) -> list[tuple[str, list[Page]]]:
     """Pages by the question that they belong to; those of no topic stand alone, where they are."""
-    found: list[tuple[str, list[Page]]] = []
+    groups: list[tuple[str, list[Page]]] = []
     for page in pages:
         heading = TOPICS.get(page.topic, "")
-        if not found or found[-1][0] != heading:
-            found.append((heading, []))
-        found[-1][1].append(page)
-    return found
+        if not groups or groups[-1][0] != heading:
+            groups.append((heading, []))
+        groups[-1][1].append(page)
+    return groups
 
 
 @functools.cache

@@ -56,8 +56,8 @@ def stand(run: Run) -> Standing:
         try:
             module: Any = plugins.module_of(name)
             declared += [(name, number) for number in module.key_numbers(run[name])]
-            if (found := module.likeness(run[name])) is not None:
-                likenesses.append(found)
+            if (likeness := module.likeness(run[name])) is not None:
+                likenesses.append(likeness)
         except InputError:  # its plugin is gone
             continue
         except Exception as error:  # a plugin may be anyone's
@@ -149,18 +149,18 @@ def extremes(likeness: Likeness) -> tuple[tuple[str, str, float], tuple[str, str
     values = likeness.values[rows, columns]
     if np.isfinite(values).sum() < 2:
         return None
-    found = [
+    pairs = [
         (likeness.encoders[rows[at]], likeness.encoders[columns[at]], float(values[at]))
         for at in (int(np.nanargmax(values)), int(np.nanargmin(values)))
     ]
-    return found[0], found[1]
+    return pairs[0], pairs[1]
 
 
 def _alike(likeness: Likeness | None) -> list[str]:
     """Pairs are told as the most and the least alike, never one by one."""
-    if likeness is None or (found := extremes(likeness)) is None:
+    if likeness is None or (pairs := extremes(likeness)) is None:
         return []
-    most, least = (f"{a} and {b} ({likeness.name} {value:.2f})" for a, b, value in found)
+    most, least = (f"{a} and {b} ({likeness.name} {value:.2f})" for a, b, value in pairs)
     return [f"Most alike are {most}, least alike {least}, by the {likeness.about}."]
 
 

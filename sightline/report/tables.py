@@ -62,14 +62,14 @@ def tables(result: xr.Dataset, name: str) -> dict[str, pd.DataFrame]:
     Rows where all numbers are missing because an encoder has no such site are left out; `reason` tells of the others.
     Pictures (uint8), which the report shows, and their notes are in the NetCDF file only.
     """
-    found = {}
+    frames = {}
     for part, variables in _parts(result, name).items():
         frame = result[variables].to_dataframe().reset_index()
         if numbers := [v for v in variables if result[v].dtype.kind == "f"]:
             reasons = frame[[v for v in variables if v.endswith("reason")]]
             frame = frame[frame[numbers].notna().any(axis=1) | ~reasons.isin(["", ABSENT]).all(axis=1)]
-        found[part] = frame
-    return found
+        frames[part] = frame
+    return frames
 
 
 def _parts(result: xr.Dataset, name: str) -> dict[str, list[str]]:

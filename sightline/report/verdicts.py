@@ -22,8 +22,8 @@ DECIDED = VERDICTS[:3]
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many of each there are, without those that there are none of."""
-    found = {word: sum(verdict.verdict == word for verdict in verdicts) for word in VERDICTS}
-    return {word: number for word, number in found.items() if number}
+    number_of = {word: sum(verdict.verdict == word for verdict in verdicts) for word in VERDICTS}
+    return {word: number for word, number in number_of.items() if number}
 
 
 # What the page shows

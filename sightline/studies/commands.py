@@ -154,7 +154,7 @@ def analyses_of(step: Step) -> dict[str, Any]:
 
 
 def _decisive_pass(step: Step) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    decisive: dict[str, Any] = {
         key: _option(step, key)
         for key in ("limit", "batch", "seed", "sites", "lenient")
         if _option(step, key) != PASS[key]
@@ -163,7 +163,7 @@ def _decisive_pass(step: Step) -> dict[str, Any]:
     for name, config in analyses_of(step).items():
         usual = asdict(analysis(name).Config())
         configs[name] = {key: value for key, value in asdict(config).items() if usual[key] != value}
-    return found | {"analyses": configs}
+    return decisive | {"analyses": configs}
 
 
 def _images_of_pass(step: Step, reference: str | None = None) -> Images:
@@ -226,10 +226,10 @@ class _Training:
     def decisive(self, step: Step) -> dict[str, Any]:
         """Settings that are not the defaults, and other arguments that are not."""
         values, usual = self.recipe(step).values(), self.usual(step)
-        found = {key: value for key, value in values.items() if usual.get(key) != value}
+        unusual = {key: value for key, value in values.items() if usual.get(key) != value}
         defaults = COMMANDS[step.command].options
         rest = {k: v for k, v in step.options.items() if k not in ("recipe", "set") and v != defaults[k]}
-        return {key: value for key, value in found.items() if key not in ASIDE} | rest
+        return {key: value for key, value in unusual.items() if key not in ASIDE} | rest
 
     def images(self, step: Step) -> Images:
         """What is trained and tested on."""

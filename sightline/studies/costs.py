@@ -83,16 +83,16 @@ class _Trial:
 
     def members(self, step: Step) -> dict[str, Encoder]:
         """Those of a step; steps that are not there yet are as many as there will be."""
-        found = {}
+        encoders = {}
         for name, reference in step.encoders.items():
             needed, encoder = step_of(reference), self.encoder(reference)
             if needed is None or needed.options.get("step") != "*":
-                found[name] = encoder
+                encoders[name] = encoder
                 continue
             tuning = self.steps[needed.id].step
             for point in points(command_of(tuning).recipe(tuning).config.keep, MANY):
-                found[f"{name}, step {point}"] = replace(encoder, reference=f"run:{needed.id}?step={point}")
-        return found
+                encoders[f"{name}, step {point}"] = replace(encoder, reference=f"run:{needed.id}?step={point}")
+        return encoders
 
     # A pass
 
@@ -242,11 +242,11 @@ def _wait(device: torch.device) -> None:
 
 def _made(placed: StepFolder, encoder: str) -> set[str]:
     """The trainings upon an encoder that are finished here or can be taken over from another step."""
-    found = set()
+    folders = set()
     for run in (placed.folder, *placed.reuse.get(encoder, ())):
         own = folder_of(run, encoder)
-        found |= {str(file.parent.relative_to(own)) for file in own.rglob("run.json") if finished(file.parent)}
-    return found
+        folders |= {str(file.parent.relative_to(own)) for file in own.rglob("run.json") if finished(file.parent)}
+    return folders
 
 
 def _variants(step: Step, encoder: Encoder | None) -> int:

@@ -291,7 +291,7 @@ def tables(result: xr.Dataset) -> list[Table]:
         columns += [f"{kind} {name}" for name in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")]
     rows = [[str(name), *_row(result.sel(encoder=name))] for name in result.encoder.values]
     how = str(result.attrs["encoders"])
-    found = [
+    printed = [
         Table(
             "Average precision",
             f"In per cent, of encoders that are {how}; s, m, l: small, medium and large objects "
@@ -302,7 +302,7 @@ def tables(result: xr.Dataset) -> list[Table]:
     ]
     if result.sizes["encoder"] > 1:
         first = str(result.encoder.values[0])
-        found.append(
+        printed.append(
             Table(
                 f"Differences from {first}",
                 f"AP minus that of {first} in points, on the same images, with 95 % intervals of the difference; * "
@@ -314,7 +314,7 @@ def tables(result: xr.Dataset) -> list[Table]:
                 ],
             )
         )
-    return found
+    return printed
 
 
 def _row(one: xr.Dataset) -> list[str]:
@@ -365,21 +365,21 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    found = []
+    lines = []
     for name, kind in itertools.product(result.encoder.values, result.kind.values):
         one = result.sel(encoder=name, kind=kind, area="all")
         if np.isfinite(one.AP.item()):
             detail = f"{kind} AP, {result.attrs['encoders']}"
             if np.isfinite(one.AP_low.item()):
                 detail += f", {interval(one.AP_low.item(), one.AP_high.item())}"
-            found.append((str(name), f"{one.AP.item():.1%}", detail))
-    return found
+            lines.append((str(name), f"{one.AP.item():.1%}", detail))
+    return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    found = []
+    numbers = []
     for kind in map(str, result.kind.values):
         own = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")
         about = f"{kind} AP, {result.attrs['encoders']}"
-        found += of_encoders(own, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST)
-    return found
+        numbers += of_encoders(own, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST)
+    return numbers

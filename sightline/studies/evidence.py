@@ -65,14 +65,14 @@ class Evidence:
     @cached_property
     def seeds(self) -> Mapping[str, tuple[str, ...]]:
         """Encoders that are one but for their seed: the name of the one → the names of its seeds."""
-        found: dict[str, tuple[str, ...]] = {}
+        groups: dict[str, tuple[str, ...]] = {}
         for members in self._alike:
             numbers = {role.seed for role in members}
             if self.seeds_together and len(members) > 1 and len(numbers) == len(members):
                 names = tuple(role.name for role in sorted(members, key=lambda role: role.seed))
                 others = {role.name for role in self.roles} - {*names}
-                found[_common(names, {*others, *found})] = names
-        return found
+                groups[_common(names, {*others, *groups})] = names
+        return groups
 
     @property
     def mixed_up(self) -> list[tuple[str, ...]]:
@@ -111,26 +111,26 @@ class Evidence:
 
         `exactly` are other fields of the role: `encoders(JE, method="dino", multicrop=False)`.
         """
-        found: dict[str, Role] = {}
+        roles: dict[str, Role] = {}
         for role in self.roles:
             fits = family in (None, role.family) and network in (None, role.network) and tuned in (None, role.tuned)
             if fits and all(getattr(role, key) == value for key, value in exactly.items()):
                 name = self.together(role.name)
                 start = None if role.tuned_from is None else self.together(role.tuned_from)
-                found.setdefault(name, replace(role, name=name, tuned_from=start))
-        return list(found.values())
+                roles.setdefault(name, replace(role, name=name, tuned_from=start))
+        return list(roles.values())
 
     def need(
         self, family: str, network: str | None = "vit", *, count: int = 1, tuned: bool | None = False, **exactly: Any
     ) -> list[Role]:
         """`encoders`, or Missing with what would have to be added."""
-        found = self.encoders(family, network, tuned, **exactly)
-        if len(found) >= count:
-            return found
+        roles = self.encoders(family, network, tuned, **exactly)
+        if len(roles) >= count:
+            return roles
         what = f"{'fine-tuned ' if tuned else ''}{exactly.get('method') or family} {(network or 'encoder').upper()}"
         what = what.replace("VIT", "ViT").replace("ENCODER", "encoder")
-        article = f"{count - len(found)} more" if found else "a" if count == 1 else str(count)
-        plural = "s" if (found and count - len(found) > 1) or (not found and count > 1) else ""
+        article = f"{count - len(roles)} more" if roles else "a" if count == 1 else str(count)
+        plural = "s" if (roles and count - len(roles) > 1) or (not roles and count > 1) else ""
         flag = FLAGS[family] if network != "cnn" else f"--cnn{FLAGS[family][1:]}"
         add = "add `--steps finetune`" if tuned else f"add `{flag} NAME=REFERENCE`"
         if network == "cnn" and not tuned:
@@ -143,9 +143,9 @@ class Evidence:
 
     def need_tuned(self, name: str) -> Role:
         """`tuned`, or Missing."""
-        if (found := self.tuned(name)) is None:
+        if (role := self.tuned(name)) is None:
             raise Missing(f"a fine-tuned {name}: add `--steps finetune`")
-        return found
+        return role
 
     def of_tuned_seeds(self, *families: str) -> Evidence:
         """Without seeds of these families that were not fine-tuned where others were.
@@ -197,8 +197,8 @@ class Evidence:
         seeded = [word for word in COORDINATES if isinstance(chosen.get(word), str) and chosen[word] in self.seeds]
         if len(seeded) == 1:  # each seed may have a run of its own
             members, apart = self.seeds[chosen[seeded[0]]], self.apart()  # a member may be called like all of them
-            found = {name: apart.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
-            return over_seeds(chosen[seeded[0]], found)
+            estimates = {name: apart.estimate(number, among=among, **{**chosen, seeded[0]: name}) for name in members}
+            return over_seeds(chosen[seeded[0]], estimates)
         raise self._nobody(result, named)
 
     def after_training(self, number: str, name: str, **where: Any) -> Estimate:
@@ -212,15 +212,15 @@ class Evidence:
         """What was fine-tuned from an encoder: of each training a run that follows it, and its steps in order."""
         members = self._members([name])
         known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
-        found: dict[str, tuple[Run, list[str]]] = {}
+        runs: dict[str, tuple[Run, list[str]]] = {}
         for run in self.runs:
             if result in run:
                 steps = run[result][["training", "step"]].to_dataframe().sort_values("step")
                 for training, of in steps[steps.training.isin(known)].groupby("training"):
-                    found.setdefault(str(training), (run, [str(step) for step in of.index]))
-        if not found:
+                    runs.setdefault(str(training), (run, [str(step) for step in of.index]))
+        if not runs:
             raise self._nobody(result, [f"the fine-tuning of {name}"])
-        return found
+        return runs
 
     def table(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> xr.Dataset:
         """The result that holds these encoders, for figures; seeds are there under their own names."""

@@ -44,8 +44,8 @@ class StepFolder:
     @property
     def about(self) -> dict[str, Any]:
         """What its run.json says of it when it is done, nothing before."""
-        found = _read(self.folder / "run.json").get("step")
-        return found if isinstance(found, dict) and found.get("key") == self.key else {}
+        about = _read(self.folder / "run.json").get("step")
+        return about if isinstance(about, dict) and about.get("key") == self.key else {}
 
     @property
     def done(self) -> bool:
@@ -91,7 +91,7 @@ def made_before(step: Step, key: str, steps: Path, key_now: Callable[[Step], str
     `key_now` gives the key that a step has today: where it is still the one that was written down, then its images and
     weights are those of today, too. What cannot be looked at any more is left aside.
     """
-    found: dict[str, tuple[Path, ...]] = {}
+    folders: dict[str, tuple[Path, ...]] = {}
     for file in sorted(steps.glob("*.json")):
         about = _read(file)
         if about.get("command") != step.command or about.get("key") == key:
@@ -101,10 +101,10 @@ def made_before(step: Step, key: str, steps: Path, key_now: Callable[[Step], str
             shared = [name for name, reference in other.encoders.items() if step.encoders.get(name) == reference]
             same = other.images == step.images and _of_training(other) == _of_training(step)
             if same and shared and key_now(other) == about["key"]:
-                found |= {name: (*found.get(name, ()), file.with_suffix("")) for name in shared}
+                folders |= {name: (*folders.get(name, ()), file.with_suffix("")) for name in shared}
         except (InputError, LookupError, AttributeError, TypeError):
             continue
-    return found
+    return folders
 
 
 def _of_training(step: Step) -> dict[str, Any]:

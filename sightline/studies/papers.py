@@ -136,10 +136,10 @@ def papers(
     plan = _Plan(_sized(given, contents), sets, contents, chosen, groups)
     every = plan.steps()
     wanted = with_needed([step for step in every if step.group in groups], every)
-    found = _set(wanted, settings or {})
-    names = {step.name for step in found}
+    with_settings = _set(wanted, settings or {})
+    names = {step.name for step in with_settings}
     roles = [one.role for one in plan.given.values() if not one.step or one.step in names]
-    return Design(which, tuple(roles), tuple(found), tuple(chosen))
+    return Design(which, tuple(roles), tuple(with_settings), tuple(chosen))
 
 
 def _sized(given: Mapping[str, Given], contents: Contents) -> dict[str, Given]:
@@ -190,17 +190,17 @@ def groups_of(finding: str) -> set[str]:
 
 def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> list[Step]:
     """The steps with the user's settings, which are those of a group or of one step."""
-    found = list(steps)
+    changed = list(steps)
     for whose, values in settings.items():
         for key, value in values.items():
-            taken = [n for n, step in enumerate(found) if whose in (step.group, step.name) and _takes(step, key)]
+            taken = [n for n, step in enumerate(changed) if whose in (step.group, step.name) and _takes(step, key)]
             if not taken:
                 names = dict.fromkeys([*(step.group for step in steps), *(step.name for step in steps)])
                 hint = nearest(key, PASS) if whose in names else nearest(whose, names)
                 raise InputError(f"No step of this study takes the setting {whose}.{key}{hint}")
             for n in taken:
-                found[n] = _with(found[n], key, value)
-    return found
+                changed[n] = _with(changed[n], key, value)
+    return changed
 
 
 def _takes(step: Step, key: str) -> bool:
@@ -241,8 +241,8 @@ class _Plan:
 
     def steps(self) -> list[Step]:
         """All of them; encoders that are trained in one take part in those that follow."""
-        found = [*self._passes(), *self._minibatch(), *self._pretrain(), *self._finetune()]
-        return [*found, *self._dynamics(), *self._reinit(), *self._detect(), *self._segment(), *self._rcdm()]
+        before = [*self._passes(), *self._minibatch(), *self._pretrain(), *self._finetune()]
+        return [*before, *self._dynamics(), *self._reinit(), *self._detect(), *self._segment(), *self._rcdm()]
 
     # Encoders
 
@@ -291,12 +291,12 @@ class _Plan:
 
     def _analyses(self, group: str) -> list[str]:
         """What the chosen findings ask of the passes of a group; what stands beside RCDM is measured when RCDM is."""
-        found: set[str] = set()
+        analyses: set[str] = set()
         for finding in self.findings:
             own = groups_of(finding)
             if group in own and ("rcdm" not in own or group == "rcdm"):
-                found.update(all_findings()[finding].analyses)
-        return sorted(found - set(APART))
+                analyses.update(all_findings()[finding].analyses)
+        return sorted(analyses - set(APART))
 
     def _over(self, name: str, encoders: Mapping[str, str], analyses: Sequence[str], group: str) -> list[Step]:
         """Passes over encoders: what is asked of all, both kinds of noise, and what is asked of CNNs alone."""
@@ -352,7 +352,7 @@ class _Plan:
             return []
         there = {one.role.family for one in self.given.values() if one.role.network == "cnn"}
         missing = {name: one for name, one in CNNS.items() if FAMILY_OF[one.objective] not in there}
-        found = []
+        trainings = []
         for name, one in {**VARIED, **missing}.items():
             if not set(one.findings.split()) & set(self.findings):
                 continue
@@ -366,12 +366,12 @@ class _Plan:
                 size=None if cnn else self._size_of(step),
             )
             self._add(role, step)
-            found.append(step)
-        if not found:
+            trainings.append(step)
+        if not trainings:
             return []
         encoders = {name: self._whole(one) for name, one in self.given.items()}
         analyses = sorted({*self._analyses("pretrain"), *self._analyses("passes")})
-        return [*found, *self._over("pretrained", encoders, analyses, "pretrain")]
+        return [*trainings, *self._over("pretrained", encoders, analyses, "pretrain")]
 
     def _add(self, role: Role, step: Step) -> None:
         """An encoder that a step trains; it must not take the place of one that is given."""

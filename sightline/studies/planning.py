@@ -31,7 +31,7 @@ def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
 def undecided(study: Study) -> dict[str, str]:
     """Findings that the study cannot decide, with what they would need: encoders of other roles, or other steps."""
     groups, built_in = {placed.step.group for placed in study.steps}, study.name in STUDIES
-    found = {}
+    lacking = {}
     for name in study.findings:
         wanted = groups_of(name)
         # Steps that bring encoders are not needed where these are there, if what is given is measured.
@@ -39,10 +39,10 @@ def undecided(study: Study) -> dict[str, str]:
         if needs := _roles_missing(name, study.roles):
             words = set(re.findall(r"\w+", "".join(re.findall(r"--steps ([\w,]+)", needs))))
             if not words or words - groups:  # else a step of the study is going to bring it
-                found[name] = needs
+                lacking[name] = needs
         elif built_in and (wanted - groups - bringing):
-            found[name] = f"`--steps {','.join(group for group in GROUPS if group in wanted - {'pretrain'})}`"
-    return found
+            lacking[name] = f"`--steps {','.join(group for group in GROUPS if group in wanted - {'pretrain'})}`"
+    return lacking
 
 
 def _roles_missing(finding: str, roles: tuple[Role, ...]) -> str:

@@ -120,11 +120,11 @@ window=None, weight=None, seed=0, multicrop=True, lifted=False)
 
 def known_roles(references: Mapping[str, str]) -> dict[str, Role | None]:
     """Roles by name, with None for those that the user has to give."""
-    found: dict[str, Role | None] = dict.fromkeys(references)
+    roles: dict[str, Role | None] = dict.fromkeys(references)
     for name, reference in references.items():
         with contextlib.suppress(InputError):  # a module of the user's own, or the folder of a training that is gone
-            found[name] = known_role(name, reference, references)
-    return found
+            roles[name] = known_role(name, reference, references)
+    return roles
 
 
 # What Sightline has trained
@@ -135,16 +135,16 @@ def reference_encoders() -> dict[str, str]:
 
     A study trains on each ViT for minutes to hours, so that their further seeds take part only where they are given.
     """
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     taken: set[Role] = set()
     for name in [*zoo.shipped(), *(name for name in zoo.names() if "/" not in name)]:
         role = known_role(name, f"zoo:{name}")
         if role is None or (role.network == "vit" and role.seed) or replace(role, name="") in taken:
             continue
-        if role.tuned_from in (None, *found.values()):
-            found[name] = f"zoo:{name}"
+        if role.tuned_from in (None, *chosen.values()):
+            chosen[name] = f"zoo:{name}"
             taken.add(replace(role, name=""))
-    return found
+    return chosen
 
 
 def _of_training(name: str, reference: Reference, others: Mapping[str, str]) -> Role | None:

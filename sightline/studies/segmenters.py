@@ -196,8 +196,8 @@ def _thumbnail(pixels: NDArray[Any]) -> NDArray[Any]:
         (2 * np.arange(n) + 1) * length // (2 * n)
         for n, length in zip(thumbnail_size(pixels.shape[:2]), pixels.shape[:2], strict=True)
     )
-    found: NDArray[Any] = pixels[rows[:, None], columns]
-    return found
+    small: NDArray[Any] = pixels[rows[:, None], columns]
+    return small
 
 
 def _square(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -212,7 +212,7 @@ def _square(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def tables(result: xr.Dataset) -> list[Table]:
     """mIoU as the papers print it, and differences from the first encoder."""
     head = {"linear": "a linear head", "upernet": "UperNet"}[str(result.attrs["head"])]
-    found = [
+    printed = [
         Table(
             "mIoU",
             f"In per cent, {head} on encoders that are {result.attrs['encoders']}; {result.attrs['interval']}.",
@@ -223,7 +223,7 @@ def tables(result: xr.Dataset) -> list[Table]:
     if result.sizes["encoder"] > 1:
         first = str(result.encoder.values[0])
         others = result.encoder.values[1:]
-        found.append(
+        printed.append(
             Table(
                 f"Differences from {first}",
                 f"mIoU minus that of {first} in points, on the same images.",
@@ -231,7 +231,7 @@ def tables(result: xr.Dataset) -> list[Table]:
                 [[str(n), *_cells(result.sel(encoder=n, other=first), "difference", "+")] for n in others],
             )
         )
-    return found
+    return printed
 
 
 def _cells(one: xr.Dataset, name: str, sign: str) -> list[str]:

@@ -87,11 +87,11 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
 def with_needed(chosen: Sequence[Step], every: Sequence[Step]) -> list[Step]:
     """The chosen steps and all that they need."""
     by_name = {step.name: step for step in every}
-    found: dict[str, Step] = {}
+    needed: dict[str, Step] = {}
     waiting = list(chosen)
     while waiting:
         step = waiting.pop()
-        if step.name not in found:
-            found[step.name] = step
+        if step.name not in needed:
+            needed[step.name] = step
             waiting += [by_name[name] for name in step.needs if name in by_name]
-    return [step for step in every if step.name in found]
+    return [step for step in every if step.name in needed]

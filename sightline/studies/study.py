@@ -252,7 +252,7 @@ def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role], conten
     for name in roles:
         if name not in references:
             raise InputError(f"There is no encoder {name!r} to have a role{nearest(name, references)}")
-    found = {}
+    given = {}
     for name, reference in references.items():
         role = roles.get(name) or known_role(name, reference, references)
         if role is None:
@@ -262,8 +262,8 @@ def _given(encoders: Mapping[str, str] | None, roles: Mapping[str, Role], conten
                 f"It is not known what {name}={reference} was trained by; say so: {flags} {name}={reference}, or "
                 f"roles= in Python ({', '.join(FAMILIES)})"
             )
-        found[name] = Given(replace(role, name=name), reference)
-    return found
+        given[name] = Given(replace(role, name=name), reference)
+    return given
 
 
 # Running one

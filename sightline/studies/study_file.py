@@ -122,8 +122,8 @@ def _matrix(table: Any) -> dict[str, list[Any]]:
 
 def _axes(value: Any, matrix: Mapping[str, Any]) -> list[str]:
     """The axes of the matrix that something mentions, `{seed}`."""
-    found = set(re.findall(r"\{(\w+)\}", json.dumps(value)))
-    return [axis for axis in matrix if axis in found]
+    mentioned = set(re.findall(r"\{(\w+)\}", json.dumps(value)))
+    return [axis for axis in matrix if axis in mentioned]
 
 
 def _fill(value: Any, values: Mapping[str, Any]) -> Any:
@@ -235,14 +235,14 @@ def _encoders(
                 f"{nearest(needed.id, [*copies, *exact])}"
             )
         return [(given or needed.id, f"step:{needed.id}{query}")]
-    found = [
+    chosen = [
         (str(table["name"]), own)
         for table, own in copies[needed.id]
         if all(values.get(axis, value) == value for axis, value in own.items())
     ]
     return [
-        (_named(given, own) if given and len(found) > 1 else given or name, f"step:{name}{query}")
-        for name, own in found
+        (_named(given, own) if given and len(chosen) > 1 else given or name, f"step:{name}{query}")
+        for name, own in chosen
     ]
 
 
@@ -253,7 +253,7 @@ def _roles(tables: Mapping[str, Any], matrix: Mapping[str, list[Any]], steps: Se
     """The roles that the file gives, and those that are known of its other encoders."""
     references = {name: reference for step in steps for name, reference in step.encoders.items()}
     names = {*references, *(step.name for step in steps if COMMANDS[step.command].trains)}
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     known = [field.name for field in fields(Role) if field.name != "name"]
     for name, table in tables.items():
         for key in table:
@@ -271,8 +271,8 @@ def _roles(tables: Mapping[str, Any], matrix: Mapping[str, list[Any]], steps: Se
             filled = _fill(table, values) | (
                 {"tuned_from": _named(start, values) if _named(start, values) in names else start} if start else {}
             )
-            found[own] = make_settings(Role, {"name": own, **filled})
+            roles[own] = make_settings(Role, {"name": own, **filled})
     for name, reference in references.items():
-        if name not in found and step_of(reference) is None and (role := known_role(name, reference, references)):
-            found[name] = role
-    return tuple(found.values())
+        if name not in roles and step_of(reference) is None and (role := known_role(name, reference, references)):
+            roles[name] = role
+    return tuple(roles.values())

@@ -76,15 +76,15 @@ def look_at(
 ) -> Look:
     """Forward the images of every role, where the encoder is; `attention` and `cka` look at those held out."""
     with torch.no_grad(), encoder.evaluating():
-        found = {
+        batches_of = {
             role: [_forward(encoder, pixels, role == "held out", attention, cka) for pixels in of.pixels]
             for role, of in images.items()
         }
-    held_out = found.get("held out", [])
+    held_out = batches_of.get("held out", [])
     sites = tuple(site for site in layer_sites(encoder) if held_out and site in held_out[0].grams)
     maps = held_out[0].nmi if held_out else {}
     return Look(
-        {role: WatchedFeatures(_features(found[role]), of.labels) for role, of in images.items()},
+        {role: WatchedFeatures(_features(batches_of[role]), of.labels) for role, of in images.items()},
         {site.removesuffix(MAP): float(torch.cat([batch.nmi[site] for batch in held_out]).mean()) for site in maps},
         Grams(
             sites, tuple(centre(torch.stack([b.grams[site] for site in sites])) for b in held_out if sites and b.grams)
@@ -99,22 +99,22 @@ def _forward(encoder: Encoder, pixels: Tensor, held_out: bool, attention: bool, 
     last = ("norm",) if "norm" in encoder.sites else layers if encoder.family == "module" else layers[-1:]
     compared = layers if cka and held_out and len(pixels) >= FEWEST else ()
     wanted = [site for site in encoder.sites if site in {*maps, *last, *compared}]
-    found, tokens = _Batch(), encoder.tokens
+    reduced, tokens = _Batch(), encoder.tokens
 
     def see(site: str, activation: Any) -> None:
         if isinstance(activation, AttentionProduct):
             assert tokens is not None
-            found.nmi[site] = distance_and_nmi(activation, tokens)[1].mean(1).cpu()
+            reduced.nmi[site] = distance_and_nmi(activation, tokens)[1].mean(1).cpu()
             return
         if site in last:
-            found.activations[site] = _pooled(encoder, activation)
+            reduced.activations[site] = _pooled(encoder, activation)
         whole = token_view(activation, "all", tokens)
         if site in compared and whole is not None:
-            found.grams[site] = gram(whole.flatten(1)).cpu()
+            reduced.grams[site] = gram(whole.flatten(1)).cpu()
 
     with watch(encoder.sites, wanted, see), torch.autocast(weights.device.type, enabled=False):
         encoder(encoder.preprocess.normalize(pixels.to(weights.device)).to(weights.dtype))
-    return found
+    return reduced
 
 
 def _pooled(encoder: Encoder, activation: Tensor) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def _pooled(encoder: Encoder, activation: Tensor) -> dict[str, Tensor]:
 
 def _features(batches: Sequence[_Batch]) -> dict[str, Tensor]:
     """Of all batches, at the last site that has pooled features at all."""
-    reached = [site for site, found in batches[0].activations.items() if found] if batches else []
+    reached = [site for site, activations in batches[0].activations.items() if activations] if batches else []
     if not reached:
         return {}
     parts = [batch.activations[reached[-1]] for batch in batches]

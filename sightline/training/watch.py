@@ -261,11 +261,11 @@ class _Eyes:
         """The numbers of one look."""
         begun = time.monotonic()
         look = look_at(encoder, self.images, attention="attention" in analyses, cka="cka" in analyses)
-        found: dict[str, float] = _of_features(look, analyses)
-        found |= _over_blocks("nmi", look.nmi)
+        row: dict[str, float] = _of_features(look, analyses)
+        row |= _over_blocks("nmi", look.nmi)
         for name, grams in self.others.items():
-            found |= _over_blocks(f"cka_{name}", cka_between(look.grams, grams))
-        return found | {"seconds": round(time.monotonic() - begun, 3)}
+            row |= _over_blocks(f"cka_{name}", cka_between(look.grams, grams))
+        return row | {"seconds": round(time.monotonic() - begun, 3)}
 
 
 def _of_features(look: Look, analyses: Sequence[str]) -> dict[str, float]:
@@ -274,12 +274,12 @@ def _of_features(look: Look, analyses: Sequence[str]) -> dict[str, float]:
     sound = [name for name in train.values if all(bool(f.values[name].isfinite().all()) for f in (train, held_out))]
     train, held_out = (WatchedFeatures({name: f.values[name] for name in sound}, f.labels) for f in (train, held_out))
     lost = [name for name in look.features["train"].values if name not in sound]
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if "knn" in analyses:
-        found |= knn_accuracies(train, held_out) | {f"knn_{name}": math.nan for name in lost}
+        numbers |= knn_accuracies(train, held_out) | {f"knn_{name}": math.nan for name in lost}
     if "rank" in analyses:
-        found |= ranks(train) | {f"{kind}_{name}": math.nan for name in lost for kind in ("rank", "centred_rank")}
-    return found
+        numbers |= ranks(train) | {f"{kind}_{name}": math.nan for name in lost for kind in ("rank", "centred_rank")}
+    return numbers
 
 
 def _over_blocks(name: str, values: Mapping[str, float]) -> dict[str, float]:

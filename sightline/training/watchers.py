@@ -59,9 +59,9 @@ def read_watched(
     images: Images, split: str, preprocess: Preprocess, *, limit: int, batch: int, seed: int
 ) -> WatchedImages:
     """At most `limit` images of a split, balanced over classes, in the order and the batches of a pass."""
-    found = list(batches(images.sample(limit, seed), [preprocess], splits=[split], batch=batch, seed=seed))
-    labels = [part.labels.numpy() for part in found]
-    return WatchedImages([part.pixels[preprocess] for part in found], np.concatenate(labels))
+    loaded = list(batches(images.sample(limit, seed), [preprocess], splits=[split], batch=batch, seed=seed))
+    labels = [part.labels.numpy() for part in loaded]
+    return WatchedImages([part.pixels[preprocess] for part in loaded], np.concatenate(labels))
 
 
 def held_out_split(images: Images) -> str:
@@ -124,15 +124,15 @@ class FeatureWatch:
     def __call__(self, encoder: nn.Module) -> dict[str, float]:
         """The measures of an encoder; its features are computed once."""
         with evaluating(encoder):
-            found = {
+            features = {
                 role: WatchedFeatures(self._features(encoder, part.pixels), part.labels)
                 for role, part in self.images.items()
             }
         result: dict[str, float] = {}
         if "knn" in self.measures:
-            result |= knn_accuracies(found["train"], found["held out"])
+            result |= knn_accuracies(features["train"], features["held out"])
         if "rank" in self.measures:
-            result |= ranks(found["train"])
+            result |= ranks(features["train"])
         return result
 
     def _features(self, encoder: nn.Module, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -225,10 +225,10 @@ def make_watchers(
                 f"{images.name} has no labels, no held-out split or no class in both, so k-NN accuracy is not measured "
                 "while training"
             )
-    found: list[Watcher] = []
+    watchers: list[Watcher] = []
     if measures:
         features = by_first(lambda: FeatureWatch(images, preprocess, device, seed, measures))
-        found.append(OfEncoder(objective, features))
+        watchers.append(OfEncoder(objective, features))
     if "collapse" in names:
-        found.append(Collapse())
-    return found
+        watchers.append(Collapse())
+    return watchers

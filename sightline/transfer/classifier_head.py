@@ -135,8 +135,8 @@ def _renew(module: nn.Module, name: str, classes: int) -> None:
 def _kept_heads(encoder: Encoder, heads: Sequence[str], classes: Sequence[str]) -> dict[str, Tensor]:
     """The encoder's own head, its rows in the order of the classes; it must have all of them and no others."""
     own = encoder.module.state_dict()
-    found = {name: value for name, value in own.items() if name.rpartition(".")[0] in heads}
-    outputs = next((len(value) for value in found.values()), 0)
+    weights = {name: value for name, value in own.items() if name.rpartition(".")[0] in heads}
+    outputs = next((len(value) for value in weights.values()), 0)
     if outputs != len(classes) or (encoder.classes is not None and set(encoder.classes) != set(classes)):
         has = f"a head for {counted(outputs, 'class')}" if outputs else "no head"
         raise InputError(
@@ -145,7 +145,7 @@ def _kept_heads(encoder: Encoder, heads: Sequence[str], classes: Sequence[str]) 
             "for a new one"
         )
     order = range(outputs) if encoder.classes is None else [encoder.classes.index(name) for name in classes]
-    return {name: value[list(order)] for name, value in found.items()}
+    return {name: value[list(order)] for name, value in weights.items()}
 
 
 @torch.no_grad()
@@ -185,8 +185,8 @@ def block_names(encoder: Encoder) -> list[str]:
     ['layer4.0', 'layer4.1']
     """
     names = {part: name for name, part in encoder.module.named_modules()}
-    found = [tap.module for site, tap in encoder.sites.items() if re.fullmatch(r"block\.\d+", site)]
-    return [names[part] for part in found]
+    modules = [tap.module for site, tap in encoder.sites.items() if re.fullmatch(r"block\.\d+", site)]
+    return [names[part] for part in modules]
 
 
 def layers_of(encoder: Encoder) -> dict[str, int]:

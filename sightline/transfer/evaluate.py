@@ -35,9 +35,9 @@ def decisions(
     `share` is the number of this process and that of all: each of them decides on some of the batches.
     """
     decided = np.full(len(images.indices(split)), -1)
-    found = batches(images, [preprocess], splits=[split], batch=batch, workers=workers, rank=share[0], world=share[1])
+    loader = batches(images, [preprocess], splits=[split], batch=batch, workers=workers, rank=share[0], world=share[1])
     with evaluating(module):
-        for part in found:
+        for part in loader:
             scores = logits_of(module(preprocess.normalize(part.pixels[preprocess].to(device))))
             decided[part.rows] = scores.argmax(1).cpu()
     return decided

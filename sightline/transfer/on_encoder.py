@@ -47,8 +47,8 @@ class OnEncoder(objective.Objective):
     def standardised(self, images: Tensor) -> list[Tensor]:  # (B, 3, S, S)
         """Maps of images; a frozen encoder is in evaluation mode."""
         features = self._features[0]
-        found: list[Tensor] = self.standard(features.look(images) if self.frozen else features(images))
-        return found
+        maps: list[Tensor] = self.standard(features.look(images) if self.frozen else features(images))
+        return maps
 
     def lr_scales(self) -> dict[str, float]:
         """layer_decay^(L + 1 − layer) by the name of the parameter."""

@@ -45,8 +45,8 @@ class TransferRecipe(Generic[Config]):
 def assemble(name: str, config: type[Config], layers: tuple[Mapping[str, Any], ...]) -> TransferRecipe[Config]:
     """Put a recipe together; later layers override earlier ones, and unknown keys are errors."""
     if other := {layer.get("objective", name) for layer in layers} - {name}:
-        found = str(other.pop())
-        what, command = COMMANDS.get(found, (f"pre-training with {found}", "pretrain"))
+        kind = str(other.pop())
+        what, command = COMMANDS.get(kind, (f"pre-training with {kind}", "pretrain"))
         raise InputError(f"This recipe is for {what}, not for {COMMANDS[name][0]}; use it with `sightline {command}`")
     optimization, training, own = make_parts(name, (Optimization, Training, config), layers)
     return TransferRecipe(optimization, training, own, name)

@@ -92,15 +92,15 @@ def train_each(
         return run
     fabric.barrier()  # all have looked at the folder before one of them writes to it
     by_first(lambda: run.begin(anew=overwrite))
-    found: dict[Key, Outcome] = {}
+    outcomes: dict[Key, Outcome] = {}
 
     def save() -> None:
-        done = {"fingerprint": fingerprinted} if len(found) == len(trainings) else {}
-        run.save(kind, *split(result(found).assign_attrs(done)))
+        done = {"fingerprint": fingerprinted} if len(outcomes) == len(trainings) else {}
+        run.save(kind, *split(result(outcomes).assign_attrs(done)))
 
     for key, folder in trainings.items():
         by_first(functools.partial(_take_over, out, folder, reuse or {}))
-        found[key] = train(key, folder)
+        outcomes[key] = train(key, folder)
         by_first(save)
     return run
 

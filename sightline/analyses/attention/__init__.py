@@ -202,11 +202,11 @@ class AttentionAnalysis(contract.Analysis):
                         state[slots, layer, : shown.maps.shape[1]] = shown.maps
         members = self.groups.members(batch, self.sums.device)
         for layer, (encoder, site) in enumerate(self.layers):
-            if (found := reductions[Key(encoder, site, "plain")]) is None:
+            if (numbers := reductions[Key(encoder, site, "plain")]) is None:
                 continue
-            bad = ~found.values[:, 0].isfinite().all(-1)  # the mean over heads has the flaw of any of them
-            self.flaws[layer] += torch.stack([bad.sum(), (bad & found.unattended).sum()])
-            add_images(self.sums, layer, torch.where(bad[:, None, None], math.nan, found.values).flatten(1), members)
+            bad = ~numbers.values[:, 0].isfinite().all(-1)  # the mean over heads has the flaw of any of them
+            self.flaws[layer] += torch.stack([bad.sum(), (bad & numbers.unattended).sum()])
+            add_images(self.sums, layer, torch.where(bad[:, None, None], math.nan, numbers.values).flatten(1), members)
 
     def compute(self) -> xr.Dataset:
         layers, axes = self.layers, ("encoder", "site")

@@ -26,7 +26,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
     names = [str(name) for name in result.encoder.values]
     images = f"{result.attrs['images']} images"
     decoder = " Blocks of a decoder follow those of its encoder." if layers.decoder.any() else ""
-    found = [
+    drawn = [
         Figure(
             "distance",
             "Attention distance over depth",
@@ -53,15 +53,15 @@ def figures(result: xr.Dataset) -> list[Figure]:
         )
         name = f"{measure.removesuffix('_relative')}-heads"
         title_of = "Distances of heads" if measure != "nmi" else "NMI of heads"
-        found.append(Figure(name, title_of, caption, _density_chart(curves, heads, measure, what, names), curves))
+        drawn.append(Figure(name, title_of, caption, _density_chart(curves, heads, measure, what, names), curves))
         curves = densities(heads, measure, by="site")
         caption = (
             f"Distribution over the heads of each layer by itself: {what}. Gaussian kernel density; a point is a head. "
             "One far from the others moves the mean of its layer."
         )
         chart = _density_chart(curves, heads, measure, what, names, by="site")
-        found.append(Figure(f"{name}-of-layers", f"{title_of}, layer by layer", caption, chart, curves))
-    return found
+        drawn.append(Figure(f"{name}-of-layers", f"{title_of}, layer by layer", caption, chart, curves))
+    return drawn
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -166,15 +166,15 @@ def densities(heads: pd.DataFrame, measure: str, by: str = "third") -> pd.DataFr
     low, high = heads[measure].min(), heads[measure].max()
     room = max(high - low, 0.02)
     grid = np.linspace(low - 0.15 * room, high + 0.15 * room, 120)
-    found = []
+    curves = []
     for (encoder, place), rows in heads.groupby(["encoder", by], sort=False):
         values = rows[measure].to_numpy()
         # A floor, or heads that are all the same would have a density without width.
         width = max(0.9 * values.std() * len(values) ** -0.2, 0.02 * room)
         kernel = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         about = {"encoder": encoder, by: place, "heads": len(values), "bandwidth": width}
-        found.append(pd.DataFrame({"value": grid, "density": kernel.mean(1)}).assign(**about))
-    return pd.concat(found, ignore_index=True)
+        curves.append(pd.DataFrame({"value": grid, "density": kernel.mean(1)}).assign(**about))
+    return pd.concat(curves, ignore_index=True)
 
 
 def _density_chart(

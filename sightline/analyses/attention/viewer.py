@@ -90,12 +90,12 @@ class Viewer:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the states: maps (images, layers, heads, queries, keys) and pictures (images, y, x, 3), all uint8."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, look in self.looks.items():
-            found[f"viewer_map_{look.number}"] = (len(self.rows), *look.shape)
+            shapes[f"viewer_map_{look.number}"] = (len(self.rows), *look.shape)
             size = thumbnail_size(self.plan.encoders[name].preprocess.size)
-            found[f"viewer_pixels_{look.number}"] = (len(self.rows), *size, 3)
-        return found
+            shapes[f"viewer_pixels_{look.number}"] = (len(self.rows), *size, 3)
+        return shapes
 
     def begin(self, batch: Batch) -> None:
         """Note which images of the batch are shown, their slots and their places in the batch."""
@@ -110,12 +110,12 @@ class Viewer:
         """
         if not self.places:
             return None
-        found = []
+        maps = []
         for place in self.places:
             rows = product[place : place + 1].scores(prefix)[0, :, self.looks[encoder].queries].softmax(-1)
             rows = torch.cat([rows.mean(0, keepdim=True), rows])
-            found.append((255 * rows / rows.amax(-1, keepdim=True)).round().nan_to_num(0).to(torch.uint8))
-        return torch.stack(found)
+            maps.append((255 * rows / rows.amax(-1, keepdim=True)).round().nan_to_num(0).to(torch.uint8))
+        return torch.stack(maps)
 
     def pictures(self, encoder: str, batch: Batch) -> Tensor:
         """The noted images as the encoder saw them, uint8 (images, y, x, 3), averaged over areas."""
@@ -131,11 +131,11 @@ class Viewer:
             "viewer_id": ("viewer_image", images.ids[where].astype(str)),
             "viewer_label": ("viewer_image", np.array(labels, dtype=str)),
         }
-        found = {}
+        variables = {}
         for name, look in self.looks.items():
             i = look.number
             maps, pictures = (states[f"viewer_{what}_{i}"].numpy(force=True)[seen] for what in ("map", "pixels"))
-            found[f"viewer_map_{i}"] = xr.DataArray(
+            variables[f"viewer_map_{i}"] = xr.DataArray(
                 maps.astype(np.uint8),  # sums of several processes come as int64
                 dims=("viewer_image", *(f"viewer_{axis}_{i}" for axis in ("layer", "head", "query", "key"))),
                 coords={
@@ -146,12 +146,12 @@ class Viewer:
                 },
                 attrs={"grid": list(look.grid), "patch": patch_size(self.plan.encoders[name])},
             )
-            found[f"viewer_pixels_{i}"] = xr.DataArray(
+            variables[f"viewer_pixels_{i}"] = xr.DataArray(
                 pictures.astype(np.uint8),
                 dims=("viewer_image", f"viewer_y_{i}", f"viewer_x_{i}", "viewer_rgb"),
                 coords=about,
             )
-        return found
+        return variables
 
 
 def problem(encoder: Encoder, shape: tuple[int, ...]) -> str:

@@ -136,11 +136,11 @@ class CkaAnalysis(GramSums):
         m = len(known) if len(known) >= FEWEST else 0
         classes = (labels[:, None] == labels).double()[None]  # the Gram matrix of the one-hot labels, (1, m, m)
         self.labelled[group] += m
-        found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
-        for t, matrices in self.matrices(found, n):  # (S, n, n)
+        layers = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
+        for t, matrices in self.matrices(layers, n):  # (S, n, n)
             hsic, null = self._products(torch.cat([matrices, classes]) if m == n else matrices)
-            self.hsic[t, group] += n * hsic[: len(found), : len(found)]
-            self.null[t] += n * null[: len(found), : len(found)]
+            self.hsic[t, group] += n * hsic[: len(layers), : len(layers)]
+            self.null[t] += n * null[: len(layers), : len(layers)]
             if 0 < m < n:
                 hsic, null = self._products(torch.cat([matrices[:, known[:, None], known], classes]))
             if m:
@@ -150,7 +150,7 @@ class CkaAnalysis(GramSums):
             for view in self.config.tokens:
                 sums = self.full(view)
                 one_hot = (batch.labels[:, None] == torch.arange(sums.widths[-1])).to(self.hsic)
-                sums.add([*self.features(found, view, n), one_hot])
+                sums.add([*self.features(layers, view, n), one_hot])
 
     def _products(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
         """HSIC of all pairs of Gram matrices, and of those with shuffled images."""

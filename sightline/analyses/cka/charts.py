@@ -45,11 +45,11 @@ FEW = 3  # encoders, whose pairs fit into one chart
 
 
 def figures(result: xr.Dataset) -> list[Figure]:
-    found = pair_figures(result, CKA)
+    drawn = pair_figures(result, CKA)
     if "class_cka" in result:
-        found += _classes(result)
-    found.append(_residuals(result, CKA))
-    return [figure for figure in found if len(figure.table)]
+        drawn += _classes(result)
+    drawn.append(_residuals(result, CKA))
+    return [figure for figure in drawn if len(figure.table)]
 
 
 def pair_figures(result: xr.Dataset, of: Measure) -> list[Figure]:
@@ -118,8 +118,8 @@ def _diagonal(result: xr.Dataset, of: Measure) -> xr.DataArray:
     """Each block of an encoder with the block of another at the same depth, of the first token view."""
     short = result if "diagonal" in result else summaries(result, of.variable, of.distance)
     blocks = (result.layer_type.values.astype(str) == "block") & outside_decoder(result.site.values)
-    found: xr.DataArray = short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
-    return found
+    diagonal: xr.DataArray = short.diagonal.isel(tokens=0, drop=True).sel(site_a=result.site_a.values[blocks])
+    return diagonal
 
 
 def _kinds(result: xr.Dataset) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.int64]]:

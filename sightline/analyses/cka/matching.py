@@ -65,8 +65,8 @@ def _closest(values: xr.DataArray, distance: bool, depths: npt.NDArray[np.float6
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
     names = np.where(np.isfinite(maximum), sites[best], "")
     known = np.where(np.isfinite(maximum), depths[np.arange(len(depths))[:, None], best], np.nan)  # of B and its layer
-    found = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, known)}
-    return xr.Dataset(found, _coords(values))
+    variables = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, known)}
+    return xr.Dataset(variables, _coords(values))
 
 
 def _at_the_same_depth(values: xr.DataArray, has: npt.NDArray[np.bool_], depths: Numbers) -> xr.Dataset:
@@ -117,20 +117,20 @@ def block_distances(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_], dep
     kinds = np.array([layer_type(site) for site in sites])
     blocks = [np.flatnonzero(row & (np.char.startswith(sites, "block.") & (kinds == "block"))) for row in has]
     numbers, counts = _numbers(sites), _counts(sites, has, depths)[:, 0].tolist()
-    found = np.full((len(has), *has.shape, len(sites)), -1)
+    distances = np.full((len(has), *has.shape, len(sites)), -1)
     for a, b in itertools.product(range(len(has)), repeat=2):
         n, m = counts[a], counts[b]
         steps = _apart(numbers[blocks[a]], n, numbers[blocks[b]], m)
         apart = np.rint(steps * (min(n, m) - 1) / (max(n - 1, 1) * max(m - 1, 1))).astype(np.int64)
         once = (a != b) | (blocks[a][:, None] <= blocks[b])
-        found[a, b, blocks[a][:, None], blocks[b]] = np.where(once, apart, -1)
-    return found
+        distances[a, b, blocks[a][:, None], blocks[b]] = np.where(once, apart, -1)
+    return distances
 
 
 def _apart(i: Numbers, n: int, j: Numbers, m: int) -> Numbers:
     """|i/(n − 1) − j/(m − 1)| of all layers i of n and j of m, times (n − 1)(m − 1), hence exact: (i, j)."""
-    found: Numbers = np.abs(i[:, None] * max(m - 1, 1) - j * max(n - 1, 1))
-    return found
+    difference: Numbers = np.abs(i[:, None] * max(m - 1, 1) - j * max(n - 1, 1))
+    return difference
 
 
 def layers_of_same_depth(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_], depths: Numbers) -> Numbers:
@@ -148,13 +148,13 @@ def layers_of_same_depth(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_]
             return np.arange(len(own)), len(own)
         return numbers[own], int(counts[encoder, decoder[own[0]]])
 
-    found = np.full((len(has), *has.shape), -1)
+    matches = np.full((len(has), *has.shape), -1)
     for a, b in itertools.product(range(len(has)), repeat=2):
         for kind in np.unique(kinds):
             mine, others = (np.flatnonzero(has[e] & (kinds == kind)) for e in (a, b))
             if len(mine) and len(others):
-                found[a, b, mine] = others[_apart(*places(a, mine), *places(b, others)).argmin(1)]
-    return found
+                matches[a, b, mine] = others[_apart(*places(a, mine), *places(b, others)).argmin(1)]
+    return matches
 
 
 def _numbers(sites: Iterable[str]) -> Numbers:
@@ -166,5 +166,5 @@ def _counts(sites: npt.NDArray[np.str_], has: npt.NDArray[np.bool_], depths: Num
     """How many blocks each encoder and its decoder have, at least as many as their sites show: (encoders, 2)."""
     decoder = np.array([of_decoder(site) for site in sites], dtype=bool)
     shown = [np.where(has & (decoder == part), _numbers(sites) + 1, 0).max(1, initial=0) for part in (False, True)]
-    found: Numbers = np.maximum(np.stack(shown, 1), depths)
-    return found
+    counts: Numbers = np.maximum(np.stack(shown, 1), depths)
+    return counts

@@ -96,8 +96,8 @@ class DynamicsAnalysis(GramSums):
         n, group = len(batch.ids), self.group_of(batch)
         if group is None:
             return
-        found = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
-        for t, matrices in self.matrices(found, n):  # (S, n, n)
+        layers = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
+        for t, matrices in self.matrices(layers, n):  # (S, n, n)
             hsic = n * products(centre(matrices))
             self.hsic[t, group] += hsic[self.rows][:, self.columns]
             self.own[t, group] += hsic.diagonal()
@@ -175,8 +175,8 @@ class DynamicsAnalysis(GramSums):
         rows, columns = ([names.index(name) for name in part.encoders] for part in (self.moving, self.others))
         own = [list(sites).index(site) for site in self.moving.sites]
         depths = depths_of([self.plan.encoders[name] for name in names])
-        found = layers_of_same_depth(sites, has, depths)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
-        return np.where(found >= 0, sites[found], "").swapaxes(1, 2)
+        matches = layers_of_same_depth(sites, has, depths)[np.ix_(rows, columns, own)]  # (encoders, others, sites)
+        return np.where(matches >= 0, sites[matches], "").swapaxes(1, 2)
 
 
 def _layers(plan: Plan, trainings: Sequence[Trajectory]) -> tuple[Layers, Layers, Layers]:

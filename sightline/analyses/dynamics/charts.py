@@ -15,7 +15,7 @@ from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatma
 def figures(result: xr.Dataset) -> list[Figure]:
     near = _near(result)
     own = near.other == near.start
-    found = [
+    drawn = [
         _over_steps(result),
         _over_blocks(result),
         _similarity(
@@ -32,24 +32,24 @@ def figures(result: xr.Dataset) -> list[Figure]:
         ),
         _before_and_after(result),
     ]
-    return [figure for figure in found if len(figure.table)]
+    return [figure for figure in drawn if len(figure.table)]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    found = []
+    lines = []
     near = _near(result)
     for training, name in _ends(result)[1].items():
         total = result.sel(encoder=name, place=ALL, weights=ALL)
         way = f"distance {float(total.distance):.3g} on a path of {float(total.length):.3g}"
         steps = int(total.step) - int(result.step[result.training == training].min())
         after = counted(steps, "step")
-        found.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {after}: {way}"))
+        lines.append((training, f"{float(total.efficiency):.2f}", f"path efficiency after {after}: {way}"))
         last = near[(near.encoder == name) & (near.other == near.start)].tail(1)
-        found += [
+        lines += [
             (training, f"{row.value:.2f}", f"CKA of {row.site} with its start{interval_of(row)}")
             for row in last.itertuples()
         ]
-    return found
+    return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:

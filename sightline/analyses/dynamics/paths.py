@@ -50,22 +50,22 @@ class Trajectory(NamedTuple):
 
 def trainings_of(encoders: Mapping[str, Encoder]) -> list[Trajectory]:
     """The trainings of which steps, `run:FOLDER?step=1200`, are among the encoders."""
-    found: dict[str, dict[int, str]] = {}
+    by_run: dict[str, dict[int, str]] = {}
     for name, encoder in encoders.items():
         source, where, options = take_apart(encoder.reference) or ("", "", {})
         if source == "run" and options.get("step", "").isdecimal():
-            found.setdefault(f"run:{where}", {})[int(options["step"])] = name
-    if not found:
+            by_run.setdefault(f"run:{where}", {})[int(options["step"])] = name
+    if not by_run:
         raise InputError(
             "dynamics follows an encoder through its training, but none of these is a step of one; train with "
             "--set keep=log (or keep=10 for ten points), and compare 'run:FOLDER?step=*'"
         )
-    for training, steps in found.items():
+    for training, steps in by_run.items():
         if len(steps) < 2:
             raise InputError(f"A path needs two steps, but of {training} there is one; give '{training}?step=*'")
-    trainings = [Trajectory(_name(training, steps), dict(sorted(steps.items()))) for training, steps in found.items()]
+    trainings = [Trajectory(_name(training, steps), dict(sorted(steps.items()))) for training, steps in by_run.items()]
     if len({training.name for training in trainings}) < len(trainings):
-        return [training._replace(name=name) for training, name in zip(trainings, found, strict=True)]
+        return [training._replace(name=name) for training, name in zip(trainings, by_run, strict=True)]
     return trainings
 
 
@@ -95,7 +95,7 @@ def _squares(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
     names = list(path[0].keys())
     if any(set(weights.keys()) != set(names) for weights in path):
         raise InputError("A path leads through the same weights, but their names differ; give steps of one training")
-    found = np.zeros((2, len(path), len(names)))
+    squares = np.zeros((2, len(path), len(names)))
     for p, name in enumerate(names):
         start = before = _tensor(path[0], name)
         for t, weights in enumerate(path[1:], 1):
@@ -105,15 +105,15 @@ def _squares(path: Sequence[Weights]) -> npt.NDArray[np.float64]:
                     f"{name} has shape {tuple(start.shape)} at the start and {tuple(now.shape)} at point {t} of the "
                     "path; give steps of one training"
                 )
-            found[:, t, p] = [float((now - other).square().sum()) for other in (start, before)]
+            squares[:, t, p] = [float((now - other).square().sum()) for other in (start, before)]
             before = now
-    return found
+    return squares
 
 
 def _tensor(weights: Weights, name: str) -> Tensor:
     """A tensor of a mapping, or of an open safetensors file, in float64."""
-    found: Tensor = weights[name] if isinstance(weights, Mapping) else weights.get_tensor(name)
-    return found.detach().double()
+    tensor: Tensor = weights[name] if isinstance(weights, Mapping) else weights.get_tensor(name)
+    return tensor.detach().double()
 
 
 def _path(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -132,13 +132,13 @@ def groups_of(encoder: Encoder) -> dict[str, tuple[str, str]]:
         for site, tap in encoder.sites.items()
         if layer_type(site) == "block" and tap.module in names
     }
-    found = {}
+    places = {}
     for name, _ in encoder.module.named_parameters():
         parts = name.split(".")
         depth = next((k for k in range(1, len(parts)) if ".".join(parts[:k]) in blocks), 0)
         place = blocks[".".join(parts[:depth])] if depth else OUTSIDE
-        found[name] = place, ".".join(parts[depth:-1]) or parts[-1]
-    return found
+        places[name] = place, ".".join(parts[depth:-1]) or parts[-1]
+    return places
 
 
 def _attends(layer: str) -> bool:
@@ -156,15 +156,17 @@ def paths_of(encoders: Mapping[str, Encoder], trainings: Sequence[Trajectory]) -
     `all` is the sum over either, `attention` that over the layers of attention, without the norm before it.
     """
     groups = [list(groups_of(encoders[training.start]).values()) for training in trainings]
-    axes = [[ALL, *dict.fromkeys(group[axis] for found in groups for group in found)] for axis in (0, 1)]
+    axes = [
+        [ALL, *dict.fromkeys(group[axis] for groups_of_names in groups for group in groups_of_names)] for axis in (0, 1)
+    ]
     if attends := any(map(_attends, axes[1])):
         axes[1].insert(1, ATTENTION)
     parts, reasons = [], []
-    for training, found in zip(trainings, groups, strict=True):
+    for training, groups_of_names in zip(trainings, groups, strict=True):
         path = [dict(encoders[name].module.named_parameters()) for name in training.steps.values()]
         squares = np.zeros((2, len(path), *map(len, axes)))
         there = np.zeros(squares.shape[2:], bool)
-        for group, values in zip(found, np.moveaxis(_squares(path), -1, 0), strict=True):
+        for group, values in zip(groups_of_names, np.moveaxis(_squares(path), -1, 0), strict=True):
             i, j = (axis.index(word) for axis, word in zip(axes, group, strict=True))
             where = ([0, 0, i, i], [0, j, 0, j])
             if attends and _attends(group[1]):

@@ -150,18 +150,18 @@ class ProbesConfig(Sweep):
         >>> {at: shape.inputs for at, shape in config.shapes(["block.0", "block.1"]).items()}
         {('depth 2', 'block.1'): ('block.1',), ('multilayer', 'block.0'): ('block.1', 'block.0')}
         """
-        last, found = last_of(sites), {}
+        last, shapes = last_of(sites), {}
         more = first or self.more_on == "every"
         for probe in (name for name in self.probes if more or name in ("ridge", "linear")):
             for site in sites:
                 if probe == "multilayer":
                     if site != last and not of_decoder(site):
-                        found[probe, site] = Probe((last, site))
+                        shapes[probe, site] = Probe((last, site))
                 elif not probe.startswith("depth"):
-                    found[probe, site] = Probe((site,))
+                    shapes[probe, site] = Probe((site,))
                 elif site == last or self.nonlinear_at == "every":
-                    found[probe, site] = Probe((site,), depth=int(probe.split()[1]))
-        return found
+                    shapes[probe, site] = Probe((site,), depth=int(probe.split()[1]))
+        return shapes
 
 
 def precision(config: ProbesConfig) -> str:
@@ -185,10 +185,10 @@ class ProbesAnalysis(Pooled):
         # All encoders of one pooling, then of the next: the first may have more probes, shared evenly in this order.
         jobs = sorted(dict.fromkeys(asked), key=lambda job: self.config.poolings.index(job[1]))
         answers = shared(jobs, lambda job: self._probe(*job))
-        found = {at: answer for part in answers for at, answer in part.items()}
+        outcomes = {at: answer for part in answers for at, answer in part.items()}
         last = {job: last_of(self._sites(*job)) for job in jobs}
-        result = dataset_of(found, self.plan, last, self.config.probes, self.config.settings)
-        return self._kept(found, last, result).beside(result.assign_attrs(self._protocol()))
+        result = dataset_of(outcomes, self.plan, last, self.config.probes, self.config.settings)
+        return self._kept(outcomes, last, result).beside(result.assign_attrs(self._protocol()))
 
     def _kept(
         self, found: Mapping[ProbePlace, ProbeOutcome], last: Mapping[tuple[str, str], str], result: xr.Dataset
@@ -208,14 +208,14 @@ class ProbesAnalysis(Pooled):
         sites = self._sites(encoder, feature)
         train, selection, test = self._images(encoder, feature, sites)
         flaws = {site: self._flaw(encoder, site, feature) for site in sites}
-        found: dict[ProbePlace, ProbeOutcome] = {}
+        outcomes: dict[ProbePlace, ProbeOutcome] = {}
         todo: dict[ProbePlace, Probe] = {}
         for (probe, site), shape in self.config.shapes(sites, feature == self._first(encoder)).items():
             at = ProbePlace(encoder, probe, site, feature)
             if why := next((flaws[name] for name in reversed(shape.inputs) if flaws[name]), ""):
-                found[at] = ProbeOutcome(reason=why)
+                outcomes[at] = ProbeOutcome(reason=why)
             elif probe == "ridge":
-                found[at] = _ridge(site, train, selection, test, self._classes, self.device)
+                outcomes[at] = _ridge(site, train, selection, test, self._classes, self.device)
             else:
                 todo[at] = shape
         if todo:
@@ -224,8 +224,8 @@ class ProbesAnalysis(Pooled):
             swept = train_sweep(
                 shapes, self.config, train, selection, self._classes, self.plan.seed, title, self.device
             )
-            found |= zip(todo, _answers(swept, test), strict=True)
-        return found
+            outcomes |= zip(todo, _answers(swept, test), strict=True)
+        return outcomes
 
     def _flaw(self, encoder: str, site: str, feature: str) -> str:
         """Why nothing can be told from these features, or ""."""

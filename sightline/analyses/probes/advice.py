@@ -48,8 +48,8 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     values = {name: float(row.accuracy) for name, row in rows.items()}
     ends = {name: (float(row.accuracy_low), float(row.accuracy_high)) for name, row in rows.items()}
     about = "accuracy of the probe chosen on held-out images"
-    found = KeyNumber("probe", about, values, ends, curves, style=".1%", best="highest", place=FIRST)
-    return [found] if values else []
+    number = KeyNumber("probe", about, values, ends, curves, style=".1%", best="highest", place=FIRST)
+    return [number] if values else []
 
 
 def _headline(row: xr.Dataset) -> tuple[str, str]:

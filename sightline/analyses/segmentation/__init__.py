@@ -188,10 +188,10 @@ class SegmentationAnalysis(contract.Analysis):
 
     def compute(self) -> xr.Dataset:
         splits = self.plan.splits
-        found: dict[str, list[Features]] = {split: [] for split in splits}
+        entries: dict[str, list[Features]] = {split: [] for split in splits}
         for (_, _, split), entry in self.files.items():
-            found[split].append(entry)
-        rows = finish_files(found, dict(zip(splits, self.seen.tolist(), strict=True)), self.plan.images.name)
+            entries[split].append(entry)
+        rows = finish_files(entries, dict(zip(splits, self.seen.tolist(), strict=True)), self.plan.images.name)
         scoring = Scoring(
             self.config, self.plan, self.shapes, self.files, self.sample, self.held_out, rows, self.device
         )
@@ -262,14 +262,14 @@ def check_maps(images: Images) -> None:
 
 def patch_shapes(plan: Plan) -> dict[tuple[str, str], tuple[int, int, int]]:
     """Rows, columns and width of the patches of each layer that has them on a grid."""
-    found = {}
+    shapes = {}
     for encoder, site in Layers(plan.sites):
         tokens, shape = plan.encoders[encoder].tokens, plan.shapes[encoder][site]
         patches = token_view(torch.empty(1, *shape, device="meta"), "patches", tokens)
         grid = tokens.grid if tokens is not None else shape[1:] if len(shape) == 3 else None
         if patches is not None and grid is not None and math.prod(grid) == patches.shape[1]:
-            found[encoder, site] = (grid[0], grid[1], patches.shape[2])
-    return found
+            shapes[encoder, site] = (grid[0], grid[1], patches.shape[2])
+    return shapes
 
 
 def training_sample(config: SegmentationConfig, plan: Plan) -> npt.NDArray[np.int64]:
@@ -279,7 +279,7 @@ def training_sample(config: SegmentationConfig, plan: Plan) -> npt.NDArray[np.in
 
 def patch_files(config: SegmentationConfig, plan: Plan) -> dict[tuple[str, str, str], Features]:
     """Where the patches of each layer and split go."""
-    found = {}
+    entries = {}
     sample = training_sample(config, plan)
     for split in plan.splits:
         rows = len(sample) if split == "train" else len(plan.images.indices(split))
@@ -290,8 +290,8 @@ def patch_files(config: SegmentationConfig, plan: Plan) -> dict[tuple[str, str, 
         chosen = {"sample": [rows, plan.seed]} if split == "train" else {}
         for (encoder, site), (height, width, depth) in patch_shapes(plan).items():
             what = {**about[encoder], "site": site, "feature": "patches", **chosen}
-            found[encoder, site, split] = Features(plan.cache, what, rows, height * width * depth)
-    return found
+            entries[encoder, site, split] = Features(plan.cache, what, rows, height * width * depth)
+    return entries
 
 
 def cost(config: SegmentationConfig, plan: Plan) -> Cost:

@@ -40,8 +40,8 @@ def figures(result: xr.Dataset) -> list[Figure]:
         domain=(0, 0.1),
         percent=True,
     )
-    found = [*curves, _classes(result), _gallery(result), _components(result)]
-    return [figure for figure in found if figure is not None]
+    drawn = [*curves, _classes(result), _gallery(result), _components(result)]
+    return [figure for figure in drawn if figure is not None]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -71,8 +71,8 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     names, here = [f"miou{end}" for end in ENDS], result.site == result.chosen
     at_chosen = result.assign({name: result[name].where(here) for name in names})
     curves = [number.curves for number in key_number(result, "miou", at="highest", **words)]
-    found = key_number(at_chosen, "miou", at="highest", **words)
-    return [replace(number, curves=of) for number, of in zip(found, curves, strict=False)]
+    numbers = key_number(at_chosen, "miou", at="highest", **words)
+    return [replace(number, curves=of) for number, of in zip(numbers, curves, strict=False)]
 
 
 def summary(result: xr.Dataset) -> list[str]:
@@ -94,8 +94,8 @@ def summary(result: xr.Dataset) -> list[str]:
 
 
 def _protocol(result: xr.Dataset) -> dict[str, str]:
-    found: dict[str, str] = json.loads(result.attrs["protocol"])
-    return found
+    protocol: dict[str, str] = json.loads(result.attrs["protocol"])
+    return protocol
 
 
 def _best_iou(result: xr.Dataset) -> pd.DataFrame:
@@ -132,13 +132,13 @@ def _gallery(result: xr.Dataset) -> Figure | None:
     columns = ["image", "labels"]
     for number, encoder in _with_pictures(result):
         columns.append(str(encoder))
-        truth, found = (result[f"picture_{what}_{number}"].values for what in ("truth", "found"))
+        truth, decided = (result[f"picture_{what}_{number}"].values for what in ("truth", "found"))
         for k, name in enumerate(result.picture.values.astype(str)):
-            parts = {str(encoder): colours[found[k]]}
+            parts = {str(encoder): colours[decided[k]]}
             if len(columns) == 3:  # images and labels once, as the first encoder sees them
                 parts |= {"image": result[f"picture_pixels_{number}"].values[k], "labels": colours[truth[k]]}
             rows += [{"row": name, "column": key, "url": picture_url(part, CELL)} for key, part in parts.items()]
-            shown |= {*np.unique(truth[k]).tolist(), *np.unique(found[k]).tolist()} - {-1}
+            shown |= {*np.unique(truth[k]).tolist(), *np.unique(decided[k]).tolist()} - {-1}
     if not rows:
         return None
     table = pd.DataFrame(rows)

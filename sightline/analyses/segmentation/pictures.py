@@ -44,7 +44,7 @@ def pictures_of(count: int, scoring: Scoring, scores: Scores) -> dict[str, xr.Da
     if any(one is None for one in pixels):
         return {}
     maps = maps_of(images, "test", rows)
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for number, encoder in enumerate(scoring.plan.sites):
         if encoder not in scores.chosen:
             continue
@@ -66,7 +66,7 @@ def pictures_of(count: int, scoring: Scoring, scores: Scores) -> dict[str, xr.Da
             f"picture_column_{number}",
             "picture_rgb",
         )
-        found |= {
+        variables |= {
             f"picture_pixels_{number}": xr.DataArray(
                 thumbnails(torch.from_numpy(views)).numpy(), dims=(*names, "picture_rgb"), coords=coords
             ),
@@ -76,7 +76,7 @@ def pictures_of(count: int, scoring: Scoring, scores: Scores) -> dict[str, xr.Da
                 parts, dims=over, coords=coords | {over[0]: [site for _, site in layers]}
             ),
         }
-    return found
+    return variables
 
 
 def components(patches: Tensor, fitted: Lda) -> Tensor:
@@ -96,7 +96,7 @@ def _components(
 ) -> npt.NDArray[np.uint8]:
     """(layers, pictures, rows, columns, 3), all on the finest grid of these layers."""
     finest = np.array([scoring.shapes[layer][:2] for layer in layers]).max(0)
-    found = np.zeros((len(layers), len(rows), *finest, 3), np.uint8)
+    pictures = np.zeros((len(layers), len(rows), *finest, 3), np.uint8)
     for number, layer in enumerate(layers):
         height, width, depth = scoring.shapes[layer]
         places = components(scoring.patches(layer, "test", rows), scores.fits[layer]).numpy(force=True)
@@ -104,8 +104,8 @@ def _components(
         shades = (255 * ((places - low) / np.maximum(high - low, 1e-12)).clip(0, 1)).round().astype(np.uint8)
         shades = shades.reshape(len(rows), height, width, -1)
         down, across = (np.arange(n) * own // n for n, own in zip(finest, (height, width), strict=True))
-        found[number, ..., : min(depth, COLOURS)] = shades[:, down[:, None], across]
-    return found
+        pictures[number, ..., : min(depth, COLOURS)] = shades[:, down[:, None], across]
+    return pictures
 
 
 def _decided(
@@ -123,5 +123,5 @@ def _decided(
     preprocess = scoring.preprocess(encoder)
     whole = channels[decide(of_patches, preprocess, one.shape)].numpy(force=True)[0]
     down, across = ((2 * np.arange(n) + 1) * own // (2 * n) for n, own in zip(size, whole.shape, strict=True))
-    found: npt.NDArray[np.int16] = whole[down[:, None], across].astype(np.int16)
-    return found
+    classes: npt.NDArray[np.int16] = whole[down[:, None], across].astype(np.int16)
+    return classes

@@ -104,12 +104,12 @@ class Scoring:
             f"val, {len(rows)} images" if split == "val" else f"{len(rows)} training images that nothing else uses"
         )
         answers = shared(_lots(rows), lambda lot: self._patch_counts(scores.fits, split, lot))
-        found = {layer: np.sum([answer[layer] for answer in answers], 0) for layer in scores.fits}
-        best = {layer: mean_over_classes(iou_of(counts)) for layer, counts in found.items()}  # (R,)
+        counts_of = {layer: np.sum([answer[layer] for answer in answers], 0) for layer in scores.fits}
+        best = {layer: mean_over_classes(iou_of(counts)) for layer, counts in counts_of.items()}  # (R,)
         where = {layer: int(np.nanargmax(values)) for layer, values in best.items() if np.isfinite(values).any()}
         for layer in scores.fits.keys() - where.keys():
             unlabelled = "the images for selection have no labelled pixel"
-            scores.reasons[layer] = unlabelled if np.isfinite(found[layer]).all() else NOT_FINITE
+            scores.reasons[layer] = unlabelled if np.isfinite(counts_of[layer]).all() else NOT_FINITE
         scores.fits = {layer: fitted for layer, fitted in scores.fits.items() if layer in where}
         scores.of_layers["val_miou"] = {layer: float(best[layer][r]) for layer, r in where.items()}
         scores.of_layers["shrinkage"] = {layer: self.config.shrinkages[r] for layer, r in where.items()}
@@ -139,7 +139,7 @@ class Scoring:
         maps = maps_of(self.plan.images, split, self.sample[lot] if split == "train" else lot)
         classes = len(self.plan.images.classes)
         of_grid: dict[tuple[Preprocess, tuple[int, int]], npt.NDArray[np.float64]] = {}
-        found = {}
+        counts = {}
         for layer, fitted in fits.items():
             height, width, _ = self.shapes[layer]
             which = (self.preprocess(layer[0]), (height, width))
@@ -148,10 +148,10 @@ class Scoring:
             there = of_grid[which]
             x = self.patches(layer, split, lot).flatten(0, 1).double()
             decided = fitted.classes[(x @ fitted.weight + fitted.bias[:, None]).argmax(-1)]  # (R, n · P)
-            found[layer] = np.stack([_soft_overlap(one, there) for one in decided.numpy(force=True)])
+            counts[layer] = np.stack([_soft_overlap(one, there) for one in decided.numpy(force=True)])
             if not x.isfinite().all():
-                found[layer] = np.full_like(found[layer], np.nan)
-        return found
+                counts[layer] = np.full_like(counts[layer], np.nan)
+        return counts
 
     # The softmax
 
@@ -229,18 +229,18 @@ class Scoring:
         Layers with patches that are not finite are left out.
         """
         maps = maps_of(self.plan.images, "test", lot)
-        found: dict[Layer, npt.NDArray[np.int64]] = {}
+        counts: dict[Layer, npt.NDArray[np.int64]] = {}
         for layer, fitted in scores.fits.items():
             encoder, site = layer
             patches = self.patches(layer, "test", lot)
             if not patches.isfinite().all():
                 continue
-            found[layer] = self._overlap(
+            counts[layer] = self._overlap(
                 layer, patches, (fitted.weight[0].float(), fitted.bias[0].float(), fitted.classes), maps
             )
             if encoder in scores.probes and site == scores.chosen[encoder]:
-                found[encoder, ""] = self._overlap(layer, patches, scores.probes[encoder], maps)
-        return found
+                counts[encoder, ""] = self._overlap(layer, patches, scores.probes[encoder], maps)
+        return counts
 
     def _overlap(
         self, layer: Layer, patches: Tensor, probe: tuple[Tensor, Tensor, Tensor], maps: Maps
@@ -265,8 +265,8 @@ class _Chosen:
     rows: npt.NDArray[np.int64]
 
     def __getitem__(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        found: npt.NDArray[np.float32] = self.values[self.rows[chosen]]
-        return found
+        rows: npt.NDArray[np.float32] = self.values[self.rows[chosen]]
+        return rows
 
 
 def decide(scores: Tensor, preprocess: Preprocess, shape: Sequence[int]) -> Tensor:
@@ -293,10 +293,10 @@ def _lots(rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
 
 def _of_one_shape(maps: Maps) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """Numbers of the maps of each shape."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    by_shape: dict[tuple[int, ...], list[int]] = {}
     for number, one in enumerate(maps):
-        found.setdefault(one.shape, []).append(number)
-    yield from found.items()
+        by_shape.setdefault(one.shape, []).append(number)
+    yield from by_shape.items()
 
 
 def _soft_overlap(decided: npt.NDArray[np.int64], there: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

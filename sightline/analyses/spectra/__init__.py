@@ -137,8 +137,8 @@ class SpectraAnalysis(contract.Analysis):
 
     def _logs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log singular values as they are asked for, and with the mean of the rows left in."""
-        found = log_values(x, (True, False) if self.centred else (False,))
-        return found[0], found[-1]
+        logs = log_values(x, (True, False) if self.centred else (False,))
+        return logs[0], logs[-1]
 
     def reduce(self, key: Key, activation: Tensor) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
         """Mean tokens (B, D) and, of the images that are in the sample, log singular values."""
@@ -242,9 +242,9 @@ class SpectraAnalysis(contract.Analysis):
             at_levels = np.take_along_axis(values, NUMBERS + np.maximum(levels, 1) - 1, 1)
             data[f"{cloud}_delta{end}"] = ((*layer, "level"), spread(at_levels))
             data[f"{cloud}_spectrum{end}"] = ((*layer, "rank"), spread(values[:, NUMBERS:]))
-        found = np.isfinite(parts[0][:, NUMBERS:]).sum(1)
+        ranks = np.isfinite(parts[0][:, NUMBERS:]).sum(1)
         possible = [self._ranks(shape) for shape in shapes]
-        reasons = [_why(cloud, *layer) for layer in zip(shapes, flaws, found, possible, strict=True)]
+        reasons = [_why(cloud, *layer) for layer in zip(shapes, flaws, ranks, possible, strict=True)]
         return data | {
             f"{cloud}_rank": ((*layer, "level"), spread(np.where(levels > 0, levels, np.nan))),
             f"{cloud}_images": (layer, spread(flaws[:, 0] - flaws[:, 1])),

@@ -24,10 +24,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
         "token": "A falling curve: the places of an image become alike; a rising one: they become distinct. ",
         "image": "A rising curve: images move apart from each other, in ever more directions. ",
     }
-    found = []
+    drawn = []
     for cloud, what in CLOUDS.items():
         ranks = [_rank_name(result, cloud, level) for level in LEVELS]
-        found += over_depth(
+        drawn += over_depth(
             result.transpose("level", ...).assign_coords(what=("level", ranks)),
             f"{cloud}_delta",
             name=f"{cloud}-delta",
@@ -38,7 +38,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
             facet="what",
             domain=None,
         )
-        found += _spectrum(result, cloud, relative)
+        drawn += _spectrum(result, cloud, relative)
     absolute = (
         "Not relative to the largest, and with the mean left in, which is most of the largest: the size of the cloud "
         "itself. A layer that clumps tokens lowers it. "
@@ -49,7 +49,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
         ("effective_rank", "rank", "Effective rank over depth", "effective rank", counts + samples),
     ):
         both = {f"{cloud}_{measure}": what for cloud, what in CLOUDS.items()}
-        found += over_depth(
+        drawn += over_depth(
             result,
             both,
             name=name,
@@ -59,7 +59,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
             types=("embed", "block"),
             domain=None,
         )
-    return found
+    return drawn
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

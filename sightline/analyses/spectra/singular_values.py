@@ -54,14 +54,14 @@ def log_values(x: Tensor, centred: Sequence[bool]) -> list[Tensor]:
     squares = (gram.diagonal(dim1=-2, dim2=-1).sum(-1) + n * offset[..., 0, 0]) / (n * d)
     bad = ~gram.isfinite().all(-1).all(-1)
     gram.masked_fill_(bad[..., None, None], 0.0)
-    found = []
+    spectra = []
     for without in centred:
         values = torch.linalg.eigvalsh(gram if without else _with_mean(gram, x, mean)).flip(-1)
         resolved = (n + d) * torch.finfo(torch.float64).eps * values[..., 0]  # by the product and its eigenvalues
         floor = torch.maximum(noise**2 * squares, resolved)[..., None]
         logs = torch.where(values > floor, values.log() / 2, -math.inf)
-        found.append(logs.masked_fill_(bad[..., None], math.nan))
-    return found
+        spectra.append(logs.masked_fill_(bad[..., None], math.nan))
+    return spectra
 
 
 def log_values_left_out(x: Tensor, members: Tensor, centred: bool) -> Tensor:

@@ -144,10 +144,10 @@ class TokensAnalysis(contract.Analysis):
 
     def update(self, batch: Batch, reductions: Mapping[Key, tuple[Tensor, Tensor] | None]) -> None:
         self.seen[self.at] += 1
-        for (encoder, site, _), found in reductions.items():
-            if found is not None:
-                self._state("tokens", encoder, site)[self.at] = found[0]
-                self._state("clouds", encoder, site)[self.cloud_at] = found[1]
+        for (encoder, site, _), tokens in reductions.items():
+            if tokens is not None:
+                self._state("tokens", encoder, site)[self.at] = tokens[0]
+                self._state("clouds", encoder, site)[self.cloud_at] = tokens[1]
 
     def _state(self, name: str, encoder: str, site: str) -> Tensor:
         state: Tensor = getattr(self, f"{name}_{self.layers.index(encoder, site)}")
@@ -195,19 +195,19 @@ class TokensAnalysis(contract.Analysis):
         values, whys = np.array(scores), np.array(reasons)  # (S, 2, 3), (S, 2)
         without = np.array(left_out)  # (S, 2, G)
         layer = ("encoder", "site")
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         for kind, name in enumerate(("silhouette_image", "silhouette_class")):
             for bound, end in enumerate(ENDS):
-                found[f"{name}{end}"] = (layer, stream.spread(values[:, kind, bound]))
-            found[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
+                variables[f"{name}{end}"] = (layer, stream.spread(values[:, kind, bound]))
+            variables[f"{name}_reason"] = (layer, stream.spread(whys[:, kind], ABSENT))
             part = ((*layer, "group"), stream.spread(without[:, kind]))
             kept.add(name, LeftOut(f"{name}_kept"), **{f"{name}_kept": part})
-        return found
+        return variables
 
     def _clouds(self, stream: Layers, seen: npt.NDArray[Any]) -> dict[str, Any]:
         """Clouds in the basis of each image, and in one basis of all that are shown."""
         most = max(1, *(patches for _, patches, _ in self.kept))
-        found = np.full((2, len(stream), len(self.shown), 2, most, AXES), np.nan)
+        coordinates = np.full((2, len(stream), len(self.shown), 2, most, AXES), np.nan)
         reasons = []
         for i, (encoder, site) in enumerate(stream):
             if site not in self.pairs[encoder]:
@@ -220,12 +220,12 @@ class TokensAnalysis(contract.Analysis):
                 n = pair.shape[2]
                 own = [token_clouds(*image) for image in pair.transpose(0, 1)]
                 joint = token_clouds(*pair.flatten(1, 2)).reshape(2, -1, n, AXES)
-                found[0, i, seen, :, :n] = torch.stack(own)
-                found[1, i, seen, :, :n] = joint.transpose(0, 1)
+                coordinates[0, i, seen, :, :n] = torch.stack(own)
+                coordinates[1, i, seen, :, :n] = joint.transpose(0, 1)
         dims = ("encoder", "site", "cloud_image", "moment", "patch", "axis")
         return {
-            "cloud": (dims, stream.spread(found[0])),
-            "cloud_joint": (dims, stream.spread(found[1])),
+            "cloud": (dims, stream.spread(coordinates[0])),
+            "cloud_joint": (dims, stream.spread(coordinates[1])),
             "cloud_reason": (dims[:2], stream.spread(reasons, ABSENT)),
         }
 
@@ -276,13 +276,13 @@ def _choose(plan: Plan, config: TokensConfig) -> tuple[npt.NDArray[Any], npt.NDA
 def _pairs(plan: Plan, encoder: str) -> dict[str, tuple[str, str]]:
     """Block → the sites of the stream before and after its attention."""
     sites, shapes = plan.sites[encoder], plan.shapes[encoder]
-    found = {}
+    pairs = {}
     for after in (site for site in sites if site.endswith(".mid")):
         block = after.removesuffix(".mid")
         before = entry_of(block)
         if {block, before} <= set(sites) and shapes[before] == shapes[after]:
-            found[block] = (before, after)
-    return found
+            pairs[block] = (before, after)
+    return pairs
 
 
 def _kept(plan: Plan, config: TokensConfig) -> list[tuple[Tensor, int, int]]:

@@ -89,8 +89,8 @@ def silhouettes(distances: Tensor, groups: Tensor) -> npt.NDArray[Any]:
     if not distances.isfinite().all():
         return np.full(len(groups), np.nan)
     square, of = distances.numpy(force=True), groups.numpy(force=True)
-    found: npt.NDArray[Any] = silhouette_samples(square, of, metric="precomputed")
-    return found
+    widths: npt.NDArray[Any] = silhouette_samples(square, of, metric="precomputed")
+    return widths
 
 
 def silhouettes_left_out(distances: Tensor, images: Tensor, groups: Tensor, out: Tensor) -> npt.NDArray[np.float64]:
@@ -117,8 +117,8 @@ def silhouettes_left_out(distances: Tensor, images: Tensor, groups: Tensor, out:
     scores = ((others - within) / torch.maximum(others, within)).masked_fill(alone, 0.0)
     scores = scores.nan_to_num(nan=0.0)  # tokens that coincide with those of their group and of another one
     mean = torch.where(stays, scores, 0.0).sum(1) / stays.sum(1)
-    found: npt.NDArray[np.float64] = torch.where((count > 0).sum(1) > 1, mean, math.nan).numpy(force=True)
-    return found
+    rest: npt.NDArray[np.float64] = torch.where((count > 0).sum(1) > 1, mean, math.nan).numpy(force=True)
+    return rest
 
 
 def embed(x: Tensor, seed: int) -> npt.NDArray[Any]:

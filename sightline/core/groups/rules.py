@@ -56,13 +56,13 @@ class Mean:
 
     def values(self, of: Measured, variable: str, cells: Cells, weights: Numbers) -> Numbers:
         dim, _ = of.axis(variable)
-        found = (weights @ of.part(self.sum, dim, cells)) / (weights @ of.part(self.count, dim, cells))
-        found = np.sqrt(found) if self.root else found
+        means = (weights @ of.part(self.sum, dim, cells)) / (weights @ of.part(self.count, dim, cells))
+        means = np.sqrt(means) if self.root else means
         if self.scale:
             assert of.kept is not None
             scale = of.kept[self.scale]
-            found = found * scale.values[tuple(cells[str(d)] for d in scale.dims)]
-        return found
+            means = means * scale.values[tuple(cells[str(d)] for d in scale.dims)]
+        return means
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         return _any(of.part(self.count, of.axis(variable)[0], cells))
@@ -128,13 +128,13 @@ def pair_number(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArr
     [0, 1, 2, 4]
     """
     row, column = np.maximum(a, b), np.minimum(a, b)
-    found: npt.NDArray[np.int64] = row * (row + 1) // 2 + column
-    return found
+    number: npt.NDArray[np.int64] = row * (row + 1) // 2 + column
+    return number
 
 
 def _aligned(cross: Numbers, own: Numbers, other: Numbers) -> Numbers:
-    found: Numbers = cross / (np.sqrt(own) * np.sqrt(other))
-    return found
+    cosine: Numbers = cross / (np.sqrt(own) * np.sqrt(other))
+    return cosine
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class TopChoices:
             np.tensordot(weights, part, 1) for part in (a, b, of.part(self.both, dim, cells))
         )  # (W, n, C)
         if not self.kappa:
-            found: Numbers = np.nanmean(2 * both / (n_a + n_b), -1)  # 0 / 0: a class that nobody chooses
-            return found
+            f1: Numbers = np.nanmean(2 * both / (n_a + n_b), -1)  # 0 / 0: a class that nobody chooses
+            return f1
         n = n_a.sum(-1)
         expected = (n_a * n_b).sum(-1) / n**2
         return np.where(expected < 1, (both.sum(-1) / n - expected) / (1 - expected), np.nan)
@@ -280,8 +280,8 @@ class Spread(_Derived):
         size = of.table.sizes[self.dim]
         inner = {d: np.repeat(positions, size) for d, positions in cells.items()}
         inner[self.dim] = np.tile(np.arange(size), _count(cells))
-        found = of.values(self.of, inner, weights).reshape(len(weights), -1, size)
-        spread: Numbers = np.nanstd(found, -1)
+        parts = of.values(self.of, inner, weights).reshape(len(weights), -1, size)
+        spread: Numbers = np.nanstd(parts, -1)
         return spread
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
@@ -298,14 +298,14 @@ class Best(_Derived):
         kinds = [of.table[f"layer_type_{end}"].values.astype(str) for end in "ab"]
         known = np.isfinite(of.table[self.of].transpose(*cells, "site_b").values)
         depths = relative_depths(of.table)
-        found = []
+        columns = []
         for number in range(_count(cells)):
             at = {d: int(positions[number]) for d, positions in cells.items()}
             sites = np.flatnonzero(known[tuple(at.values())] & (kinds[1] == kinds[0][at["site_a"]]))
             inner = {d: np.full(len(sites), p, np.int64) for d, p in at.items()} | {"site_b": sites}
             values = of.values(self.of, inner, weights)
-            found.append(depths[at["encoder_b"], sites[values.argmax(1)]] if self.depth else values.max(1))
-        return np.stack(found, 1)
+            columns.append(depths[at["encoder_b"], sites[values.argmax(1)]] if self.depth else values.max(1))
+        return np.stack(columns, 1)
 
     def used(self, of: Measured, variable: str, cells: Cells) -> npt.NDArray[np.bool_]:
         own = {**cells, "encoder_b": cells["encoder_a"], "site_b": cells["site_a"]}
@@ -314,8 +314,8 @@ class Best(_Derived):
 
 def _any(part: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which groups (G, …) have something that is not zero."""
-    found: npt.NDArray[np.bool_] = (part.reshape(len(part), -1) != 0).any(1)
-    return found
+    used: npt.NDArray[np.bool_] = (part.reshape(len(part), -1) != 0).any(1)
+    return used
 
 
 def _count(cells: Cells) -> int:

@@ -69,11 +69,11 @@ def find_trunk(module: nn.Module) -> Trunk | None:
     if not hasattr(module, "config"):
         return None
     for name, part in module.named_modules():
-        embeddings, found = getattr(part, "embeddings", None), _first(part, LAYERS)
-        if not isinstance(embeddings, nn.Module) or not isinstance(found, nn.ModuleList):
+        embeddings, blocks = getattr(part, "embeddings", None), _first(part, LAYERS)
+        if not isinstance(embeddings, nn.Module) or not isinstance(blocks, nn.ModuleList):
             continue
         patch = next((p for p in embeddings.modules() if isinstance(p, nn.Conv2d)), None)
-        layers = list(found)
+        layers = list(blocks)
         if patch is not None and layers and all(_is_layer(layer) for layer in layers):
             return Trunk(name, part, embeddings, patch, layers)
     return None

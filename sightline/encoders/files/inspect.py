@@ -95,12 +95,12 @@ def _recognition(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         if (described := described_beside(checkpoint.path)) is not None:
             return _described(checkpoint, *described)
-        found = recognize(checkpoint)
+        match = recognize(checkpoint)
     except InputError as error:
         return {"problem": str(error)}
-    known = {"format": found.title, "why": found.why}
+    known = {"format": match.title, "why": match.why}
     try:
-        layout, heads = _layout(found, checkpoint)
+        layout, heads = _layout(match, checkpoint)
     except InputError as error:
         return known | {"problem": str(error)}
     architecture = _measures(parse_reference(layout.architecture).options)

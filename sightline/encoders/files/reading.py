@@ -57,12 +57,12 @@ def tensors(content: Mapping[str, Any], *keys: str) -> dict[str, Tensor]:
     >>> tensors({"model": 3}, "model"), tensors({}, "model")
     ({}, {})
     """
-    found: Any = content
+    part: Any = content
     for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    if not isinstance(found, Mapping):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping):
         return {}
-    return {_name(name): value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    return {_name(name): value for name, value in part.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def distinct(content: Mapping[str, Any]) -> dict[str, Any]:

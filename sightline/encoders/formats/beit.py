@@ -48,8 +48,8 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
         part = replace(part, notes=(*part.notes, note))
 
     def preprocess(size: tuple[int, int]) -> Preprocess:
-        found = evaluation(size, "bicubic", margin=min(size) < 384)
-        return found if imagenet or (second and imagenet is None) else replace(found, mean=HALF, std=HALF)
+        official = evaluation(size, "bicubic", margin=min(size) < 384)
+        return official if imagenet or (second and imagenet is None) else replace(official, mean=HALF, std=HALF)
 
     return beit_layout(checkpoint, part, options, "BEiT-2" if second else TITLE, preprocess)
 

@@ -66,11 +66,11 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
         width = len(state["stages.3.blocks.0.conv_dw.bias"])
         state |= {"head.norm.weight": torch.ones(width), "head.norm.bias": torch.zeros(width)}
         notes = (*notes, NO_NORM)
-    found = convnext_layout(replace(part, state=state, notes=notes), OFFICIAL, options)
+    encoder = convnext_layout(replace(part, state=state, notes=notes), OFFICIAL, options)
     return replace(
-        found,
+        encoder,
         preprocess=_preprocess(checkpoint, options, 8 * state["stem.0.weight"].shape[-1]),
-        left_over=(*(official[name] for name in found.left_over), *part.beside),
+        left_over=(*(official[name] for name in encoder.left_over), *part.beside),
     )
 
 

@@ -36,8 +36,8 @@ def recognizes(checkpoint: Checkpoint) -> str:
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     """The encoder in a checkpoint, and its head with `head=true`."""
     side = _side(checkpoint, options)
-    found = vit_or_resnet_layout(checkpoint, _backbone(side), OFFICIAL, options)
-    return with_head(found, options, lambda: _head(without_prefix(side.state, "head.")))
+    encoder = vit_or_resnet_layout(checkpoint, _backbone(side), OFFICIAL, options)
+    return with_head(encoder, options, lambda: _head(without_prefix(side.state, "head.")))
 
 
 def _side(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:

@@ -62,10 +62,10 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     """The encoder in a checkpoint, and its decoder with `decoder=true`."""
     part = bare(checkpoint)
     part = replace(part, training="decoder_embed.weight" in part.state)
-    found = vit_layout(checkpoint, _with_plain_head(part), OFFICIAL, options)
-    if max(size := found.preprocess.size) > 224:  # MAE evaluates larger images without a margin
-        found = replace(found, preprocess=evaluation(size, OFFICIAL.interpolation, margin=False))
-    return _with_decoder(found, part, options) if _wants_decoder(options) else found
+    encoder = vit_layout(checkpoint, _with_plain_head(part), OFFICIAL, options)
+    if max(size := encoder.preprocess.size) > 224:  # MAE evaluates larger images without a margin
+        encoder = replace(encoder, preprocess=evaluation(size, OFFICIAL.interpolation, margin=False))
+    return _with_decoder(encoder, part, options) if _wants_decoder(options) else encoder
 
 
 def _with_plain_head(part: ModelState) -> ModelState:

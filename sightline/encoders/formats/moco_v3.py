@@ -35,8 +35,8 @@ def recognizes(checkpoint: Checkpoint) -> str:
 def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     """The encoder in a checkpoint, and its projector and predictor with `head=true`."""
     part = _part(checkpoint, options)
-    found = vit_or_resnet_layout(checkpoint, part, OFFICIAL, options)
-    return with_head(found, options, lambda: _head(checkpoint, part))
+    encoder = vit_or_resnet_layout(checkpoint, part, OFFICIAL, options)
+    return with_head(encoder, options, lambda: _head(checkpoint, part))
 
 
 def _part(checkpoint: Checkpoint, options: Mapping[str, str]) -> ModelState:

@@ -41,8 +41,8 @@ def layout(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
     else:
         beside = ("prototypes",) if "prototypes" in checkpoint.content else ()
         part = ModelState(encoders[which], ENCODERS[which], True, beside, notes)
-    found = vit_layout(checkpoint, part, OFFICIAL, options)
-    return with_head(found, options, lambda: _head(checkpoint, part))
+    encoder = vit_layout(checkpoint, part, OFFICIAL, options)
+    return with_head(encoder, options, lambda: _head(checkpoint, part))
 
 
 def _head(checkpoint: Checkpoint, part: ModelState) -> dict[str, tuple[Trained, ...]]:

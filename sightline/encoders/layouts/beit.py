@@ -178,7 +178,7 @@ def _resized(state: dict[str, Tensor], grid: int, patch: int, size: tuple[int, i
         )
     if new == (grid, grid):
         return state
-    found = {name: resize_table(value, new) if name.endswith(TABLE) else value for name, value in state.items()}
+    resized = {name: resize_table(value, new) if name.endswith(TABLE) else value for name, value in state.items()}
     if "pos_embed" in state:
-        found["pos_embed"], _ = resized_positions(state["pos_embed"], patch, size, by_size)
-    return found
+        resized["pos_embed"], _ = resized_positions(state["pos_embed"], patch, size, by_size)
+    return resized

@@ -93,8 +93,8 @@ def find_layout(
 
 def recognized(checkpoint: Checkpoint) -> dict[str, str]:
     """The formats that a checkpoint is surely of, and by what: {"mae": "it has a ViT with decoder_embed and …"}."""
-    found = {name: format_named(name).recognizes(checkpoint) for name in plugins.names("formats")}
-    return {name: why for name, why in found.items() if why}
+    reasons = {name: format_named(name).recognizes(checkpoint) for name in plugins.names("formats")}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def build(layout: Layout, reference: Reference) -> Encoder:

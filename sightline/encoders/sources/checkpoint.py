@@ -76,14 +76,14 @@ def load(reference: Reference) -> Encoder:
         notes = [f"recognised as {other.source}:{other.id}: {why}", *encoder.notes]
         return replace(encoder, reference=str(reference), notes=notes)
     checkpoint = read_checkpoint(path)
-    found = recognize(checkpoint)
+    match = recognize(checkpoint)
     for key in reference.options:
-        if key not in found.options:
+        if key not in match.options:
             raise InputError(
-                f"{reference}, recognised as {found.title}, has an unknown option {key!r}{nearest(key, found.options)}"
+                f"{reference}, recognised as {match.title}, has an unknown option {key!r}{nearest(key, match.options)}"
             )
-    layout = find_layout(found.layout, found.title, checkpoint, reference.options)
-    return build(replace(layout, notes=(f"recognised as {layout.format}: {found.why}", *layout.notes)), reference)
+    layout = find_layout(match.layout, match.title, checkpoint, reference.options)
+    return build(replace(layout, notes=(f"recognised as {layout.format}: {match.why}", *layout.notes)), reference)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def recognize(checkpoint: Checkpoint) -> Recognized:
             f"{path!r} is a ViT with {positions}, of BEiT or of SimMIM, which normalise images differently; say which "
             f"it is: beit:{path} or simmim:{path}"
         )
-    if (found := _of_timm(state)) is not None:
-        return found
+    if (from_timm := _of_timm(state)) is not None:
+        return from_timm
     raise InputError(
         other_kind(checkpoint)
         or f"{path!r} is not in a format that Sightline recognises ({_some(weights_in(checkpoint))}); name its format, "
@@ -181,8 +181,8 @@ def _converted(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
 
 
 def _plain_vit(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:
-    found = vit_layout(checkpoint, bare(checkpoint), VIT, options)
-    return _with_note(found, f"; if it is DINO's or MSN's, write dino:{checkpoint.path} or msn:{checkpoint.path}")
+    encoder = vit_layout(checkpoint, bare(checkpoint), VIT, options)
+    return _with_note(encoder, f"; if it is DINO's or MSN's, write dino:{checkpoint.path} or msn:{checkpoint.path}")
 
 
 def _other_vit(checkpoint: Checkpoint, options: Mapping[str, str]) -> Layout:

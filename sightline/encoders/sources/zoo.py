@@ -28,8 +28,8 @@ def shipped() -> list[str]:
 
 
 def _inside(root: Path) -> list[str]:
-    found = [path.parent for pattern in ("*/encoder.json", "*/*/encoder.json") for path in root.glob(pattern)]
-    return sorted(folder.relative_to(root).as_posix() for folder in found)
+    folders = [path.parent for pattern in ("*/encoder.json", "*/*/encoder.json") for path in root.glob(pattern)]
+    return sorted(folder.relative_to(root).as_posix() for folder in folders)
 
 
 def folder_of(name: str) -> Path:

@@ -44,13 +44,13 @@ def boxes(heights: NDArray[Any], widths: NDArray[Any], policy: Policy, keys: Key
     height, width = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
     fits = (height > 0) & (height <= heights[:, None]) & (width > 0) & (width <= widths[:, None])
     first = np.arange(len(fits)), fits.argmax(axis=1)
-    found = fits.any(axis=1)
+    fitting = fits.any(axis=1)
     # Where no try fits: the largest centred crop whose shape is allowed.
     ratio, low, high = widths / heights, min(policy.ratio), max(policy.ratio)
-    h = np.where(found, height[first], np.where(ratio < low, np.rint(widths / low), heights)).astype(np.int64)
-    w = np.where(found, width[first], np.where(ratio > high, np.rint(heights * high), widths)).astype(np.int64)
-    top = np.where(found, np.floor(u[:, -2] * (heights - h + 1)), (heights - h) // 2).astype(np.int64)
-    left = np.where(found, np.floor(u[:, -1] * (widths - w + 1)), (widths - w) // 2).astype(np.int64)
+    h = np.where(fitting, height[first], np.where(ratio < low, np.rint(widths / low), heights)).astype(np.int64)
+    w = np.where(fitting, width[first], np.where(ratio > high, np.rint(heights * high), widths)).astype(np.int64)
+    top = np.where(fitting, np.floor(u[:, -2] * (heights - h + 1)), (heights - h) // 2).astype(np.int64)
+    left = np.where(fitting, np.floor(u[:, -1] * (widths - w + 1)), (widths - w) // 2).astype(np.int64)
     return np.stack([top, left, h, w], axis=1)
 
 

@@ -118,12 +118,12 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
     >>> encode_labels([2, -1, "cat"], ["ant", "bee", "cat"])
     (array([ 2, -1,  2]), ('ant', 'bee', 'cat'))
     """
-    found = sorted({v for v in values if v is not None and v != -1}, key=lambda v: (isinstance(v, str), v))
-    known = [str(name) for name in (found if classes is None else classes)]
-    place: dict[Any, int] = {value: i for i, value in enumerate(found)}
+    distinct = sorted({v for v in values if v is not None and v != -1}, key=lambda v: (isinstance(v, str), v))
+    known = [str(name) for name in (distinct if classes is None else classes)]
+    place: dict[Any, int] = {value: i for i, value in enumerate(distinct)}
     if classes is not None:
         place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
-    if strange := [value for value in found if value not in place]:
+    if strange := [value for value in distinct if value not in place]:
         raise InputError(f"The label {strange[0]!r} is not one of the classes: {some(known, most=12)}")
     return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
 
@@ -172,7 +172,7 @@ def _splits(splits: Mapping[str, Sequence[int]] | Sequence[str] | None, n: int) 
 
 
 def _positions(name: str, where: Any) -> np.ndarray:
-    found = _array(where, f"The positions of {name}")
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+    positions = _array(where, f"The positions of {name}")
+    if positions.ndim != 1 or (len(positions) and positions.dtype.kind not in "iu"):
         raise InputError(f"The positions of {name} are no list of whole numbers; write {{'train': [0, 1, …], …}}")
-    return np.sort(found.astype(np.int64))
+    return np.sort(positions.astype(np.int64))

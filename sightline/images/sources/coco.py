@@ -65,8 +65,8 @@ class Annotated:
         names = [str(Path(str(self.files[i])).absolute()) for i in indices]
         if not names:
             return b""
-        found = hashes(Path(os.path.commonpath([os.path.dirname(name) for name in names])), names)
-        return b"".join(found[name] for name in names)
+        hash_of = hashes(Path(os.path.commonpath([os.path.dirname(name) for name in names])), names)
+        return b"".join(hash_of[name] for name in names)
 
     def _read(self, file: Path, size: tuple[int, int]) -> Item:
         item = decode(file, whole=True)
@@ -75,8 +75,8 @@ class Annotated:
         stored = decode(file, upright=False, whole=True)
         if stored.image is not None and stored.image.shape[:2] == size:
             return stored
-        found = " × ".join(map(str, item.image.shape[1::-1]))
-        return Item(None, f"it has {found} pixels, but is annotated with {size[1]} × {size[0]}")
+        pixels = " × ".join(map(str, item.image.shape[1::-1]))
+        return Item(None, f"it has {pixels} pixels, but is annotated with {size[1]} × {size[0]}")
 
     def targets(self, indices: Sequence[int]) -> list[Targets[NDArray[Any]]]:
         """The objects in these images; their masks are decoded here."""
@@ -133,8 +133,8 @@ def _decoded(segmentation: Any, size: tuple[int, ...]) -> NDArray[Any]:
     with explaining():
         from faster_coco_eval.core import mask
 
-    found: NDArray[Any] = mask.decode([_run_lengths(segmentation, size)])[:, :, 0]
-    return found.astype(bool)
+    pixels: NDArray[Any] = mask.decode([_run_lengths(segmentation, size)])[:, :, 0]
+    return pixels.astype(bool)
 
 
 def _run_lengths(segmentation: Any, size: tuple[int, ...]) -> Any:
@@ -190,16 +190,16 @@ def load(where: str, options: Mapping[str, str]) -> Images:
 
 def _standard(root: Path) -> dict[str, tuple[Path, str]]:
     """COCO's own layout: annotations/instances_train2017.json beside train2017/."""
-    found = {}
+    splits = {}
     for split in SPLITS:
         for file in sorted((root / "annotations").glob(f"instances_{split}*.json")):
-            found[split] = (file, str(root / file.stem.removeprefix("instances_")))
-    if not found:
+            splits[split] = (file, str(root / file.stem.removeprefix("instances_")))
+    if not splits:
         raise InputError(
             f"There is no annotations/instances_*.json in the folder {str(root)!r}; name the file itself, "
             "coco:FILE.json?images=FOLDER"
         )
-    return found
+    return splits
 
 
 class _File:
@@ -324,7 +324,7 @@ class _File:
                         row.get("segmentation"),
                     )
                 )
-        return [_packed(found, masked) for found in by_image.values()]
+        return [_packed(objects, masked) for objects in by_image.values()]
 
     def _box(self, given: Any, size: tuple[int, int], name: Any) -> list[float] | None:
         """Corners of a box within its image, None if nothing is left of it."""

@@ -41,8 +41,8 @@ class Files:
 
     def contents(self, indices: Sequence[int]) -> bytes:
         names = [str(self.names[index]) for index in indices]
-        found = hashes(self.root, names)
-        return b"".join(found[name] for name in names)
+        hash_of = hashes(self.root, names)
+        return b"".join(hash_of[name] for name in names)
 
 
 def load(where: str, options: Mapping[str, str]) -> Images:
@@ -53,16 +53,16 @@ def load(where: str, options: Mapping[str, str]) -> Images:
     if not where or not root.is_dir():
         raise InputError(f"There is no folder {where!r}; give an existing one, such as folder:/data/val")
     try:
-        found = sorted(_files(root, root, set()))
+        files = sorted(_files(root, root, set()))
     except OSError as error:
         raise InputError(f"The folder {error.filename} cannot be read: {(error.strerror or '').lower()}") from error
-    if not found:
+    if not files:
         endings = " ".join(sorted(ENDINGS))
         raise InputError(f"There are no images in the folder {where!r}; files with these endings are taken: {endings}")
-    ids = np.array([name for name, _ in found])
+    ids = np.array([name for name, _ in files])
     if names == "any":
         _check_strays(ids.tolist())
-    of_split, of_class = _split_and_class([name.split("/")[:-1] for name, _ in found])
+    of_split, of_class = _split_and_class([name.split("/")[:-1] for name, _ in files])
     splits, of_texture = by_name(of_split), [""] * len(ids)
     if names == "shape-texture":
         splits = {"test": np.arange(len(ids))}
@@ -79,7 +79,7 @@ def load(where: str, options: Mapping[str, str]) -> Images:
         splits=splits or halves(ids, labels),
         own_splits=bool(splits),
         extras={"texture": texture} if names == "shape-texture" else {},
-        fingerprint=hashlib.sha256("\n".join(str(size) for _, size in found).encode()).hexdigest(),
+        fingerprint=hashlib.sha256("\n".join(str(size) for _, size in files).encode()).hexdigest(),
     )
 
 
@@ -134,14 +134,14 @@ def _cues(names: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> _cues(["cat/cat4-truck3.png", "truck1-cat12.png"])
     (['cat', 'truck'], ['truck', 'cat'])
     """
-    found = [re.fullmatch(r"([^\d-][^-]*?)\d*-([^\d-][^-]*?)\d*", Path(name).stem) for name in names]
-    for name, match in zip(names, found, strict=True):
+    matches = [re.fullmatch(r"([^\d-][^-]*?)\d*-([^\d-][^-]*?)\d*", Path(name).stem) for name in names]
+    for name, match in zip(names, matches, strict=True):
         if match is None:
             raise InputError(
                 f"The file {name!r} is not named by shape and texture, each a word and a number, such as "
                 "cat4-truck3.png; rename it, or leave out names=shape-texture"
             )
-    shapes, textures = ([match[cue] for match in found if match] for cue in (1, 2))
+    shapes, textures = ([match[cue] for match in matches if match] for cue in (1, 2))
     for name, shape in zip(names, shapes, strict=True):
         if (folder := Path(name).parent.name) != shape and folder in {*shapes, *textures}:
             raise InputError(

@@ -118,8 +118,8 @@ class Masked:
 
     def contents(self, indices: Sequence[int]) -> bytes:
         """Sizes and times of the files."""
-        found = [(self.root / str(of[index])).stat() for index in indices for of in (self.images, self.masks)]
-        return "\n".join(f"{one.st_size} {one.st_mtime_ns}" for one in found).encode()
+        stats = [(self.root / str(of[index])).stat() for index in indices for of in (self.images, self.masks)]
+        return "\n".join(f"{one.st_size} {one.st_mtime_ns}" for one in stats).encode()
 
     def _map(self, image: str, mask: str) -> NDArray[np.int64]:
         numbers = read_mask(self.root / mask)
@@ -130,14 +130,14 @@ class Masked:
             )
         ends = int(numbers.min(initial=0)), int(numbers.max(initial=0))
         beyond = [end for end in ends if not 0 <= end < len(self.numbers)]
-        found: NDArray[np.int64] = np.full((1, 1), OUTSIDE) if beyond else self.numbers[numbers]
-        if (found == OUTSIDE).any():
-            wrong = beyond[0] if beyond else int(numbers[found == OUTSIDE][0])
+        channels: NDArray[np.int64] = np.full((1, 1), OUTSIDE) if beyond else self.numbers[numbers]
+        if (channels == OUTSIDE).any():
+            wrong = beyond[0] if beyond else int(numbers[channels == OUTSIDE][0])
             raise InputError(
                 f"The mask {mask} has the number {wrong}, which is none of {counted(self.classes, 'class')}; name all "
                 f"of them in classes.txt, or leave it out with ignored={wrong}"
             )
-        return found
+        return channels
 
 
 def read_mask(file: Path) -> NDArray[Any]:
@@ -217,12 +217,12 @@ def _numbers(classes: int, zero: str, ignored: int) -> NDArray[np.int64]:
     >>> _numbers(2, "background", 255)[[0, 1, 2, 3, 255]].tolist(), _numbers(2, "class", 255)[[0, 1, 2]].tolist()
     ([-1, 0, 1, -3, -2], [0, 1, -3])
     """
-    found = np.full(max(256, classes + 1, ignored + 1), OUTSIDE)
+    table = np.full(max(256, classes + 1, ignored + 1), OUTSIDE)
     first = 0 if zero == "class" else 1
-    found[0] = ZERO[zero]
-    found[first : first + classes] = np.arange(classes)
-    found[ignored] = VOID
-    return found
+    table[0] = ZERO[zero]
+    table[first : first + classes] = np.arange(classes)
+    table[ignored] = VOID
+    return table
 
 
 def _ade(root: Path, chosen: Mapping[str, Any]) -> MaskLayout:

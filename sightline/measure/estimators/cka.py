@@ -171,8 +171,8 @@ def _pieces(x: Tensor) -> list[Tensor]:
     """Columns in pieces of equal length, (n, p) → (m, n, c), and the few that are left over, without a copy."""
     count = max(x.shape[1] // PIECE, 1)
     whole = x.shape[1] // count * count
-    found = [x[:, :whole].unflatten(1, (count, -1)).transpose(0, 1)]
-    return found if whole == x.shape[1] else [*found, x[:, whole:][None]]
+    pieces = [x[:, :whole].unflatten(1, (count, -1)).transpose(0, 1)]
+    return pieces if whole == x.shape[1] else [*pieces, x[:, whole:][None]]
 
 
 def _mean_dominates(gram: Tensor) -> bool:
@@ -254,8 +254,8 @@ def bootstrap(
         return [end.numpy(force=True) for end in percentile_ends(values, len(hsic), whole[..., row, rest])]
 
     # Some rows at a time, because all replicates at once would not fit.
-    found = shared(range(hsic.shape[-2]), ends_of)
-    for row, ends in enumerate(found):
+    ends_of_rows = shared(range(hsic.shape[-2]), ends_of)
+    for row, ends in enumerate(ends_of_rows):
         for whole_end, end in zip((low, high), ends, strict=True):
             whole_end[..., row, first(row) :] = end
             if own is None:

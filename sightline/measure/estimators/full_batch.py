@@ -90,8 +90,8 @@ class FullBatch:
     def add(self, layers: Sequence[Tensor | npt.NDArray[np.float64]]) -> None:
         """Add a batch: the features of every layer, (n, …) each."""
         features = [as_tensor(layer).flatten(1) for layer in layers]
-        if (found := [layer.shape[1] for layer in features]) != self.widths:
-            raise InputError(f"The layers are {found} features wide, but {self.widths} are expected")
+        if (widths := [layer.shape[1] for layer in features]) != self.widths:
+            raise InputError(f"The layers are {widths} features wide, but {self.widths} are expected")
         x = torch.cat([layer.double() for layer in features], 1)  # (n, W)
         sums = {name: values[0] for name, values in self.sums.items()}
         if not sums["count"]:
@@ -165,7 +165,7 @@ class FullBatch:
 
     def _products(self, parts: Sequence[Mapping[str, Tensor]], ways: Sequence[Tensor]) -> Tensor:
         """‖Σ x yᵀ‖² about the mean of all pairs, (S, S)."""
-        found = []
+        of_pairs = []
         for blocks in zip(*(self._blocks(part["products"]) for part in parts), strict=True):
             whole = torch.zeros_like(blocks[0].products)
             for (_, mine, others, products), part, d in zip(blocks, parts, ways, strict=True):
@@ -174,8 +174,8 @@ class FullBatch:
                 # Σ (x − d)(y − d)ᵀ = Σ x yᵀ + (n d − Σ x) dᵀ − d (Σ y)ᵀ
                 left = torch.stack([part["count"] * d[mine] - total[mine], -d[mine]], 1)
                 whole.addmm_(left, torch.stack([d[others], total[others]]))
-            found.append(self._by_layer(whole.square_().sum(0), blocks[0].layers))
-        return self._symmetric(found)
+            of_pairs.append(self._by_layer(whole.square_().sum(0), blocks[0].layers))
+        return self._symmetric(of_pairs)
 
     def _symmetric(self, rows: Sequence[Tensor]) -> Tensor:
         """(S, S) from a row for each of the pairs; NaN where there is none."""

@@ -93,8 +93,8 @@ def _errors(
         curved = (own @ own.T) * gram
         straight = (own * products[:, number]).sum(1)
         errors.append(before - 2 * straight @ shrink + (shrink * (curved @ shrink)).sum(0))
-    found: npt.NDArray[np.float64] = torch.stack(errors).numpy(force=True)
-    return found
+    squared: npt.NDArray[np.float64] = torch.stack(errors).numpy(force=True)
+    return squared
 
 
 def odd_part(pictures: Array) -> Array:
@@ -142,8 +142,8 @@ class Recovered:
 
     def images(self) -> npt.NDArray[np.float64]:
         """Of each image (n, 5): ‖y − ŷ‖², ‖y − mean y‖², whether it is nearer to itself, ⟨odd ŷ, odd y⟩, ‖odd y‖²."""
-        found: npt.NDArray[np.float64] = torch.cat(self.parts, 1).T.numpy(force=True)
-        return found
+        by_image: npt.NDArray[np.float64] = torch.cat(self.parts, 1).T.numpy(force=True)
+        return by_image
 
     def numbers(self) -> dict[str, tuple[float, float, float]]:
         """The three measures with their 95 % intervals over images."""

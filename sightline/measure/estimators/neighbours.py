@@ -74,8 +74,8 @@ def _sweep(train: Rows, queries: Tensor, k: int, centre: Tensor) -> tuple[Tensor
         centred = centred.to(queries.dtype)
         for start in range(0, len(queries), QUERIES):
             part = slice(start, start + QUERIES)
-            found = _top(queries[part] @ centred.T, block.start, k)
-            best[part] = torch.cat([best[part], found], 1).topk(k).values
+            nearest = _top(queries[part] @ centred.T, block.start, k)
+            best[part] = torch.cat([best[part], nearest], 1).topk(k).values
     return best, spread
 
 

@@ -45,8 +45,8 @@ def iou_of(counts: NDArray[Any]) -> NDArray[np.float64]:
     """(…, 3, C) → (…, C); NaN for a class that neither occurs nor is decided."""
     right, decided, there = np.moveaxis(np.asarray(counts, np.float64), -2, 0)
     union = decided + there - right
-    found: NDArray[np.float64] = np.divide(right, union, out=np.full(union.shape, np.nan), where=union > 0)
-    return found
+    iou: NDArray[np.float64] = np.divide(right, union, out=np.full(union.shape, np.nan), where=union > 0)
+    return iou
 
 
 def mean_iou(decided: NDArray[Any], truth: NDArray[Any], classes: int) -> float:

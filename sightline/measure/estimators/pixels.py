@@ -95,8 +95,8 @@ def fit_softmax(
             drawn = torch.randperm(labels.shape[1], generator=random, device="cpu")[:AT_ONCE]
             some = (chosen[:, None].to(device), drawn.to(device))
             around = patches[some].flatten(1)[..., None].expand(-1, -1, scores.shape[2])
-            found = scores.gather(1, around).unflatten(1, (-1, 4))
-            logits = (found * weights[some][..., None]).sum(2)
+            corners = scores.gather(1, around).unflatten(1, (-1, 4))
+            logits = (corners * weights[some][..., None]).sum(2)
             loss = F.cross_entropy(logits.flatten(0, 1), labels[some].flatten(), ignore_index=-1)
             for group in optimizer.param_groups:
                 group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))

@@ -56,14 +56,14 @@ class JoinedFeatures:
     def read(self, starts: Sequence[int], length: int) -> Tensor:
         """Blocks of `length` rows, one after the other, in float32 on the device."""
         sizes = [min(length, self.rows - start) for start in starts]
-        found, at = np.empty((sum(sizes), self.width), np.float32), 0
+        rows, at = np.empty((sum(sizes), self.width), np.float32), 0
         for start, size in zip(starts, sizes, strict=True):
             column = 0
             for part in self.parts:
-                found[at : at + size, column : column + part.shape[1]] = part[start : start + size]
+                rows[at : at + size, column : column + part.shape[1]] = part[start : start + size]
                 column += part.shape[1]
             at += size
-        return torch.from_numpy(found).to(self.device)
+        return torch.from_numpy(rows).to(self.device)
 
     def batches(self, labels: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Features (B, D) and labels (B,) of one batch after the other, without end."""

@@ -191,12 +191,12 @@ def _side_by_side(
     for inputs, which in members.items():
         kinds = tuple((probes[number].depth, probes[number].optimizer) for number in which)
         alike.setdefault((widths[inputs], kinds), []).append(which)
-    found = []
+    groups = []
     for (width, kinds), several in alike.items():
         linear = all(depth == 1 for depth, _ in kinds)  # hidden layers are large enough by themselves
         most = min(ACTIVATIONS // (len(kinds) * scores), fitting(rows, width)) if linear else 1
-        found += [several[start : start + max(1, most)] for start in range(0, len(several), max(1, most))]
-    return found
+        groups += [several[start : start + max(1, most)] for start in range(0, len(several), max(1, most))]
+    return groups
 
 
 class TrainedProbes:

@@ -273,11 +273,11 @@ def compare(
         parts |= {name: part for name, part in _canonical(a, b, cross, weights).items() if name in measures}
     if not influences:
         return {name: Compared(value) for name, (value, _) in parts.items()}
-    found: dict[str, list[Tensor]] = {name: [] for name in parts}
+    by_measure: dict[str, list[Tensor]] = {name: [] for name in parts}
     for x, y in zip(a.blocks(), b.blocks(order), strict=True):
         for name, (_, of_images) in parts.items():
-            found[name].append(of_images(x, y))
-    return {name: Compared(value, torch.cat(found[name])) for name, (value, _) in parts.items()}
+            by_measure[name].append(of_images(x, y))
+    return {name: Compared(value, torch.cat(by_measure[name])) for name, (value, _) in parts.items()}
 
 
 def _rotation(a: Cloud, b: Cloud, cross: Tensor, influences: bool) -> tuple[float, Callable[[Tensor, Tensor], Tensor]]:
@@ -338,9 +338,9 @@ def centred_ranks(x: Tensor, dissimilarity: str) -> Tensor:
     n = len(x)
     upper = torch.triu_indices(n, n, 1, device=x.device)
     ranks = torch.from_numpy(rankdata(apart[upper[0], upper[1]].numpy(force=True)))
-    found = torch.zeros(n, n, device=x.device)
-    found[upper[0], upper[1]] = (ranks - (len(ranks) + 1) / 2).float().to(x.device)
-    return found + found.T
+    matrix = torch.zeros(n, n, device=x.device)
+    matrix[upper[0], upper[1]] = (ranks - (len(ranks) + 1) / 2).float().to(x.device)
+    return matrix + matrix.T
 
 
 def rank_products(
@@ -350,14 +350,14 @@ def rank_products(
 
     `order` pairs image i of one layer with order[i] of the other.
     """
-    found = []
+    blocks = []
     for rows in groups:
         mine = torch.stack([matrix[rows].double().flatten() for matrix in matrices])
         other = mine
         if order is not None:
             other = torch.stack([matrix[order[rows]][:, order].double().flatten() for matrix in matrices])
-        found.append((mine @ other.T).numpy(force=True))
-    return np.stack(found)
+        blocks.append((mine @ other.T).numpy(force=True))
+    return np.stack(blocks)
 
 
 def neighbours_of(x: Tensor, k: int, eps: float = STORED) -> Tensor | None:
@@ -375,12 +375,12 @@ def neighbours_of(x: Tensor, k: int, eps: float = STORED) -> Tensor | None:
     squares = torch.linalg.vector_norm(apart, dim=1).square()
     if float(squares.sum()) <= _rounding(mean, len(x), eps):
         return None
-    found = []
+    nearest = []
     for rows in torch.arange(len(x), device=x.device).split(max(1, BLOCK_NUMBERS // len(x))):
         nearness = apart[rows] @ apart.T - (squares + ~there) / 2  # a zero counts as half a square less
         nearness[torch.arange(len(rows), device=x.device), rows] = -math.inf  # an image is no neighbour of its own
-        found.append(nearness.topk(k).indices)
-    return torch.cat(found)
+        nearest.append(nearness.topk(k).indices)
+    return torch.cat(nearest)
 
 
 def overlap(a: Tensor, b: Tensor, order: Tensor | None = None) -> Tensor:

@@ -228,9 +228,9 @@ def train_sweep(
             ]
             trained.append(train_probes(probes, schedule, *train, classes, device=device, show=lambda *_: move()))
     loss = _beside([one.loss for one in trained], len(shapes))
-    found = _beside([one.accuracy(*selection) for one in trained], len(shapes))
-    known = np.isfinite(loss) & np.isfinite(found)
-    return Swept(sweep.settings, trained, len(shapes), np.where(known, loss, np.nan), np.where(known, found, np.nan))
+    accuracy = _beside([one.accuracy(*selection) for one in trained], len(shapes))
+    known = np.isfinite(loss) & np.isfinite(accuracy)
+    return Swept(sweep.settings, trained, len(shapes), np.where(known, loss, np.nan), np.where(known, accuracy, np.nan))
 
 
 def training_bytes(weights: int, features: int, sweep: Sweep) -> int:

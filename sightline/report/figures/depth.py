@@ -141,7 +141,7 @@ def accuracy_over_depth(
     result: xr.Dataset, title: str, caption: str, reference: str, lowest: float = 0.0
 ) -> list[Figure]:
     """Accuracy over the blocks: a panel for each feature, a colour for each encoder, chance as a line."""
-    found = over_depth(
+    figures = over_depth(
         result,
         "accuracy",
         title=f"{title} over depth",
@@ -154,7 +154,7 @@ def accuracy_over_depth(
         percent=True,
     )
     names = {"series": "encoder"} | dict(zip(("value", "low", "high"), (f"accuracy{end}" for end in ENDS), strict=True))
-    return [replace(figure, table=figure.table.rename(columns=names)) for figure in found]
+    return [replace(figure, table=figure.table.rename(columns=names)) for figure in figures]
 
 
 def interval_of(row: Any) -> str:

@@ -70,8 +70,8 @@ class KeyNumber:
         if not self.best or not self.values:
             return set()
         best = (max if self.best == "highest" else min)(self.values.values())
-        found = {name for name, value in self.values.items() if value == best}
-        return found if len(found) < len(self.values) else set()
+        winners = {name for name, value in self.values.items() if value == best}
+        return winners if len(winners) < len(self.values) else set()
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def key_number(
     for row, encoder in enumerate(map(str, numbers.encoder.values)):
         own = [result[n].sel(encoder=encoder).sel({over: numbers[over].values}).transpose(over, *rest) for n in names]
         parts = [part.values.reshape(part.sizes[over], -1) for part in own]
-        found = _pick(parts, on_path & has[row], at)
-        if found is None:
+        picked = _pick(parts, on_path & has[row], at)
+        if picked is None:
             continue
-        (values[encoder], *both), curve = found
+        (values[encoder], *both), curve = picked
         if len(both) == 2 and np.isfinite(both).all():
             ends[encoder] = (both[0], both[1])
         if len(curve) > 1:

@@ -36,8 +36,8 @@ def class_colours(count: int) -> npt.NDArray[np.uint8]:
 
 def coloured(channels: npt.NDArray[Any], count: int) -> npt.NDArray[np.uint8]:
     """A map of channels (y, x), −1 where it is left out, as a picture (y, x, 3)."""
-    found: npt.NDArray[np.uint8] = class_colours(count)[channels]
-    return found
+    pixels: npt.NDArray[np.uint8] = class_colours(count)[channels]
+    return pixels
 
 
 def picture_url(pixels: npt.NDArray[np.uint8], side: int) -> str:

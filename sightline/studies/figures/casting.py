@@ -15,9 +15,9 @@ from sightline.studies.roles import JE, REC, Role
 
 def cast(evidence: Evidence, family: str, *methods: str, network: str = "vit") -> list[str]:
     """Names of the encoders of a family: those of the paper's methods, in its order, or all that there are."""
-    found = _one_of_each(evidence.need(family, network))
-    places = [[role for role in found if role.method == method] for method in methods]
-    chosen = [role for place in places for role in place] if methods and all(places) else found
+    roles = _one_of_each(evidence.need(family, network))
+    places = [[role for role in roles if role.method == method] for method in methods]
+    chosen = [role for place in places for role in place] if methods and all(places) else roles
     return [first_seed(evidence, role.name) for role in chosen]
 
 
@@ -37,28 +37,28 @@ def tuned(evidence: Evidence, *names: str) -> list[str]:
 
 def sizes_of(evidence: Evidence, family: str, *methods: str) -> list[Role]:
     """Encoders of a family and of one method in several sizes, the smallest first."""
-    found = [role for role in evidence.need(family) if role.size is not None and role.window is None]
-    found = [role for role in found if role.method in methods] or found
-    sizes = {role.size for role in found}
+    roles = [role for role in evidence.need(family) if role.size is not None and role.window is None]
+    roles = [role for role in roles if role.method in methods] or roles
+    sizes = {role.size for role in roles}
     if len(sizes) < 2:
         raise Missing(f"{family} encoders of two sizes or more, with their sizes: add `--steps pretrain`")
-    return sorted((_drawn(evidence, role) for role in found), key=lambda role: role.size or 0)
+    return sorted((_drawn(evidence, role) for role in roles), key=lambda role: role.size or 0)
 
 
 def variants(evidence: Evidence, family: str, what: str) -> list[Role]:
     """Encoders of a family for which `what`, such as the window of attention, is set, in its order."""
-    found = [role for role in evidence.encoders(family) if getattr(role, what) is not None]
-    if not found:
+    roles = [role for role in evidence.encoders(family) if getattr(role, what) is not None]
+    if not roles:
         raise Missing(f"{family} encoders with a {what}: add `--steps pretrain`")
-    return sorted((_drawn(evidence, role) for role in found), key=lambda role: float(getattr(role, what)))
+    return sorted((_drawn(evidence, role) for role in roles), key=lambda role: float(getattr(role, what)))
 
 
 def two_seeds(evidence: Evidence, family: str, *methods: str, network: str = "cnn") -> tuple[str, str]:
     """The first two seeds of an encoder, or twice the only one that there is."""
-    found = evidence.need(family, network)
-    found = [role for role in found if role.method in methods] or found
-    several = next((evidence.seeds[role.name] for role in found if role.name in evidence.seeds), None)
-    return (several[0], several[1]) if several else (found[0].name, found[0].name)
+    roles = evidence.need(family, network)
+    roles = [role for role in roles if role.method in methods] or roles
+    several = next((evidence.seeds[role.name] for role in roles if role.name in evidence.seeds), None)
+    return (several[0], several[1]) if several else (roles[0].name, roles[0].name)
 
 
 def first_seed(evidence: Evidence, name: str) -> str:

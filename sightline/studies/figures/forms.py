@@ -50,9 +50,9 @@ def analysed(
     """A figure of the page that a result has in the report, of some encoders; `select` as in xarray's `sel`."""
     table = part_of(evidence.table(result, *encoders), encoders, decoder)
     table = _selected(result, table, select)
-    for found in plugins.module_of(result).figures(table):
-        if found.name == figure:
-            return Panel(found.chart, found.table, found.caption)
+    for drawn in plugins.module_of(result).figures(table):
+        if drawn.name == figure:
+            return Panel(drawn.chart, drawn.table, drawn.caption)
     raise Missing(f"numbers of {result}, of which {' and '.join(encoders)} have none")
 
 
@@ -107,8 +107,8 @@ def _numbers(result: xr.Dataset, layer: str) -> npt.NDArray[np.int64]:
         numbers = np.select([kinds == "residual", kinds == "block"], [2 * blocks + 1, 2 * blocks + 2], -1)
     else:
         numbers = np.where(kinds == layer, blocks, -1)
-    found: npt.NDArray[np.int64] = np.where([of_decoder(str(site)) for site in result.site.values], -1, numbers)
-    return found
+    places: npt.NDArray[np.int64] = np.where([of_decoder(str(site)) for site in result.site.values], -1, numbers)
+    return places
 
 
 def _layer_map(cells: pd.DataFrame, one: LayerMap) -> Any:
@@ -318,15 +318,15 @@ def _lit(pixels: npt.NDArray[np.uint8], weights: npt.NDArray[np.uint8]) -> npt.N
 
 def _marked(pixels: npt.NDArray[np.uint8], grid: tuple[int, ...], at: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """A picture with one of its patches framed."""
-    found = pixels.copy()
+    picture = pixels.copy()
     (top, bottom), (left, right) = (
         (math.floor(place * side / parts), math.ceil((place + 1) * side / parts) - 1)
         for place, side, parts in zip(at, pixels.shape[:2], grid, strict=True)
     )
     frame = np.array([213, 94, 0], np.uint8)
-    found[[top, bottom], left : right + 1] = frame
-    found[top : bottom + 1, [left, right]] = frame
-    return found
+    picture[[top, bottom], left : right + 1] = frame
+    picture[top : bottom + 1, [left, right]] = frame
+    return picture
 
 
 def with_ends(table: pd.DataFrame, name: str) -> pd.DataFrame:

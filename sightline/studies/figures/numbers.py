@@ -58,8 +58,8 @@ def linear_probe(evidence: Evidence, encoder: str, feature: str | None = None, i
     named.
     """
     if (one := evidence.together(encoder)) in evidence.seeds:
-        found = accuracies.linear_probe(evidence, one, images=images, **({"feature": feature} if feature else {}))
-        return _of_contrast(found.contrast())
+        accuracy = accuracies.linear_probe(evidence, one, images=images, **({"feature": feature} if feature else {}))
+        return _of_contrast(accuracy.contrast())
     wanted = [images] if images is not None else accuracies.probed_images(evidence)[:1]
     result = evidence.table("probes", encoder, among=lambda run: accuracies.images_of(run) in wanted)
     kind = "linear" if "linear" in result.probe.values else "ridge"

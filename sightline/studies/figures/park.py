@@ -334,14 +334,14 @@ def _over_weight(evidence: Evidence) -> Panel:
 
 def _over_window(evidence: Evidence) -> Panel:
     """Linear probing and fine-tuning accuracy over the side of the attention window; all patches come last."""
-    found = [role for role in variants(evidence, JE, "window") if not role.lifted]
-    if not found:
+    restricted = [role for role in variants(evidence, JE, "window") if not role.lifted]
+    if not restricted:
         raise Missing("joint-embedding encoders whose window stays on: add `--steps pretrain`")
-    others = [role for role in evidence.apart().encoders(JE, method=found[0].method) if role.window is None]
-    free = sorted(others, key=lambda role: (role.size != found[0].size, -(role.size or 0)))[:1]  # of the same size
-    behind = max(role.window or 0 for role in found) + 1
+    others = [role for role in evidence.apart().encoders(JE, method=restricted[0].method) if role.window is None]
+    free = sorted(others, key=lambda role: (role.size != restricted[0].size, -(role.size or 0)))[:1]  # of the same size
+    behind = max(role.window or 0 for role in restricted) + 1
     table = _both_accuracies(
-        evidence, [*found, *free], lambda role: role.window or behind, found[0].method or "encoder"
+        evidence, [*restricted, *free], lambda role: role.window or behind, restricted[0].method or "encoder"
     )
     return lines(
         table,

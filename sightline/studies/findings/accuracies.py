@@ -33,9 +33,9 @@ def last(x: npt.NDArray[np.float64], axis: int) -> Any:
 def intermediate(selection: xr.DataArray, last_site: str) -> xr.DataArray:
     """Numbers of the blocks that a probe saw beside the last layer: the last block beside the final norm is none."""
     blocks = selection.isel(site=np.flatnonzero(selection.layer_type.values == "block"))
-    found = blocks.isel(site=np.flatnonzero(np.isfinite(blocks.values) & (blocks.site.values != last_site)))
-    beside_norm = last_site not in blocks.site.values and found.sizes["site"] > 1
-    return found.isel(site=slice(0, -1)) if beside_norm else found
+    candidates = blocks.isel(site=np.flatnonzero(np.isfinite(blocks.values) & (blocks.site.values != last_site)))
+    beside_norm = last_site not in blocks.site.values and candidates.sizes["site"] > 1
+    return candidates.isel(site=slice(0, -1)) if beside_norm else candidates
 
 
 def probed_images(evidence: Evidence) -> list[str]:
@@ -109,12 +109,12 @@ def _by_own_head(evidence: Evidence, start: str, result: str) -> Estimate:
 
 def _of_reinit(evidence: Evidence, *starts: str) -> list[Estimate]:
     """The study of re-initialised blocks begins with a fine-tuning of all of them."""
-    among, found = evidence.alike("reinit", *starts), []
+    among, estimates = evidence.alike("reinit", *starts), []
     for start in starts:
         _, table = next(evidence.tables("reinit", start, among=among))
         end = str(table.end.values[0])  # any of them
-        found.append(evidence.estimate("reinit.accuracy", encoder=start, end=end, n=0, among=among))
-    return found
+        estimates.append(evidence.estimate("reinit.accuracy", encoder=start, end=end, n=0, among=among))
+    return estimates
 
 
 def _of_folder(evidence: Evidence, *starts: str) -> list[Estimate]:
@@ -124,8 +124,8 @@ def _of_folder(evidence: Evidence, *starts: str) -> list[Estimate]:
 
 def _of_counts(evidence: Evidence, start: str) -> Estimate:
     members = evidence.seeds.get(start, (start,))
-    found = [next(_counts(evidence, member), None) for member in members]
-    known = [one for one in found if one is not None]
+    counts = [next(_counts(evidence, member), None) for member in members]
+    known = [one for one in counts if one is not None]
     if len(known) < len(members):
         raise Missing(f"a fine-tuned {start}: add `--steps finetune`")
     return over_seeds(start, dict(zip(members, known, strict=True)))

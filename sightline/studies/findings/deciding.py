@@ -40,20 +40,20 @@ def above(
 ) -> Part:
     """The claim that an effect is larger than its threshold."""
     _on_the_same_images(label, effect)
-    found = (effect - threshold).contrast(method=method)
-    agrees = True if found.low > 0 else False if found.high < 0 else None
+    contrast = (effect - threshold).contrast(method=method)
+    agrees = True if contrast.low > 0 else False if contrast.high < 0 else None
     return Part(
         label,
         effect.value,
-        found.low + threshold,
-        found.high + threshold,
-        found.p,
+        contrast.low + threshold,
+        contrast.high + threshold,
+        contrast.p,
         agrees,
-        p_claim=_towards(found, 1),
-        p_other=_towards(found, -1),
+        p_claim=_towards(contrast, 1),
+        p_other=_towards(contrast, -1),
         threshold=threshold,
         percent=percent,
-        how=found.how,
+        how=contrast.how,
     )
 
 
@@ -130,14 +130,14 @@ def judge(finding: str, cases: Sequence[Case]) -> Verdict:
     sides: dict[str, list[str]] = {}  # what the cases of each side lack, nothing where one of them was measured
     for number, case in enumerate(cases):
         try:
-            found = tuple(replace(part, encoders=case.encoders) for part in case.parts())
-            if not found:
+            parts_of_case = tuple(replace(part, encoders=case.encoders) for part in case.parts())
+            if not parts_of_case:
                 raise Missing(f"numbers of {' and '.join(case.encoders)} that it could be decided by")
         except Missing as error:
             missing[", ".join(case.encoders)] = error.needs
             sides.setdefault(case.side, [error.needs])
         else:
-            measured[number], sides[case.side] = found, []
+            measured[number], sides[case.side] = parts_of_case, []
     if lacking := [needs for of_side in sides.values() for needs in of_side]:
         raise Missing(lacking[0])
     if not measured:
@@ -187,8 +187,8 @@ def cases_of(
 
     @functools.cache  # it is the same for all cases
     def told() -> str:
-        found = judge("", cases_of(evidence, other, every))
-        return f"{words} it {'is unclear' if found.verdict == UNCLEAR else found.verdict}: {found.sentence}"
+        verdict = judge("", cases_of(evidence, other, every))
+        return f"{words} it {'is unclear' if verdict.verdict == UNCLEAR else verdict.verdict}: {verdict.sentence}"
 
     return [Case(names, partial(parts, evidence, *names), told) for names in every]
 
@@ -268,11 +268,11 @@ def _others(parts: Sequence[Part]) -> str:
 
 def _told(notes: Iterable[Callable[[], str] | None]) -> list[str]:
     """Each sentence once; what was not measured is not told."""
-    found = []
+    sentences = []
     for note in notes:
         with contextlib.suppress(Missing):
-            found.append("" if note is None else note())
-    return list(dict.fromkeys(filter(None, found)))
+            sentences.append("" if note is None else note())
+    return list(dict.fromkeys(filter(None, sentences)))
 
 
 def _left_out(missing: Mapping[str, str]) -> list[str]:
@@ -317,9 +317,9 @@ def holm(p: Sequence[float]) -> list[float]:
     values = np.asarray(p, np.float64)
     order = np.argsort(values, kind="stable")
     steps = np.minimum(1.0, (len(values) - np.arange(len(values))) * values[order])
-    found = np.empty_like(values)
-    found[order] = np.maximum.accumulate(steps)
-    return [float(one) for one in found]
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(steps)
+    return [float(one) for one in adjusted]
 
 
 @dataclass(frozen=True)

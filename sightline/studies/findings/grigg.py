@@ -108,7 +108,7 @@ def _seed_cases(evidence: Evidence) -> list[Case]:
 
 
 def _seeds(evidence: Evidence, encoder: str) -> list[Part]:
-    found, apart = [], evidence.apart()  # a seed may be called like all of them
+    pairs, apart = [], evidence.apart()  # a seed may be called like all of them
     for one, other in itertools.combinations(evidence.seeds[encoder], 2):
         where: dict[str, Any] = {"encoder": one, "other": other, "tokens": "all"}
         odd, even_neighbours, odd_neighbours = (
@@ -116,11 +116,11 @@ def _seeds(evidence: Evidence, encoder: str) -> list[Part]:
             for kind, statistic in ((ODD, _themselves), (EVEN, _neighbours), (ODD, _neighbours))
         )
         pair = f"{one}, {other}"
-        found += [
+        pairs += [
             above(f"CKA of neighbours, even − odd layers: {pair}", even_neighbours - odd_neighbours),
             above(f"CKA of odd layers, with themselves − with neighbours: {pair}", odd - odd_neighbours),
         ]
-    return found
+    return pairs
 
 
 def _residuals(evidence: Evidence, je: str, sl: str) -> list[Part]:
@@ -131,14 +131,14 @@ def _residuals(evidence: Evidence, je: str, sl: str) -> list[Part]:
 
 def _last_group(evidence: Evidence, je: str, sl: str) -> list[Part]:
     groups = _groups(evidence, "cka", je)
-    found = []
+    parts = []
     for number, words in (("diagonal", "at the same depth"), ("row_max", "with the most similar one")):
         before, late = (
             evidence.estimate(f"cka.{number}", encoder=je, other=sl, tokens="all", site=sites)
             for sites in (_flat(groups[:-1]), groups[-1])
         )
-        found.append(above(f"CKA of even layers {words}, before − in the last group: {je}, {sl}", before - late))
-    return found
+        parts.append(above(f"CKA of even layers {words}, before − in the last group: {je}, {sl}", before - late))
+    return parts
 
 
 def _stalling(evidence: Evidence, je: str, sl: str) -> list[Part]:
@@ -182,9 +182,9 @@ def _worst_step(evidence: Evidence, encoder: str) -> list[Part]:
         raise Missing(f"probes of the blocks of {encoder}: add `--steps passes`")
     accuracy = {site: linear_probe(evidence, encoder, site=site, feature="gap") for site in blocks}
     steps = {f"{before} to {after}": accuracy[after] - accuracy[before] for before, after in itertools.pairwise(blocks)}
-    found = {name: step.contrast(1 - LEVEL / len(steps)) for name, step in steps.items()}
-    worst = min(found, key=lambda name: _steepness(found[name]))
-    one, p = found[worst], min(1.0, len(steps) * found[worst].p)
+    contrasts = {name: step.contrast(1 - LEVEL / len(steps)) for name, step in steps.items()}
+    worst = min(contrasts, key=lambda name: _steepness(contrasts[name]))
+    one, p = contrasts[worst], min(1.0, len(steps) * contrasts[worst].p)
     part = Part(
         f"linear probe of {encoder}, {worst}",
         one.value,
@@ -217,10 +217,10 @@ def _policy(evidence: Evidence, encoder: str, kind: str) -> str:
     """The augmentation of that name; with settings of its own, if there is one, since these are the encoder's."""
     _, table = next(evidence.tables("invariance", encoder))
     names = [str(name) for name in table.policy.values]
-    found = [name for name in names if name.partition("?")[0] == kind]
-    if not found:
+    policies = [name for name in names if name.partition("?")[0] == kind]
+    if not policies:
         raise Missing(f"invariance under the policy {kind}: add `--set 'invariance.policies=[\"{kind}\"]'`")
-    return max(found, key=len)
+    return max(policies, key=len)
 
 
 def _invariance(evidence: Evidence, encoder: str, policy: str, sites: Sequence[str]) -> Estimate:
@@ -274,16 +274,16 @@ def _rise(evidence: Evidence, encoder: str) -> tuple[Estimate, Estimate]:
 
 
 def _class_structure(evidence: Evidence, je: str, sl: str) -> list[Part]:
-    found = []
+    parts = []
     for encoder in (je, sl):
         groups = _groups(evidence, "cka", encoder)
         late, early = (_class_cka(evidence, encoder, sites) for sites in (groups[-1], groups[0]))
-        found.append(above(f"CKA with the classes, last − first group: {encoder}", late - early))
+        parts.append(above(f"CKA with the classes, last − first group: {encoder}", late - early))
     in_last, before = _rise(evidence, sl)
     with _head_of(je):
         inside = [_class_cka(evidence, je, ["head.*"], statistic=statistic) for statistic in (_first, last)]
     return [
-        *found,
+        *parts,
         above(f"rise of the CKA with the classes by a block, in the last group − before: {sl}", in_last - before),
         above(f"CKA with the classes, first − last layer of the head: {je}", inside[0] - inside[1]),
     ]

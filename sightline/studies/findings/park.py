@@ -71,10 +71,10 @@ def _of_pairs(
 
 def _of_method(evidence: Evidence, method: str) -> list[Role]:
     """Joint-embedding encoders of a method that a row names, whichever version of it."""
-    found = [role for role in evidence.encoders(JE, window=None) if role.method.startswith(method)]
-    if not found:
+    roles = [role for role in evidence.encoders(JE, window=None) if role.method.startswith(method)]
+    if not roles:
         raise Missing(f"a ViT of {method}: add `--je NAME=REFERENCE`")
-    return found
+    return roles
 
 
 def _between(
@@ -106,13 +106,13 @@ def _probe_and_tuning(evidence: Evidence, probed: str, tuned: str) -> list[Part]
 
 def _sizes(evidence: Evidence, family: str) -> dict[str, tuple[Role, Role]]:
     """The smallest and the largest encoder of each method that is there in several sizes."""
-    found: dict[str, list[Role]] = {}
+    by_method: dict[str, list[Role]] = {}
     for role in evidence.encoders(family, window=None):
         if role.size is not None:
-            found.setdefault(role.method, []).append(role)
+            by_method.setdefault(role.method, []).append(role)
     ends = {
         method: (min(roles, key=lambda role: role.size or 0), max(roles, key=lambda role: role.size or 0))
-        for method, roles in found.items()
+        for method, roles in by_method.items()
         if len({role.size for role in roles}) > 1
     }
     if not ends:
@@ -176,15 +176,15 @@ def sweeps(evidence: Evidence) -> list[WeightSweep]:
             mixed.setdefault(role.size, []).append(role)
     if not mixed:
         raise Missing("a hybrid with a weight between 0 and 1: add `--hybrid NAME=REFERENCE`")
-    found = []
+    every_sweep = []
     for size, hybrids in mixed.items():
         ends = []
         for family, method, weight in ((JE, "moco_v3", 1.0), (REC, "simmim", 0.0)):
             own = [role for role in every if role.weight == weight and role.size == size]
             others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
-        found.append(WeightSweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
-    return found
+        every_sweep.append(WeightSweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
+    return every_sweep
 
 
 def _nearest(evidence: Evidence) -> list[tuple[str, str, str]]:
@@ -194,13 +194,13 @@ def _nearest(evidence: Evidence) -> list[tuple[str, str, str]]:
 
 def _swept(evidence: Evidence) -> list[Case]:
     """The hybrid of a sweep whose linear probe is best on the images that choose settings, not on the test images."""
-    found = []
+    cases = []
     for hybrids, ends in sweeps(evidence):
         best = hybrids[0] if len(hybrids) == 1 else max(hybrids, key=lambda role: _selection(evidence, role))
         rest = [role.name for role in hybrids if role is not best]
         names = [(best.name, *pair) for pair in ends]
-        found += cases_of(evidence, _against_both, names, partial(_other_weights, rest))
-    return found
+        cases += cases_of(evidence, _against_both, names, partial(_other_weights, rest))
+    return cases
 
 
 def _other_weights(others: Sequence[str], evidence: Evidence, hybrid: str, je: str, rec: str) -> str:
@@ -211,7 +211,7 @@ def _other_weights(others: Sequence[str], evidence: Evidence, hybrid: str, je: s
 
 def _selection(evidence: Evidence, role: Role) -> float:
     """Accuracy of its linear probe on the selection split; without one, how near its λ is to the paper's."""
-    found = []
+    accuracies = []
     for name in evidence.seeds.get(role.name, (role.name,)):
         table = evidence.apart().table("probes", name)
         if "selection" not in table:
@@ -220,20 +220,22 @@ def _selection(evidence: Evidence, role: Role) -> float:
         probe = next((name for name in PROBES if name in table.probe.values), "")
         if not probe:
             raise Missing(f"linear probes of {name}: add `--steps passes`")
-        found.append(float(table.selection.sel(encoder=name, site=last_site, probe=probe).max()))  # of the poolings
-    return float(np.mean(found))
+        accuracies.append(
+            float(table.selection.sel(encoder=name, site=last_site, probe=probe).max())
+        )  # of the poolings
+    return float(np.mean(accuracies))
 
 
 def _against_both(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
     own, *tuned = tuned_accuracies(evidence, hybrid, je, rec)
-    found = []
+    parts = []
     for other, accuracy in zip((je, rec), tuned, strict=True):
         probes = linear_probe(evidence, hybrid) - linear_probe(evidence, other)
-        found += [
+        parts += [
             above(f"linear probe: {hybrid} − {other}", probes, percent=True),
             above(f"fine-tuned: {hybrid} − {other}", own - accuracy, percent=True),
         ]
-    return found
+    return parts
 
 
 def _windows(evidence: Evidence) -> list[Case]:
@@ -291,13 +293,13 @@ def _elsewhere(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]
     def probe(encoder: str) -> Estimate:
         return linear_probe(evidence, encoder, images=sets[1])
 
-    found = []
+    parts = []
     for other in (je, rec):
-        found += [
+        parts += [
             above(f"linear probe on other images: {hybrid} − {other}", probe(hybrid) - probe(other), percent=True),
             above(f"mIoU: {hybrid} − {other}", _miou(evidence, hybrid, other), percent=True),
         ]
-    return found
+    return parts
 
 
 def _miou(evidence: Evidence, one: str, other: str) -> Estimate:
@@ -324,31 +326,31 @@ def _growth(evidence: Evidence, cloud: str, encoder: str, level: str) -> Estimat
 
 
 def _token_volumes(evidence: Evidence, je: str, rec: str) -> list[Part]:
-    found = []
+    parts = []
     for level in LEVELS:
         where = f"growth of Δ log σ of tokens at {level} of the ranks"
-        found += [
+        parts += [
             below(f"{where}: {je}", _growth(evidence, "token", je, level)),
             above(f"{where}: {rec}", _growth(evidence, "token", rec, level)),
         ]
-    return found
+    return parts
 
 
 def _growth_apart(evidence: Evidence, je: str, rec: str) -> list[Part]:
-    found = []
+    parts = []
     for level in LEVELS:
         own, other = (_growth(evidence, "token", encoder, level) for encoder in (rec, je))
-        found.append(above(f"growth of Δ log σ of tokens at {level} of the ranks: {rec} − {je}", own - other))
-    return found
+        parts.append(above(f"growth of Δ log σ of tokens at {level} of the ranks: {rec} − {je}", own - other))
+    return parts
 
 
 def _image_volumes(evidence: Evidence, je: str, rec: str) -> list[Part]:
-    found = []
+    parts = []
     for level in LEVELS:
         where = f"growth of Δ log σ of images at {level} of the ranks"
         own, other = (_growth(evidence, "image", encoder, level) for encoder in (je, rec))
-        found += [above(f"{where}: {je}", own), above(f"{where}: {je} − {rec}", own - other)]
-    return found
+        parts += [above(f"{where}: {je}", own), above(f"{where}: {je} − {rec}", own - other)]
+    return parts
 
 
 def _first_layer(evidence: Evidence, encoder: str) -> Part:
@@ -389,15 +391,15 @@ _late_frequency = _between("fourier.high_frequency", "Δ log amplitude, late", m
 
 
 def _drops(evidence: Evidence, je: str, rec: str, kinds: Sequence[str] = NOISE) -> list[Part]:
-    found = []
+    parts = []
     for kind in kinds:
         if not evidence.holds("noise", je, rec, among=_noise_of(kind)):
             raise Missing(f"noise of kind {kind} for {je} and {rec}: compare them with `--set noise.kind={kind}`, too")
         where = {"frequency": HIGH, "among": _noise_of(kind)}
-        found += _between("noise.drop", f"drop under high {kind} noise", more=REC, percent=True, **where)(
+        parts += _between("noise.drop", f"drop under high {kind} noise", more=REC, percent=True, **where)(
             evidence, je, rec
         )
-    return found
+    return parts
 
 
 def _noise_of(kind: str) -> Callable[[Run], bool]:
@@ -406,15 +408,15 @@ def _noise_of(kind: str) -> Callable[[Run], bool]:
 
 def _relative_drops(evidence: Evidence, je: str, rec: str) -> list[Part]:
     """One that starts near chance has nothing to lose, so also as a share of the accuracy without noise."""
-    found = []
+    parts = []
     for kind in NOISE:
         of = {
             encoder: evidence.estimate("noise.drop", encoder=encoder, frequency=HIGH, among=_noise_of(kind))
             / evidence.estimate("noise.test_accuracy", encoder=encoder, among=_noise_of(kind))
             for encoder in (je, rec)
         }
-        found.append(above(f"relative drop under high {kind} noise: {rec} − {je}", of[rec] - of[je], percent=True))
-    return found
+        parts.append(above(f"relative drop under high {kind} noise: {rec} − {je}", of[rec] - of[je], percent=True))
+    return parts
 
 
 def _decoders(evidence: Evidence) -> list[Case]:
@@ -475,15 +477,15 @@ def _halves(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
     """Early the hybrid is further from joint embedding than from reconstruction, late the other way round."""
     weights = {role.name: role.weight for role in evidence.encoders(HYBRID)}
     weight = "" if weights[hybrid] is None else f" (λ = {weights[hybrid]:g})"
-    found = []
+    parts = []
     for word, (number, where) in MIXED.items():
         for depth, near, far in ((EARLY, rec, je), (LATE, je, rec)):
             own, to_near, to_far = (
                 evidence.estimate(number, encoder=encoder, depth=depth, **where) for encoder in (hybrid, near, far)
             )
             label = f"{word}, {depth}: how much further {hybrid}{weight} is from {far} than from {near}"
-            found.append(above(label, _size(own - to_far) - _size(own - to_near)))
-    return found
+            parts.append(above(label, _size(own - to_far) - _size(own - to_near)))
+    return parts
 
 
 def _size(effect: Estimate) -> Estimate:
@@ -492,11 +494,11 @@ def _size(effect: Estimate) -> Estimate:
 
 
 def _falls(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
-    found = []
+    parts = []
     for word, (number, where) in MIXED.items():
         early, late = (evidence.estimate(number, encoder=hybrid, depth=depth, **where) for depth in (EARLY, LATE))
-        found.append(above(f"{word} of {hybrid}, first half of the blocks − last half", early - late))
-    return found
+        parts.append(above(f"{word} of {hybrid}, first half of the blocks − last half", early - late))
+    return parts
 
 
 def _outlier_cases(evidence: Evidence) -> list[Case]:
@@ -513,8 +515,8 @@ def _outlier(evidence: Evidence, moco: str, rec: str) -> list[Part]:
 
 
 def _highest(evidence: Evidence, moco: str, rec: str) -> str:
-    found = evidence.estimate("attention.nmi", encoder=moco, depth="first quarter", statistic=np.max).contrast()
-    return f"The highest head of {moco} has an NMI of {found.value:.2f} (95 % {found.low:.2f} to {found.high:.2f})."
+    nmi = evidence.estimate("attention.nmi", encoder=moco, depth="first quarter", statistic=np.max).contrast()
+    return f"The highest head of {moco} has an NMI of {nmi.value:.2f} (95 % {nmi.low:.2f} to {nmi.high:.2f})."
 
 
 def _inherited(evidence: Evidence, je: str, rec: str) -> list[Part]:

@@ -41,8 +41,8 @@ KINDS = ("box", "mask")
 def _main(evidence: Evidence, family: str, count: int = 1) -> list[Role]:
     """ViTs of a role, before fine-tuning, without those that a study adds to vary window or size."""
     every = evidence.need(family, count=count, window=None)
-    found = [role for role in every if role.size is None]
-    return found if len(found) >= count else every
+    of_one_size = [role for role in every if role.size is None]
+    return of_one_size if len(of_one_size) >= count else every
 
 
 def _named(evidence: Evidence, family: str, count: int = 1) -> list[str]:
@@ -110,8 +110,8 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
         )
 
     def parts(a: str, r: str) -> list[Part]:
-        found = matches(a, r, "first half", np.mean, draws=DRAWS)
-        return [below(f"depth in {r} that the first half of {a} matches", found, 0.25, method="bootstrap")]
+        depth = matches(a, r, "first half", np.mean, draws=DRAWS)
+        return [below(f"depth in {r} that the first half of {a} matches", depth, 0.25, method="bootstrap")]
 
     def notes(a: str, r: str) -> str:
         early, late = (matches(a, r, half, _in_first_quarter).value for half in ("first half", "last half"))
@@ -126,9 +126,9 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
 
 def _blocks(evidence: Evidence, a: str, b: str) -> int:
     """How many blocks of an encoder have a CKA with those of another."""
-    found = _first_pair(evidence, "cka.cka", a, b, tokens="all", site_a="block.0")
-    known = np.isfinite(found.values)
-    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in found.site_b.values[known])
+    values = _first_pair(evidence, "cka.cka", a, b, tokens="all", site_a="block.0")
+    known = np.isfinite(values.values)
+    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in values.site_b.values[known])
 
 
 def _of_matches(values: npt.NDArray[np.float64], axis: int, blocks: int, number: Callable[..., Any]) -> Any:
@@ -154,13 +154,13 @@ def _layer_types(evidence: Evidence) -> Sequence[Case]:
 
 def _objective_over_architecture(evidence: Evidence) -> Sequence[Case]:
     vits = {family: _named(evidence, family) for family in (JE, REC)}
-    found = []
+    cases = []
     for family, other, least in ((JE, REC, 0.0), (REC, JE, LARGER)):
         cnns = [role.name for role in evidence.need(family, "cnn")]
         for cnn, own, foreign in itertools.product(cnns, vits[family], vits[other]):
             parts = partial(_curve_above, evidence, cnn, own, foreign, least)
-            found.append(Case((cnn, own, foreign), parts, side=family))
-    return found
+            cases.append(Case((cnn, own, foreign), parts, side=family))
+    return cases
 
 
 def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: float) -> list[Part]:
@@ -181,9 +181,9 @@ def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: fl
 
 def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
-    found = _first_pair(evidence, "cka.distance_cka", a, b, tokens="all")
-    known = np.isfinite(found.values)
-    shares = zip(found.distance.values[known], found.relative_distance.values[known], strict=True)
+    values = _first_pair(evidence, "cka.distance_cka", a, b, tokens="all")
+    known = np.isfinite(values.values)
+    shares = zip(values.distance.values[known], values.relative_distance.values[known], strict=True)
     return {int(distance): float(share) for distance, share in shares}
 
 
@@ -196,19 +196,19 @@ def _class_separability(evidence: Evidence) -> Sequence[Case]:
         return evidence.estimate("knn.accuracy", encoder=encoder, feature=feature, layer_type="block", **where)
 
     def parts(a: str, r: str) -> list[Part]:
-        found = []
+        growths = []
         for feature in _features(evidence, "knn", a, r):
             early, late = (
                 accuracy(a, feature, depth=depth) - accuracy(r, feature, depth=depth)
                 for depth in ("first quarter", (0.25, 1))
             )
             label = f"growth of 20-NN accuracy {a} − {r} after the first quarter, {feature}"
-            found.append(above(label, late - early, percent=True))
+            growths.append(above(label, late - early, percent=True))
         probe = evidence.estimate(
             "probes.accuracy", encoder=a, probe="linear", feature="cls", layer_type="block", statistic=last
         )
         missing = probe - accuracy(a, "cls", statistic=last)
-        return [*found, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
+        return [*growths, within(f"linear probe − 20-NN of {a}, last block", missing, SMALL, percent=True)]
 
     pairs = itertools.product(_named(evidence, JE), _named(evidence, REC))
     return [Case(pair, partial(parts, *pair)) for pair in pairs]
@@ -365,8 +365,8 @@ def _orientation_after(evidence: Evidence) -> Sequence[Case]:
 def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
     """Encoders of a family with what was fine-tuned from them; those without are left out, unless all are."""
     before = _named(evidence, family)
-    found = [(name, tuned.name) for name in before if (tuned := evidence.tuned(name)) is not None]
-    return found or [(name, evidence.need_tuned(name).name) for name in before]
+    pairs = [(name, tuned.name) for name in before if (tuned := evidence.tuned(name)) is not None]
+    return pairs or [(name, evidence.need_tuned(name).name) for name in before]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -400,13 +400,13 @@ def _frozen_detection(evidence: Evidence) -> Sequence[Case]:
 
     def parts(r: str, a: str) -> list[Part]:
         among = evidence.alike("detection", r, a, among=_detectors("frozen"))
-        found = []
+        of_kinds = []
         for kind, (area, claims) in itertools.product(
             _kinds(evidence, among, r, a), {"all": above, "small": above, "large": below}.items()
         ):
             difference = _ap(evidence, r, kind, area, among) - _ap(evidence, a, kind, area, among)
-            found.append(claims(f"AP of {r} − {a}, {kind}, {area}", difference, percent=True))
-        return found
+            of_kinds.append(claims(f"AP of {r} − {a}, {kind}, {area}", difference, percent=True))
+        return of_kinds
 
     return [Case(pair, partial(parts, *pair)) for pair in itertools.product(_named(evidence, REC), plain)]
 
@@ -555,7 +555,7 @@ def _minibatches(evidence: Evidence) -> Sequence[Case]:
             enough, there = max(SAMPLES, 2 * one), [one, *more][-1]
             smaller = f", or `--set minibatch.batch={SAMPLES // 2}`" if one > SAMPLES // 2 else ""
             raise Missing(f"minibatch CKA of more than {enough} images, not {there}{smaller}")
-        found = evidence.estimate(
+        spread = evidence.estimate(
             "minibatch.cka",
             encoder=name,
             tokens="all",
@@ -565,7 +565,7 @@ def _minibatches(evidence: Evidence) -> Sequence[Case]:
             layer_b=slice(None),
             statistic=partial(_spread, settings=len(counts) * len(batches)),
         )
-        return [below(f"spread of CKA over batches and images, {name}", found, UNNOTICED)]
+        return [below(f"spread of CKA over batches and images, {name}", spread, UNNOTICED)]
 
     every = [role.name for role in evidence.encoders(None, None, None) if evidence.holds("minibatch", role.name)]
     if not every:

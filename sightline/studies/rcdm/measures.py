@@ -93,16 +93,16 @@ def _seen(
     where = data.indices(split)[rows]
     part = replace(data, splits={"test": np.sort(where)})
     small = Preprocess((size, size), size)
-    found: dict[Preprocess, list[Tensor]] = {preprocess: [] for preprocess in (small, *preprocesses)}
+    views: dict[Preprocess, list[Tensor]] = {preprocess: [] for preprocess in (small, *preprocesses)}
     kept: list[Tensor] = []
-    loader = batches(part, list(found), splits=["test"], batch=64, workers=workers)
+    loader = batches(part, list(views), splits=["test"], batch=64, workers=workers)
     with contextlib.closing(loader):
         for batch in loader:
             kept.append(batch.rows)
-            for preprocess, into in found.items():
+            for preprocess, into in views.items():
                 into.append(batch.pixels[preprocess])
     order = torch.cat(kept).argsort()
-    pixels = {preprocess: torch.cat(values)[order] for preprocess, values in found.items()}
+    pixels = {preprocess: torch.cat(values)[order] for preprocess, values in views.items()}
     positions = part.indices("test")[torch.cat(kept)[order].numpy()]
     # Those that are shown come first whatever is measured on more of them.
     shuffled = np.argsort(mix(id_keys(data.ids[positions]), seed), kind="stable")
@@ -160,14 +160,14 @@ class Measures:
         if np.ptp(self.conditions["train"][name].plain[train.rows], 0).max() == 0:
             return dict.fromkeys(INVERSION, np.nan) | {IMAGES: np.zeros((len(test.rows), 5))}
         keys = train.keys[fits], train.keys[chooses]
-        found = invert(
+        recovered = invert(
             part("train", train, fits),
             part("train", train, chooses),
             part("test", test, np.arange(len(test.rows))),
             keys,
             self.model.size,
         )
-        return {**found.numbers, IMAGES: found.images}
+        return {**recovered.numbers, IMAGES: recovered.images}
 
     def _gaps(self, number: int, name: str, test: Seen, move: Callable[[], None]) -> dict[str, Any]:
         encoder, feature = self.members[name]
@@ -184,21 +184,21 @@ class Measures:
             )
             for which in names
         }
-        found = likelihood_gaps(self.model, number, pictures, features, test.keys, after_each=move)
-        by_image = np.stack([found[which].gaps for which in self.extent.transformations], 1)  # (n, transformations)
-        return {which: summarise(gap) for which, gap in found.items()} | {"": self._alike(features), IMAGES: by_image}
+        gaps = likelihood_gaps(self.model, number, pictures, features, test.keys, after_each=move)
+        by_image = np.stack([gaps[which].gaps for which in self.extent.transformations], 1)  # (n, transformations)
+        return {which: summarise(gap) for which, gap in gaps.items()} | {"": self._alike(features), IMAGES: by_image}
 
     @staticmethod
     def _alike(features: Mapping[str, Tensor]) -> dict[str, float]:
         """Correlation of the representations of image and transformed image, over images."""
         own = features[PLAIN].double()
         centred = own - own.mean(0)
-        found = {}
+        correlations = {}
         for which, values in features.items():
             other = values.double() - values.double().mean(0)
             norm = (centred.square().sum() * other.square().sum()).sqrt()
-            found[which] = float((centred * other).sum() / norm) if norm > 0 else np.nan
-        return found
+            correlations[which] = float((centred * other).sum() / norm) if norm > 0 else np.nan
+        return correlations
 
     def _samples(self, number: int, name: str, sources: Seen, train: Seen) -> dict[str, Any]:
         """Pictures of the sources and of their mirror images, and which way they face."""

@@ -54,7 +54,7 @@ def figures(result: xr.Dataset) -> list[Figure]:
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     which = "mirror" if "mirror" in result.transformation.values else str(result.transformation.values[0])
-    found = []
+    lines = []
     for name in result.encoder.values:
         own = result.sel(encoder=name, transformation=which)
         detail = (
@@ -63,17 +63,17 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
             f"{own.share_null.item():.1%}, z = {own.z_null.item():.1f}; {own.orientation.item():.1%} of the samples "
             f"face as the source does ({interval(own.orientation_low.item(), own.orientation_high.item())})"
         )
-        found.append((str(name), f"{own.share.item():.1%}", detail))
-    return found
+        lines.append((str(name), f"{own.share.item():.1%}", detail))
+    return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    found = []
+    numbers = []
     for which in map(str, result.transformation.values):
         own = result[["share", "share_low", "share_high"]].sel(transformation=which)
         about = f"share of images that are more likely than their copy under {which}, given the representation"
-        found += of_encoders(own, "share", title=which, about=about, style=".1%", place=FIRST)
-    return found
+        numbers += of_encoders(own, "share", title=which, about=about, style=".1%", place=FIRST)
+    return numbers
 
 
 def summary(result: xr.Dataset) -> list[str]:

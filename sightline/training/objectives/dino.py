@@ -200,17 +200,17 @@ class DinoObjective(objective.Objective):
     def forward_student(self, views: Views) -> Tensor:
         """Outputs (V, B, K) of all crops; those of one size go through the backbone as one batch."""
         sizes = [crops for crops in (views.pixels[:2], views.pixels[2:]) if crops]
-        found = torch.cat([features(self.backbone, torch.cat(crops), resize=by_scale) for crops in sizes])
-        outputs: Tensor = self.head(found).float()
+        embedded = torch.cat([features(self.backbone, torch.cat(crops), resize=by_scale) for crops in sizes])
+        outputs: Tensor = self.head(embedded).float()
         return outputs.view(len(views.pixels), -1, outputs.shape[1])
 
     def sharpen(self, outputs: Tensor, epoch: int) -> Tensor:  # (2B, K) -> (2, B, K)
         """The teacher's distributions: centred, sharpened by its temperature, and balanced if wanted."""
         temperature = teacher_temperature(self.config, epoch)
-        found = F.softmax((outputs - self.center) / temperature, dim=1)
+        targets = F.softmax((outputs - self.center) / temperature, dim=1)
         if self.config.sinkhorn:
-            found = sinkhorn(found)
-        return found.view(2, -1, outputs.shape[1])
+            targets = sinkhorn(targets)
+        return targets.view(2, -1, outputs.shape[1])
 
     def before_step(self, progress: Progress) -> None:
         """Leave the last layer as it is in the first epochs."""

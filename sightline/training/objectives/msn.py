@@ -155,15 +155,15 @@ class MsnObjective(objective.Objective):
         """
         first_focal = 1 + self.config.rand_views
         rand, focal = views.pixels[1:first_focal], views.pixels[first_focal:]
-        found = []
+        embedded = []
         if rand:
             N = math.prod(grid_of(self.backbone, rand[0]))
             noise = torch.cat([views.random(N, purpose) for purpose in range(1, first_focal)])  # a mask for each view
             ids_keep, _, _ = random_masking(noise, int(N * (1 - self.config.mask_ratio)))
-            found.append(features(self.backbone, torch.cat(rand), ids_keep))
+            embedded.append(features(self.backbone, torch.cat(rand), ids_keep))
         if focal:
-            found.append(features(self.backbone, torch.cat(focal), resize=by_size))
-        return torch.cat([self.head(x) for x in found]), embedding_std(torch.cat(found))
+            embedded.append(features(self.backbone, torch.cat(focal), resize=by_size))
+        return torch.cat([self.head(x) for x in embedded]), embedding_std(torch.cat(embedded))
 
     def forward_loss(self, anchors: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:  # (VB, d), (B, d)
         """The three parts of the loss."""

@@ -141,27 +141,27 @@ class _Evaluation:
 
 def _true(one: Objects, image: int, kind: str) -> list[dict[str, Any]]:
     rows = zip(one.labels.tolist(), _sides(one.boxes), one.areas.tolist(), one.crowd.tolist(), strict=True)
-    found: list[dict[str, Any]] = [
+    objects: list[dict[str, Any]] = [
         {"image_id": image, "category_id": label, "bbox": box, "area": area, "iscrowd": int(crowd)}
         for label, box, area, crowd in rows
     ]
     if kind == "mask":
-        for row, mask in zip(found, one.masks or (), strict=True):
+        for row, mask in zip(objects, one.masks or (), strict=True):
             row["segmentation"] = mask
-    return found
+    return objects
 
 
 def _said(one: Detections, image: int, kind: str) -> list[dict[str, Any]]:
     """Rows of results; those of masks have no box, or its area would decide between small and large."""
     rows = zip(one.labels.tolist(), one.scores.tolist(), strict=True)
-    found = [{"image_id": image, "category_id": label, "score": score} for label, score in rows]
+    described = [{"image_id": image, "category_id": label, "score": score} for label, score in rows]
     key, values = ("bbox", _sides(one.boxes)) if kind == "box" else ("segmentation", one.masks or [])
-    return [{**row, key: value} for row, value in zip(found, values, strict=True)]
+    return [{**row, key: value} for row, value in zip(described, values, strict=True)]
 
 
 def _sides(boxes: NDArray[np.float64]) -> list[list[float]]:
-    found: list[list[float]] = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
-    return found
+    sides: list[list[float]] = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
+    return sides
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -166,10 +166,10 @@ class CachedFeed(Feed):
     def _targets(self, row: int) -> Targets[NDArray[Any]]:
         one: Any = self.kept[row]
         size = self.policies[0].size
-        found: Targets[NDArray[Any]] = one._replace(
+        targets: Targets[NDArray[Any]] = one._replace(
             masks=None if one.masks is None else unpacked(one.masks, (size, size))
         )
-        return found
+        return targets
 
 
 def _mirrored(targets: Targets[NDArray[Any]], size: int) -> Targets[NDArray[Any]]:

@@ -79,8 +79,8 @@ class FeatureMaps(nn.Module):
         """The same without gradients, in evaluation mode, whatever the mode is."""
         device = next(self.module.parameters()).device
         with evaluating(self.module):
-            found: list[Tensor] = self(images.to(device))
-        return found
+            maps: list[Tensor] = self(images.to(device))
+        return maps
 
     def _map(self, tokens: Tensor, images: Tensor) -> Tensor:  # (B, T, D) -> (B, D, h, w)
         assert self._tokens is not None
@@ -130,12 +130,12 @@ class Standard(nn.Module):
         """Mean and deviation over all cells of these maps, in float64; a constant channel keeps its scale."""
         sums: list[Tensor] = []
         for maps in batches:
-            found = [
+            batch_sums = [
                 torch.stack([torch.full_like(s, x[:, 0].numel()), s, x.double().square().sum((0, 2, 3))])
                 for x in maps
                 for s in [x.double().sum((0, 2, 3))]
             ]
-            sums = found if not sums else [a + b for a, b in zip(sums, found, strict=True)]
+            sums = batch_sums if not sums else [a + b for a, b in zip(sums, batch_sums, strict=True)]
         for i, (n, first, second) in enumerate(sums):
             mean = first / n
             deviation = (second / n - mean.square()).clamp(min=0).sqrt()

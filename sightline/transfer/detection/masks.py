@@ -32,14 +32,14 @@ def paste(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor
     [[0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     """
     height, width = size
-    found = torch.zeros(len(boxes), height, width, dtype=torch.bool, device=boxes.device)
+    pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool, device=boxes.device)
     for start in range(0, len(boxes), TOGETHER):
         some = slice(start, start + TOGETHER)
         x0, y0, x1, y1 = boxes[some].float().unbind(1)
         cells = probabilities.shape[-1]
         rows, columns = _weights(y0, y1, height, cells), _weights(x0, x1, width, cells)
-        found[some] = rows @ probabilities[some].float() @ columns.mT >= 0.5
-    return found
+        pasted[some] = rows @ probabilities[some].float() @ columns.mT >= 0.5
+    return pasted
 
 
 def _weights(low: Tensor, high: Tensor, pixels: int, cells: int) -> Tensor:  # (k,), (k,) -> (k, pixels, cells)
@@ -62,8 +62,8 @@ def run_lengths(masks: NDArray[np.bool_]) -> list[RunLengths]:  # (k, H, W)
 
     if not len(masks):
         return []
-    found: list[RunLengths] = mask.encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8)))
-    return found
+    lengths: list[RunLengths] = mask.encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8)))
+    return lengths
 
 
 def unpacked(packed: Sequence[RunLengths], size: tuple[int, int]) -> NDArray[np.bool_]:  # (k, H, W)
@@ -72,5 +72,5 @@ def unpacked(packed: Sequence[RunLengths], size: tuple[int, int]) -> NDArray[np.
 
     if not packed:
         return np.zeros((0, *size), bool)
-    found: NDArray[np.bool_] = np.ascontiguousarray(mask.decode(list(packed)).transpose(2, 0, 1)).astype(bool)
-    return found
+    pixels: NDArray[np.bool_] = np.ascontiguousarray(mask.decode(list(packed)).transpose(2, 0, 1)).astype(bool)
+    return pixels

@@ -49,9 +49,9 @@ class DetectionObjective(OnEncoder):
 
     def maps(self, images: Tensor) -> list[Tensor]:  # (B, 3, S, S)
         """What the detector sees of images."""
-        found = self.standardised(images)
+        maps = self.standardised(images)
         # As cached maps are, so that it makes no difference which they are.
-        return [x.half().float() for x in found] if self.frozen else found
+        return [x.half().float() for x in maps] if self.frozen else maps
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the losses, and each of them."""

@@ -43,13 +43,13 @@ class SegmentationObjective(OnEncoder):
 
     def maps(self, images: Tensor) -> list[Tensor]:  # (B, 3, S, S)
         """What the head sees of images."""
-        found = self.standardised(images)
-        return found if self.scales is None else self.scales(found)
+        maps = self.standardised(images)
+        return maps if self.scales is None else self.scales(maps)
 
     def scores(self, images: Tensor) -> Tensor:  # (B, 3, S, S) -> (B, K, h, w)
         """Of the classes, on the grid of the head."""
-        found: Tensor = self.head(self.maps(images))
-        return found.float()
+        scores: Tensor = self.head(self.maps(images))
+        return scores.float()
 
     def forward(self, views: Views) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the share of labelled pixels that are right."""

@@ -223,10 +223,10 @@ def _watchers(parts: _Parts, data: Images, device: torch.device, workers: int | 
 
 
 def _find(parts: _Parts, data: Images, device: torch.device, workers: int | None) -> dict[str, Segmented]:
-    found = parts.sliding(data, device, workers).over(data, "test", frozenset(shown_ids(data)))
-    if not found:
+    segmented = parts.sliding(data, device, workers).over(data, "test", frozenset(shown_ids(data)))
+    if not segmented:
         raise InputError(f"None of the test images of {data.name} could be read; give some")
-    return found
+    return segmented
 
 
 def _write(parts: _Parts, data: Images, found: Mapping[str, Segmented]) -> tuple[dict[str, float], bytes]:

@@ -67,14 +67,14 @@ class Sliding:
     def over(self, images: Images, split: str, shown: frozenset[str] = frozenset()) -> dict[str, Segmented]:
         """Of all images of a split that can be read, by their ids; the processes of a training share them."""
         where = images.indices(split)
-        found = {}
+        segmented = {}
         with evaluating(self.objective):
             for position, pixels, truth in self._images(images, where):
                 decided = self.decide(torch.from_numpy(pixels), truth.shape).numpy(force=True)
                 name = str(images.ids[position])
                 picture = _small(decided) if name in shown else np.zeros((0, 0), np.int16)
-                found[name] = Segmented(count_overlap(decided, channels(truth), self.classes), picture)
-        every = {name: one for part in gathered(found) for name, one in part.items()}
+                segmented[name] = Segmented(count_overlap(decided, channels(truth), self.classes), picture)
+        every = {name: one for part in gathered(segmented) for name, one in part.items()}
         return {name: every[name] for name in map(str, images.ids[where]) if name in every}
 
     def decide(self, pixels: Tensor, size: tuple[int, ...]) -> Tensor:  # uint8 (3, h, w) -> int64 of this size
@@ -113,11 +113,11 @@ class _Reader:
 
     def __getitem__(self, number: int) -> list[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]:
         job = self.jobs[number].tolist()
-        found = []
+        items = []
         for position, item, target in zip(job, self.source.read(job), self.source.targets(job), strict=True):
             if item.image is not None and target.segmentation is not None:
-                found.append((position, self._resized(item.image), target.segmentation))
-        return found
+                items.append((position, self._resized(item.image), target.segmentation))
+        return items
 
     def _resized(self, image: NDArray[Any]) -> NDArray[np.uint8]:
         height, width = image.shape[:2]
@@ -135,5 +135,5 @@ def _small(decided: NDArray[np.int64]) -> NDArray[np.int16]:
         (2 * np.arange(n) + 1) * length // (2 * n)
         for n, length in zip(thumbnail_size(decided.shape), decided.shape, strict=True)
     )
-    found: NDArray[np.int16] = decided[np.ix_(rows, columns)].astype(np.int16)
-    return found
+    small: NDArray[np.int16] = decided[np.ix_(rows, columns)].astype(np.int16)
+    return small
