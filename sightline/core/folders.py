@@ -107,7 +107,7 @@ def begin(folder: Path, kind: str, *, anew: bool = False, among: bool = False) -
 def refuse_links(folder: Path) -> None:
     """Refuse a run with a link where Sightline writes: what that points to is someone else's."""
     kind = _kind(folder) or "comparison"
-    ours = {name.partition("/")[0] for name in (*PATTERNS.get(kind, ()), *PARTS.get(kind, ()))}
+    ours = {name.partition("/")[0] for name in (LOCK, *PATTERNS.get(kind, ()), *PARTS.get(kind, ()))}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name in ours:
             _refuse_link(path)

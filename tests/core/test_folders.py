@@ -349,6 +349,7 @@ def test_exports_replace_exports_only(copy: Callable[[str], Path], tmp_path: Pat
         ("training", "checkpoints"),
         ("training", "tensorboard"),
         ("training", "latest.json"),
+        ("training", ".lock"),
         ("reinit", "trainings"),
     ],
 )
