@@ -111,10 +111,8 @@ def _take_over(out: Path, folder: Path, reuse: Reuse) -> None:
     for run in runs:
         source = Path(run) / folder.relative_to(out)
         if finished(source) and not folder.exists():
-            with (
-                contextlib.suppress(InputError),
-                replacing_folder(folder) as copy,
-            ):  # it has just gone: then it is trained
+            with contextlib.suppress(InputError), replacing_folder(folder) as copy:
+                # The source may have gone just now: then this one is trained.
                 ignore = shutil.ignore_patterns(LOCK)
                 shutil.copytree(source, copy, copy_function=_link, ignore=ignore, dirs_exist_ok=True)
 
