@@ -50,7 +50,8 @@ EXPORTED = (  # what is loaded from a checkpoint: of encoders, and of a diffusio
     *("config.json", "diffusion_pytorch_model.safetensors", "scheduler_config.json"),
 )
 CHECKPOINT = ("state.json", "training.safetensors", "optimizer.safetensors", *EXPORTED)
-LOOP = (LATEST, "metrics.csv", BOARD, *(f"checkpoints/[0-9]*/{name}" for name in CHECKPOINT))
+STEP = 8 * "[0-9]"
+LOOP = (LATEST, "metrics.csv", BOARD, *(f"checkpoints/{STEP}/{name}" for name in CHECKPOINT))
 TRAINING = ("run.json", "recipe.toml", "detections.json", "segments.npz")
 FIGURES = tuple(
     f"figures/{name}.{ending}"
@@ -66,7 +67,7 @@ PATTERNS = {
     "comparison": RUN,
     "first": LOOP,
     "study": ("study.json", "report.html", "verdicts.csv", "verdicts.json", *FIGURES),
-    "training": (*TRAINING, *LOOP, "steps/[0-9]*/encoder.json", "steps/[0-9]*/encoder.safetensors"),
+    "training": (*TRAINING, *LOOP, f"steps/{STEP}/encoder.json", f"steps/{STEP}/encoder.safetensors"),
     "watch": ("run.json", "metrics.csv", "start.safetensors", BOARD),
     **dict.fromkeys(STUDIES, (*RUN, "imagined/ENCODER.png")),
 }
@@ -115,7 +116,7 @@ def refuse_links(folder: Path) -> None:
 
 def remove_checkpoints(run: Path, keep: Path, also: Collection[str] = ()) -> None:
     """Remove all checkpoints of a training but one, and what kills have left; `also` are more names of their files."""
-    for folder in sorted(keep.parent.glob("[0-9]*")):
+    for folder in sorted(keep.parent.glob(STEP)):
         if folder != keep and not folder.is_symlink():
             _remove(run, [folder / name for name in {*CHECKPOINT, *also}])
     _remove(run, drafts(keep.parent))

@@ -97,7 +97,7 @@ def put_mine(folder: Path) -> Tree:
     for path in (
         *mine,
         folder / "data" / "1.png",
-        folder / "checkpoints" / "7" / "best.pth",
+        folder / "checkpoints" / "7" / "state.json",
         folder / "steps" / "readme",
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
