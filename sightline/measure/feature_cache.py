@@ -164,5 +164,5 @@ class Features:
 
 
 def _put(file: int, values: npt.NDArray[Any], place: int) -> None:
-    if os.pwrite(file, values, place) != values.nbytes:
+    if os.pwrite(file, values.data, place) != values.nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

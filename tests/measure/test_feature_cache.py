@@ -15,9 +15,9 @@ import torch
 from support.processes import SERVER
 
 from sightline.core.errors import InputError
+from sightline.core.version import FORMAT
 from sightline.encoders.sites import Tokens
 from sightline.images.preprocess import Preprocess
-from sightline.measure import feature_cache as module
 from sightline.measure.feature_cache import Features, describe_features
 
 N, D = 10, 6
@@ -106,7 +106,7 @@ def test_key_depends_on_site_feature_shape_and_format(tmp_path: Path, monkeypatc
     ]
     keys = {one.key for one in different}
     assert len(keys) == len(different)
-    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
+    monkeypatch.setattr("sightline.measure.feature_cache.FORMAT", FORMAT + 1)
     assert entry(tmp_path).key not in keys
 
 
