@@ -203,8 +203,8 @@ def _with_interval(a: npt.NDArray[Any], b: npt.NDArray[Any], draws: int, seed: i
     random = np.random.default_rng(seed)
     # To draw images is to draw from the cells of the table.
     drawn = np.array([_top_1(cells, random.multinomial(len(a), counts / len(a))) for _ in range(draws)])
-    known = drawn[~np.isnan(drawn).any(1)]
-    bounds = np.percentile(known, (2.5, 97.5), axis=0) if len(known) else np.full((2, 2), np.nan)
+    finite = drawn[~np.isnan(drawn).any(1)]
+    bounds = np.percentile(finite, (2.5, 97.5), axis=0) if len(finite) else np.full((2, 2), np.nan)
     return np.vstack([_top_1(cells, counts), bounds])
 
 
@@ -229,12 +229,12 @@ class AgreementAnalysis(DecisionAnalysis):
     def compute(self) -> xr.Dataset:
         fitted, truth = self.fitted(), self.labels("test")
         reason = {name: c.reason or flaw(self.input_of(name, "test"), "test", False) for name, c in fitted.items()}
-        known = {name: c for name, c in fitted.items() if not reason[name]}
-        pairs = list(itertools.combinations(known, 2))
+        usable = {name: c for name, c in fitted.items() if not reason[name]}
+        pairs = list(itertools.combinations(usable, 2))
         size = max(64, BLOCK_NUMBERS // (len(self.plan.images.classes) * len(fitted)))
         blocks = [slice(start, start + size) for start in range(0, len(truth), size)]
-        parts = shared(blocks, lambda rows: self._compare(known, pairs, rows))
-        decided = {name: np.concatenate([decisions[name] for decisions, _ in parts]) for name in known}
+        parts = shared(blocks, lambda rows: self._compare(usable, pairs, rows))
+        decided = {name: np.concatenate([decisions[name] for decisions, _ in parts]) for name in usable}
         sums = torch.from_numpy(np.sum([part for _, part in parts], axis=0))
         draws, seed = self.config.bootstrap, self.plan.seed
         top = shared(pairs, lambda pair: _with_interval(decided[pair[0]], decided[pair[1]], draws, seed))
@@ -290,14 +290,14 @@ class AgreementAnalysis(DecisionAnalysis):
         chosen = np.zeros((GROUPS, len(names), len(self.plan.images.classes)), np.uint32)
         both = np.zeros((GROUPS, len(names), *chosen.shape[1:]), np.uint32)
         right = np.zeros((GROUPS, len(names)))
-        for a, own in decided.items():
+        for a, decisions in decided.items():
             i = names.index(a)
-            np.add.at(chosen, (groups, np.full(len(own), i), own), 1)
-            right[:, i] = self.by_group("test", own == truth)
+            np.add.at(chosen, (groups, np.full(len(decisions), i), decisions), 1)
+            right[:, i] = self.by_group("test", decisions == truth)
             for b, other in decided.items():
-                same = own == other
+                same = decisions == other
                 at = np.full((2, int(same.sum())), [[i], [names.index(b)]])
-                np.add.at(both, (groups[same], *at, own[same]), 1)
+                np.add.at(both, (groups[same], *at, decisions[same]), 1)
         parts = {"chosen": (("group", "encoder", "choice"), chosen), "both": ((*both_dims, "choice"), both)}
         for name in ("f1", "kappa"):
             kept.add(name, TopChoices("chosen", "both", kappa=name == "kappa"), **parts)

@@ -123,8 +123,8 @@ def _token_cosine(x: Tensor, norms: Tensor) -> Tensor:
 
 def _depth_cosine(x: Tensor, x_norms: Tensor, y: Tensor, y_norms: Tensor) -> Tensor:
     cosines = _dot(x, y) * _inverse(x_norms) * _inverse(y_norms)  # (B, N)
-    known = ((x_norms != 0) & (y_norms != 0)).any(1)
-    return torch.where(known, cosines.mean(1, dtype=torch.float64), torch.nan)
+    nonzero = ((x_norms != 0) & (y_norms != 0)).any(1)
+    return torch.where(nonzero, cosines.mean(1, dtype=torch.float64), torch.nan)
 
 
 def _mean_of_pairs(squares: Tensor, norms: Tensor, count: int, groups: int = 1) -> Tensor:
@@ -291,10 +291,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     lines = []
     for name in result.encoder.values:
-        own = result.cosine.sel(encoder=name, site=outside_decoder(result.site.values))
-        sites = own.sel(kind="tokens").dropna("site").site
+        cosines = result.cosine.sel(encoder=name, site=outside_decoder(result.site.values))
+        sites = cosines.sel(kind="tokens").dropna("site").site
         if sites.size:
-            last = own.sel(site=sites[-1].item())
+            last = cosines.sel(site=sites[-1].item())
             others = [f", {KINDS[k]} {last.sel(kind=k):.2f}" for k in ("heads", "depths") if last.sel(kind=k).notnull()]
             detail = f"cosine between tokens in {last.site.item()}" + "".join(others)
             lines.append((str(name), f"{last.sel(kind='tokens'):.2f}", detail))
@@ -302,7 +302,7 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
-    own = result.sel(kind="tokens")
+    tokens = result.sel(kind="tokens")
     return key_number(
-        own, "cosine", at="last", title="token cosine", about="cosine between the tokens in the last block"
+        tokens, "cosine", at="last", title="token cosine", about="cosine between the tokens in the last block"
     )

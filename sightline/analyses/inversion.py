@@ -330,10 +330,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def _last(result: xr.Dataset) -> Iterator[tuple[str, Any]]:
     """Each encoder with the row of its last site, which is not of a decoder."""
     for encoder in result.encoder.values:
-        known = result[[*NAMES]].sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="r2")
-        known = known[outside_decoder(known.site)]
-        if len(known):
-            yield str(encoder), known[known.site == known.site.iloc[-1]].iloc[0]
+        rows = result[[*NAMES]].sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="r2")
+        rows = rows[outside_decoder(rows.site)]
+        if len(rows):
+            yield str(encoder), rows[rows.site == rows.site.iloc[-1]].iloc[0]
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:

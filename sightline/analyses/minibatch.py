@@ -205,8 +205,8 @@ def _drawn(sites: Sequence[str], count: int, seed: int) -> list[str]:
 def _difference(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Largest difference over all pairs of layers from the largest batches and all images: (T, C, B, E)."""
     difference = np.abs(value - value[:, -1:, -1:])
-    known = np.isfinite(difference).any((-2, -1))
-    return np.where(known, np.nan_to_num(difference, nan=-1.0).max((-2, -1)), np.nan)
+    finite = np.isfinite(difference).any((-2, -1))
+    return np.where(finite, np.nan_to_num(difference, nan=-1.0).max((-2, -1)), np.nan)
 
 
 def cost(config: MinibatchConfig, plan: Plan) -> Cost:
@@ -269,11 +269,11 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     sizes = f"batches of {int(view.batch[0])} … {int(view.batch[-1])}" if len(view.batch) > 1 else "one batch size"
     lines = []
     for encoder in view.encoder.values:
-        own = view.sel(encoder=encoder)
-        if own.difference.notnull().any():
-            layers = int((own.site != "").sum())
+        of_encoder = view.sel(encoder=encoder)
+        if of_encoder.difference.notnull().any():
+            layers = int((of_encoder.site != "").sum())
             detail = f"largest difference of CKA between {sizes}; {layers} layers, {int(view['count'])} images"
-            lines.append((str(encoder), f"{float(own.difference.max()):.3f}", detail))
+            lines.append((str(encoder), f"{float(of_encoder.difference.max()):.3f}", detail))
     return lines
 
 

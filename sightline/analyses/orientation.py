@@ -161,10 +161,10 @@ def figures(result: xr.Dataset) -> list[Figure]:
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     lines = []
     for encoder in result.encoder.values:
-        known = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
-        known = known[outside_decoder(known.site)]
-        if len(known):
-            last, best = known[known.site == known.site.iloc[-1]].iloc[0], known.iloc[int(known.accuracy.argmax())]
+        rows = result.sel(encoder=encoder).to_dataframe().reset_index().dropna(subset="accuracy")
+        rows = rows[outside_decoder(rows.site)]
+        if len(rows):
+            last, best = rows[rows.site == rows.site.iloc[-1]].iloc[0], rows.iloc[int(rows.accuracy.argmax())]
             detail = f"at {last.site}, feature {last.feature}, {interval(last.accuracy_low, last.accuracy_high)}"
             detail += f"; most at {best.site}, feature {best.feature}: {best.accuracy:.1%}"
             lines.append((str(encoder), f"{last.accuracy:.1%}", detail))

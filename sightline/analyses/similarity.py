@@ -367,9 +367,9 @@ class SimilarityAnalysis(Pooled):
 
 def _feature(plan: Plan, encoder: str, site: str, view: str) -> str | None:
     """The feature on disk that is a token view of a site: the mean of a single vector is that vector."""
-    known = widths(plan, encoder, site)
+    there = widths(plan, encoder, site)
     names = {"mean": ("gap_without_cls", "gap")}.get(view, (view,))
-    return next((name for name in names if name in known), None)
+    return next((name for name in names if name in there), None)
 
 
 def _wanted(config: SimilarityConfig, plan: Plan) -> Wanted:
@@ -407,13 +407,13 @@ def _grouped(values: Tensor | None, groups: Sequence[Tensor]) -> npt.NDArray[np.
 
 def cost(config: SimilarityConfig, plan: Plan) -> Cost:
     n = sum(len(plan.images.indices(split)) for split in plan.splits)
-    known = [widths(plan, *layer) for layer in Layers(plan.sites)]
+    layers = [widths(plan, *layer) for layer in Layers(plan.sites)]
     wide = [
         max([of[name] for name in (*FLAT, "gap") if name in (*config.tokens, "gap") and name in of] or [0])
-        for of in known
+        for of in layers
     ]
     held = sum(min(n, width) * (width + 2 * min(n, width)) for width in wide)
-    ranks = len(known) * min(n, config.sample) ** 2 // 2 * ("rsa" in config.measures)
+    ranks = len(layers) * min(n, config.sample) ** 2 // 2 * ("rsa" in config.measures)
     return Cost(8 * (held + ranks + 4 * min(n, 4096) * max(wide)), disk(plan, plan.splits, _wanted(config, plan)))
 
 

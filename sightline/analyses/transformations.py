@@ -139,8 +139,8 @@ def _apart(x: Tensor) -> Tensor:
 
     The mean over all others j has the same sum, but half the spread: an image counts as either of a pair in intervals.
     """
-    own = (x - x.mean(0)).square().sum(1)
-    return 2 * len(x) / (len(x) - 1) * own
+    spread = (x - x.mean(0)).square().sum(1)
+    return 2 * len(x) / (len(x) - 1) * spread
 
 
 class TransformationsAnalysis(contract.Analysis):
@@ -196,8 +196,8 @@ class TransformationsAnalysis(contract.Analysis):
         }
         for end, part in zip(ENDS, (values, *ends), strict=True):
             for name, numbers in part.items():
-                known = (reason if name == "distance" else crops_reason) == ""
-                each = np.where(known.reshape(known.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
+                valid = (reason if name == "distance" else crops_reason) == ""
+                each = np.where(valid.reshape(valid.shape + (1,) * (numbers.ndim - 2)), numbers, np.nan)
                 data[f"{name}{end}"] = ((*over, "transformation")[: numbers.ndim + 1], self.layers.spread(each))
         result = xr.Dataset(
             data,
@@ -295,9 +295,9 @@ def _map(result: xr.Dataset) -> Figure:
     layers, names = result.sel(site=result.layer_type.isin(["block", "head"])), ("value", "low", "high")
     parts = []
     for variable in ("distance", "crops"):
-        own = dict(zip((f"{variable}{end}" for end in ENDS), names, strict=True))
+        columns = dict(zip((f"{variable}{end}" for end in ENDS), names, strict=True))
         reason = "crops_reason" if variable == "crops" else "reason"
-        parts.append(present(layers[[*own, reason]]).rename(columns=own))
+        parts.append(present(layers[[*columns, reason]]).rename(columns=columns))
     cells = pd.concat([parts[0], parts[1].assign(transformation=CROPS)], ignore_index=True)
     cells = cells[cells.reason != NO_FEATURE].rename(columns={"transformation": "row"})
     # The user's order of encoders, not the alphabet's.
@@ -386,8 +386,8 @@ def _last_blocks(result: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
     blocks = [str(site) for site in result.site.values if str(site).startswith("block.")]
     for encoder in map(str, result.encoder.values):
         for feature in result.feature.values:
-            own = result.sel(encoder=encoder, feature=feature, site=blocks)
-            known = np.flatnonzero(own.distance.notnull().any("transformation").values)
-            if len(known):
-                yield encoder, own.isel(site=int(known[-1]))
+            layers = result.sel(encoder=encoder, feature=feature, site=blocks)
+            measured = np.flatnonzero(layers.distance.notnull().any("transformation").values)
+            if len(measured):
+                yield encoder, layers.isel(site=int(measured[-1]))
                 break

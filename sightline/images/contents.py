@@ -32,16 +32,20 @@ Stamp = tuple[int, ...]
 
 def hashes(root: Path, names: Sequence[str]) -> dict[str, bytes]:
     """The hash of each of these files below a folder; zeros for what cannot be read."""
-    known, now = _recall(root), time.time()
+    remembered, now = _recall(root), time.time()
     stamps = {name: _stamp(root / name) for name in names}
-    known_hashes = {name: known[name][1] for name, stamp in stamps.items() if name in known and known[name][0] == stamp}
+    known_hashes = {
+        name: remembered[name][1]
+        for name, stamp in stamps.items()
+        if name in remembered and remembered[name][0] == stamp
+    }
     if missing := [name for name in stamps if name not in known_hashes]:
         with ThreadPoolExecutor(8) as pool, bar_of_steps("Reading files for the first time", len(missing)) as move:
             for name, value in zip(missing, pool.map(_hash, [root / name for name in missing]), strict=True):
                 known_hashes[name] = value
                 move()
         settled = {name for name in missing if stamps[name] and max(stamps[name][1:3]) < (now - SETTLED) * 1e9}
-        _remember(root, {**known, **{name: (stamps[name], known_hashes[name]) for name in settled}})
+        _remember(root, {**remembered, **{name: (stamps[name], known_hashes[name]) for name in settled}})
     return known_hashes
 
 

@@ -78,9 +78,9 @@ def batches(
     bare = {p: replace(p, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)) for p in preprocesses}
     geometries = list(dict.fromkeys(bare.values()))
     jobs = [cuts[number][1] for number in mine]
-    known = images.target_source() if targets else None
+    source = images.target_source() if targets else None
     largest = max((len(job) for job in jobs), default=0) * sum(3 * g.size[0] * g.size[1] for g in geometries)
-    reader = _Reader(images.source, jobs, geometries, [known if cuts[n][0] in targets else None for n in mine])
+    reader = _Reader(images.source, jobs, geometries, [source if cuts[n][0] in targets else None for n in mine])
     for number, read in zip(mine, parallel(reader, range(len(jobs)), images, workers, largest), strict=True):
         split, where = cuts[number]
         skipped = tuple((str(images.ids[where[i]]), reason) for i, reason in read.errors)
@@ -143,8 +143,8 @@ class _Reader:
                 crops[i] = geometry.crop(item.image)
             targets[i] = []
             if source is not None:
-                (known,) = source.targets([position])
-                targets[i] = [geometry.move(known, *item.image.shape[:2]) for geometry in self.geometries]
+                (annotated,) = source.targets([position])
+                targets[i] = [geometry.move(annotated, *item.image.shape[:2]) for geometry in self.geometries]
         kept = sorted(targets)
         pixels = [crops[kept] for crops in pixels] if errors else pixels
         return _Read(

@@ -306,5 +306,5 @@ def by_name(names: Sequence[str]) -> dict[str, np.ndarray]:
     >>> {name: where.tolist() for name, where in by_name(["test", "train", "train"]).items()}
     {'train': [1, 2], 'test': [0]}
     """
-    known = sorted(set(names) - {""}, key=lambda name: (["train", "val", "test", name].index(name), name))
-    return {name: np.flatnonzero(np.array(names) == name) for name in known} if len(known) > 1 else {}
+    distinct = sorted(set(names) - {""}, key=lambda name: (["train", "val", "test", name].index(name), name))
+    return {name: np.flatnonzero(np.array(names) == name) for name in distinct} if len(distinct) > 1 else {}

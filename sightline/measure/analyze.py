@@ -121,10 +121,11 @@ def analyze(
         }
         run = plan_run(None if out is None else Path(out), request, overwrite)
         todo = {name: plan for name, plan in plans.items() if not run.finished(name, keys[name])}
-        asked, names = agreed((keys, [*todo]))  # all have looked at the folder before one of them writes to it
-        if asked != keys:
+        # All have looked at the folder before one of them writes to it.
+        agreed_keys, unfinished = agreed((keys, [*todo]))
+        if agreed_keys != keys:
             raise InputError("The encoders or images changed while several processes loaded them; run it again")
-        todo = {name: plans[name] for name in names}
+        todo = {name: plans[name] for name in unfinished}
         barrier()
         if todo:
             shown = show_progress and rank() == 0
@@ -179,19 +180,19 @@ def _pass(
     shown: bool,
 ) -> None:
     began = time.monotonic()
-    needed = frozenset(agreed(_needed(metrics, plans)))
-    passing = {name: metrics[name] for name in metrics if name in {one.analysis for one in needed}}
-    if shown and (ready := sorted(metrics.keys() - passing.keys())):
+    forwards = frozenset(agreed(_forwards(metrics, plans)))
+    streamed = {name: metrics[name] for name in metrics if name in {forward.analysis for forward in forwards}}
+    if shown and (ready := sorted(metrics.keys() - streamed.keys())):
         progress.console().print(f"Features are there already: no forward pass for {', '.join(ready)}")
-    share(passing.values())
-    sums = Sums(run.path, {name: keys[name] for name in passing}, passing)
-    total, skipped = _stream(passing, plans, needed, sums, device, workers, shown) if passing else (0, [])
+    share(streamed.values())
+    sums = Sums(run.path, {name: keys[name] for name in streamed}, streamed)
+    total, skipped = _stream(streamed, plans, forwards, sums, device, workers, shown) if streamed else (0, [])
     skipped = [pair for part in gathered(skipped) for pair in part]
     if total and len(skipped) == total:
         name = plans[next(iter(metrics))].images.name
         raise InputError(f"None of {counted(total, 'image')} of {name} could be read: {': '.join(skipped[0])}")
-    known = {name for name, _ in skipped}
-    skipped += [pair for name in sorted(metrics) for pair in metrics[name].unread() if pair[0] not in known]
+    reported = {name for name, _ in skipped}
+    skipped += [pair for name in sorted(metrics) for pair in metrics[name].unread() if pair[0] not in reported]
     skipped = list(dict.fromkeys(skipped))
     _report_skipped(skipped, shown)
     timing = {"seconds": round(time.monotonic() - began, 3), "images": total, "processes": world()}
@@ -213,7 +214,7 @@ def _pass(
 def _stream(
     metrics: Mapping[str, Analysis],
     plans: Mapping[str, Plan],
-    needed: Set[_Needed],
+    forwards: Set[_Forward],
     sums: Sums,
     device: torch.device,
     workers: int | None,
@@ -222,7 +223,7 @@ def _stream(
     """All batches, or those that an interrupted pass has left; how many images they have, and which are unreadable."""
     plan = plans[next(iter(metrics))]
     # Sorted, so that a batch has the same number whichever analyses are chosen, in whichever order.
-    fresh = Reached(tuple(sorted({one.split for one in needed})))
+    fresh = Reached(tuple(sorted({one.split for one in forwards})))
     # All processes go through the same splits; one that was ended before it could save begins anew.
     begun = {one.splits for one in gathered(sums.reached()) if one is not None}
     reached = fresh if len(begun) != 1 else sums.restore() or Reached(next(iter(begun)))
@@ -240,36 +241,36 @@ def _stream(
     )
     total = sum(len(plan.images.indices(split)) for split in reached.splits)
     count = sum(batch_count(len(plan.images.indices(split)), plan.batch) for split in reached.splits)
-    done, asked = total * reached.batch // count, list[int]()
+    done, signalled = total * reached.batch // count, list[int]()
     if reached.batch and shown:
         progress.console().print(f"Continuing the interrupted pass at image {done} of {total}")
     with (
         progress.bar("Comparing", total, done, shown) as move,
         contextlib.closing(loader),
         torch.inference_mode(),
-        signals(asked),
+        signals(signalled),
     ):
         for batch in loader:
             if batch.ids:
-                asking = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
-                _step(batch, asking, plans, needed, device)
+                concerned = {name: metric for name, metric in metrics.items() if batch.split in plans[name].splits}
+                _step(batch, concerned, plans, forwards, device)
             reached = replace(reached, batch=batch.number + 1, skipped=(*reached.skipped, *batch.skipped))
             # Other processes have the batches between this one and the last one of this process.
             before, done = done, total * reached.batch // count
             move(done - before)
-            if asked or sums.due:
+            if signalled or sums.due:
                 sums.save(reached)
-            if asked and sums.path is not None:
+            if signalled and sums.path is not None:
                 where = f"image {done} of {total}"
-                raise Stopped(asked[-1], f"Stopped and saved after {where}; run the same command again to continue")
-            if asked:
+                raise Stopped(signalled[-1], f"Stopped and saved after {where}; run the same command again to continue")
+            if signalled:
                 raise KeyboardInterrupt
         move(total - done)
     sums.save(replace(reached, batch=count))  # should writing the results be interrupted
     return total, list(reached.skipped)
 
 
-class _Needed(NamedTuple):
+class _Forward(NamedTuple):
     """A forward pass of the images of a split in a view through an encoder, and the analysis that needs it."""
 
     analysis: str
@@ -278,26 +279,30 @@ class _Needed(NamedTuple):
     view: str
 
 
-def _needed(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[_Needed]:
+def _forwards(metrics: Mapping[str, Analysis], plans: Mapping[str, Plan]) -> list[_Forward]:
     """All but those whose features are there already, where nothing else is asked of them."""
     every = (
-        _Needed(name, encoder, split, view)
+        _Forward(name, encoder, split, view)
         for name in metrics
         for encoder in plans[name].encoders
         for split in plans[name].splits
         for view in plans[name].views[split]
     )
-    return [one for one in every if metrics[one.analysis].lacks(*one[1:])]
+    return [forward for forward in every if metrics[forward.analysis].lacks(*forward[1:])]
 
 
 def _step(
-    batch: Batch, metrics: Mapping[str, Analysis], plans: Mapping[str, Plan], needed: Set[_Needed], device: torch.device
+    batch: Batch,
+    metrics: Mapping[str, Analysis],
+    plans: Mapping[str, Plan],
+    forwards: Set[_Forward],
+    device: torch.device,
 ) -> None:
     """One batch through all encoders; analyses see activations inside the hooks, then add up what they kept."""
     encoders = {key: encoder for name in metrics for key, encoder in plans[name].encoders.items()}
     for metric in metrics.values():
         metric.begin(batch)
-    reduced = [_forward(key, encoder, batch, metrics, plans, needed, device) for key, encoder in encoders.items()]
+    reduced = [_forward(key, encoder, batch, metrics, plans, forwards, device) for key, encoder in encoders.items()]
     for name, metric in metrics.items():
         metric.update(batch, {key: value for of_one in reduced for key, value in of_one[name].items()})
 
@@ -308,7 +313,7 @@ def _forward(
     batch: Batch,
     metrics: Mapping[str, Analysis],
     plans: Mapping[str, Plan],
-    needed: Set[_Needed],
+    forwards: Set[_Forward],
     device: torch.device,
 ) -> dict[str, dict[Key, Any]]:
     """All views of a batch through one encoder that are needed; what each analysis keeps of them."""
@@ -316,18 +321,18 @@ def _forward(
     reductions: dict[str, dict[Key, Any]] = {name: {} for name in metrics}
     pixels = batch.pixels[encoder.preprocess].to(device, non_blocking=True)
     for view in dict.fromkeys(view for name in metrics for view in plans[name].views[batch.split]):
-        asking = {name: set(plans[name].sites[key]) for name in metrics if (name, key, batch.split, view) in needed}
-        see = _see(Key(key, "", view), len(pixels), asking, metrics, reductions, device)
-        wanted = [site for site in encoder.sites if any(site in sites for sites in asking.values())]
-        if not wanted:
+        sites_of = {name: set(plans[name].sites[key]) for name in metrics if (name, key, batch.split, view) in forwards}
+        see = _see(Key(key, "", view), len(pixels), sites_of, metrics, reductions, device)
+        watched = [site for site in encoder.sites if any(site in sites for sites in sites_of.values())]
+        if not watched:
             continue
         inputs = encoder.preprocess.normalize(make_view(view, pixels, batch.ids, plan.seed))
         with (
-            watch(encoder.sites, wanted, see, functools.partial(attend, tokens=encoder.tokens)),
+            watch(encoder.sites, watched, see, functools.partial(attend, tokens=encoder.tokens)),
             torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"),
         ):
             encoder(inputs)
-        for name, sites in asking.items():
+        for name, sites in sites_of.items():
             if missed := sorted(site for site in sites if Key(key, site, view) not in reductions[name]):
                 raise InputError(
                     f"Encoder {key!r} reached site {missed[0]!r} with grey images and does not with these; leave it out"
@@ -336,9 +341,9 @@ def _forward(
 
 
 def _see(
-    whose: Key,
+    place: Key,
     images: int,
-    asking: Mapping[str, set[str]],
+    sites_of: Mapping[str, set[str]],
     metrics: Mapping[str, Analysis],
     reductions: Mapping[str, dict[Key, Any]],
     device: torch.device,
@@ -346,15 +351,15 @@ def _see(
     """Hands an activation to the analyses that ask for it; they keep what they make of it."""
 
     def see(site: str, activation: Tensor | AttentionProduct) -> None:
-        key = whose._replace(site=site)
+        key = place._replace(site=site)
         whole: Tensor | None = None if isinstance(activation, AttentionProduct) else activation
         if whole is not None and len(whole) != images:
             raise InputError(
-                f"Site {site!r} of encoder {whose.encoder!r} gives a tensor of shape {tuple(whole.shape)} for {images} "
+                f"Site {site!r} of encoder {place.encoder!r} gives a tensor of shape {tuple(whole.shape)} for {images} "
                 "images, not a row for each; leave the site out, or correct the encoder"
             )
         with torch.autocast(device.type, enabled=False):  # the model may run in bf16, measurements do not
-            for name, sites in asking.items():
+            for name, sites in sites_of.items():
                 if site not in sites:
                     continue
                 product = isinstance(activation, AttentionProduct) and metrics[name].products

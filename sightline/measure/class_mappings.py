@@ -64,8 +64,8 @@ def load_mapping(where: str) -> ClassMapping:
     >>> len(mapping.members), mapping.members["cat"]
     (16, ('281', '282', '283', '284', '285', '286'))
     """
-    own = FOLDER / f"{where}.csv"
-    path = own if own.is_file() else Path(where).expanduser()
+    packaged = FOLDER / f"{where}.csv"
+    path = packaged if packaged.is_file() else Path(where).expanduser()
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

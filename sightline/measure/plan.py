@@ -136,12 +136,12 @@ def _splits(images: Images, wanted: Sequence[str]) -> tuple[str, ...]:
 def _sites(encoder: Encoder, name: str, patterns: Sequence[str] | None) -> tuple[str, ...]:
     """The sites of an encoder that an analysis will see; the user's choice goes to those that can take any site."""
     module = analysis(name)
-    own = patterns is None or not module.ANY_SITE
+    usual_ones = patterns is None or not module.ANY_SITE
     usual = (*module.SITES, *(module.PROJECTION if encoder.family == "projected" else ()))
-    sites = tuple(select(encoder.sites, usual if own or patterns is None else patterns))
-    if not sites and encoder.family == "module" and module.ANY_SITE and own:
+    sites = tuple(select(encoder.sites, usual if usual_ones or patterns is None else patterns))
+    if not sites and encoder.family == "module" and module.ANY_SITE and usual_ones:
         sites = tuple(site for site in encoder.sites if site.count(".") <= 1)  # an unknown module: its larger parts
-    if not sites and not own:
+    if not sites and not usual_ones:
         raise InputError(
             f"Encoder {encoder.name!r} has none of the sites {', '.join(map(repr, patterns or ()))}; "
             f"choose from {', '.join(list(encoder.sites)[:8])}, … (`sightline list sites REF` shows all)"

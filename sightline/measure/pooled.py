@@ -240,8 +240,8 @@ class Pooled(Analysis):
         self, names: Sequence[str], answers: Mapping[tuple[str, str, str], tuple[Sequence[float], str]]
     ) -> xr.Dataset:
         """Numbers `names` and the reason where there are none, over encoder, site and feature."""
-        layers, known = Layers(self.plan.sites, self.plan.stages), {feature for _, _, feature in answers}
-        encoders, sites, features = layers.encoders, layers.sites, [name for name in FEATURES if name in known]
+        layers, features_there = Layers(self.plan.sites, self.plan.stages), {feature for _, _, feature in answers}
+        encoders, sites, features = layers.encoders, layers.sites, [name for name in FEATURES if name in features_there]
         values = np.full((len(names), len(encoders), len(sites), len(features)), np.nan)
         reason = np.full(values.shape[1:], ABSENT, dtype=object)
         for encoder, site in layers:

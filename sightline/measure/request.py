@@ -83,10 +83,10 @@ def config_of(name: str, given: Any = None) -> Any:
     values = {} if given is None else given
     if not isinstance(values, Mapping):
         raise InputError(f"The settings of {name} are its Config or a dictionary of values, not {given!r}")
-    known = [one.name for one in fields(config) if one.init]
+    keys = [one.name for one in fields(config) if one.init]
     for key in values:
-        if key not in known:
-            raise InputError(f"There is no setting {key!r} of {name}{nearest(str(key), known)}")
+        if key not in keys:
+            raise InputError(f"There is no setting {key!r} of {name}{nearest(str(key), keys)}")
     return make_settings(config, values)
 
 
@@ -125,12 +125,12 @@ def _further(chosen: Images | str, what: FurtherImages, images: Images) -> Image
 
 def _nobody_asks(split: str) -> str:
     """For whom further images would be that no analysis of this pass wants."""
-    known = plugins.usable("analyses", analysis)
-    users = [name for name, plugin in known.items() if split in plugin.IMAGES]
+    analyses = plugins.usable("analyses", analysis)
+    users = [name for name, plugin in analyses.items() if split in plugin.IMAGES]
     if not users:
-        sets = dict.fromkeys(split for plugin in known.values() for split in plugin.IMAGES)
+        sets = dict.fromkeys(split for plugin in analyses.values() for split in plugin.IMAGES)
         return f"No analysis asks for images called {split!r}{nearest(split, sets)}"
-    title = known[users[0]].IMAGES[split].title
+    title = analyses[users[0]].IMAGES[split].title
     return f"{title} are used only by {' and '.join(users)}; add it (--also {users[0]})"
 
 

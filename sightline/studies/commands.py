@@ -290,8 +290,8 @@ def _trainings(function: Callable[..., Any]) -> Callable[[Work], None]:
 
     def run(work: Work) -> None:
         command = COMMANDS[work.step.command]
-        own = command.options.keys() - TRAINED.keys()
-        given = {key: value for key, value in work.step.options.items() if key in own and value is not None}
+        arguments = command.options.keys() - TRAINED.keys()
+        given = {key: value for key, value in work.step.options.items() if key in arguments and value is not None}
         shared = {"reuse": work.reuse} if command.apart else {}
         function(work.members, **_arguments(work), **given, **shared, overwrite=work.anew)
 

@@ -198,12 +198,12 @@ class _Trial:
         """A number that was measured before on this machine, or is measured now."""
         threads = torch.get_num_threads()
         key = fingerprint([what, platform.node(), threads, self.machine.device])
-        known = _recall()
-        if key not in known:
-            known[key] = float(measure())
+        seconds = _recall()
+        if key not in seconds:
+            seconds[key] = float(measure())
             with contextlib.suppress(OSError, InputError, RuntimeError):
-                write_atomically(user_cache() / FILE, json.dumps({**_recall(), **known}).encode())
-        return known[key]
+                write_atomically(user_cache() / FILE, json.dumps({**_recall(), **seconds}).encode())
+        return seconds[key]
 
 
 def _recall() -> dict[str, float]:
@@ -244,8 +244,8 @@ def _made(placed: StepFolder, encoder: str) -> set[str]:
     """The trainings upon an encoder that are finished here or can be taken over from another step."""
     folders = set()
     for run in (placed.folder, *placed.reuse.get(encoder, ())):
-        own = folder_of(run, encoder)
-        folders |= {str(file.parent.relative_to(own)) for file in own.rglob("run.json") if finished(file.parent)}
+        folder = folder_of(run, encoder)
+        folders |= {str(file.parent.relative_to(folder)) for file in folder.rglob("run.json") if finished(file.parent)}
     return folders
 
 

@@ -145,9 +145,9 @@ class _Results:
         again = [name] if len(common) == len(self.truth) else list(self.found)  # all on the same images
         self.truth, every, parts = common, [*self.ranges, *self.bins], parts_of(list(common))
         for one in again:
-            own = {image: self.found[one][image] for image in common}
+            detections = {image: self.found[one][image] for image in common}
             self.scores[one] = {
-                kind: _Scores(*replicates(common, own, len(self.data.classes), every, kind, parts))
+                kind: _Scores(*replicates(common, detections, len(self.data.classes), every, kind, parts))
                 for kind in self.kinds
             }
 
@@ -265,8 +265,8 @@ def limits_of(data: Images, config: DetectConfig) -> tuple[float, float]:
     if config.areas:
         return config.areas[0], config.areas[1]
     some = data.sample(SAMPLED, seed=0)
-    known = [objects_of(one) for one in some.targets(some.indices("train"))]
-    sides = np.sqrt(np.concatenate([np.zeros(0), *(one.areas[~one.crowd] for one in known)]))
+    objects = [objects_of(one) for one in some.targets(some.indices("train"))]
+    sides = np.sqrt(np.concatenate([np.zeros(0), *(one.areas[~one.crowd] for one in objects)]))
     every_size = len(np.unique(np.digitize(sides, COCO_LIMITS))) == 3
     if not len(sides) or (isinstance(data.source, Annotated) and every_size):
         return COCO_LIMITS
@@ -379,7 +379,9 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     numbers = []
     for kind in map(str, result.kind.values):
-        own = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")
+        precision = result[["AP", "AP_low", "AP_high"]].sel(kind=kind, area="all")
         about = f"{kind} AP, {result.attrs['encoders']}"
-        numbers += of_encoders(own, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST)
+        numbers += of_encoders(
+            precision, "AP", title=f"{kind} AP", about=about, style=".1%", best="highest", place=FIRST
+        )
     return numbers

@@ -93,9 +93,11 @@ class Evidence:
 
     def _kind(self, role: Role) -> tuple[Any, ...]:
         """All that seeds have in common; fine-tuned from seeds of one encoder is fine-tuned from one encoder."""
-        own = [getattr(role, field.name) for field in fields(role) if field.name not in ("name", "seed", "tuned_from")]
+        settings = [
+            getattr(role, field.name) for field in fields(role) if field.name not in ("name", "seed", "tuned_from")
+        ]
         start = self._role(role.tuned_from) if role.tuned_from else None
-        return (*own, role.tuned_from if start is None else self._kind(start))
+        return (*settings, role.tuned_from if start is None else self._kind(start))
 
     def _role(self, name: str) -> Role | None:
         return next((role for role in self.roles if role.name == name), None)
@@ -138,8 +140,8 @@ class Evidence:
         raise Missing(f"{article} {what}{plural}: {add}")
 
     def tuned(self, name: str) -> Role | None:
-        own = self.together(name)
-        return next((role for role in self.encoders(None, None, tuned=True) if role.tuned_from == own), None)
+        start = self.together(name)
+        return next((role for role in self.encoders(None, None, tuned=True) if role.tuned_from == start), None)
 
     def need_tuned(self, name: str) -> Role:
         """`tuned`, or Missing."""
@@ -153,14 +155,14 @@ class Evidence:
         What was fine-tuned is then held against its own start, not against the mean over seeds.
         """
         starts = {role.tuned_from for role in self.roles}
-        known = {self.together(start) for start in starts if start is not None}
+        begun = {self.together(start) for start in starts if start is not None}
         left_out = {
             role.name
             for role in self.roles
             if role.family in families
             and not role.tuned
             and role.name not in starts
-            and self.together(role.name) in known
+            and self.together(role.name) in begun
         }
         return replace(self, roles=tuple(role for role in self.roles if role.name not in left_out))
 
@@ -211,12 +213,12 @@ class Evidence:
     def trainings(self, result: str, name: str) -> dict[str, tuple[Run, list[str]]]:
         """What was fine-tuned from an encoder: of each training a run that follows it, and its steps in order."""
         members = self._members([name])
-        known = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
+        names = {*members, *(role.name for role in self.roles if role.tuned_from in members)}
         runs: dict[str, tuple[Run, list[str]]] = {}
         for run in self.runs:
             if result in run:
                 steps = run[result][["training", "step"]].to_dataframe().sort_values("step")
-                for training, of in steps[steps.training.isin(known)].groupby("training"):
+                for training, of in steps[steps.training.isin(names)].groupby("training"):
                     runs.setdefault(str(training), (run, [str(step) for step in of.index]))
         if not runs:
             raise self._nobody(result, [f"the fine-tuning of {name}"])
@@ -264,8 +266,8 @@ class Evidence:
         """Runs on the images that most encoders have seen first: two encoders are compared on the same images."""
         seen: dict[str, set[str]] = {}
         for run in self.runs:
-            own = {str(about["name"]) for about in run.request.get("encoders", [])}
-            seen.setdefault(_digest_of(run), set()).update(own)
+            names = {str(about["name"]) for about in run.request.get("encoders", [])}
+            seen.setdefault(_digest_of(run), set()).update(names)
         return sorted(self.runs, key=lambda run: -len(seen[_digest_of(run)]))
 
     def holds(self, result: str, *encoders: str, among: Callable[[Run], bool] | None = None) -> bool:
@@ -301,8 +303,8 @@ def evidence_of(*runs: Run, roles: Iterable[Role] = ()) -> Evidence:
     references = {
         str(about["name"]): str(about.get("reference", "")) for run in runs for about in run.request.get("encoders", [])
     }
-    known = known_roles({name: reference for name, reference in references.items() if name not in given})
-    return Evidence((*given.values(), *(role for role in known.values() if role is not None)), runs)
+    others = known_roles({name: reference for name, reference in references.items() if name not in given})
+    return Evidence((*given.values(), *(role for role in others.values() if role is not None)), runs)
 
 
 def over_seeds(name: str, found: Mapping[str, Estimate]) -> Estimate:

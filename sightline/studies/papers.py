@@ -167,11 +167,11 @@ def _millions(module: nn.Module) -> float:
 
 
 def _findings(which: str, findings: Sequence[str] | None) -> list[str]:
-    known = all_findings()
+    every = all_findings()
     for name in findings or ():
-        if name not in known:
-            raise InputError(f"There is no finding {name!r}{nearest(name, known)}; see `sightline list findings`")
-    return [name for name in known if name.startswith(STUDIES[which][1]) and (not findings or name in findings)]
+        if name not in every:
+            raise InputError(f"There is no finding {name!r}{nearest(name, every)}; see `sightline list findings`")
+    return [name for name in every if name.startswith(STUDIES[which][1]) and (not findings or name in findings)]
 
 
 def _groups(steps: Sequence[str] | None, chosen: Sequence[str]) -> set[str]:
@@ -262,8 +262,10 @@ class _Plan:
     @cached_property
     def size(self) -> int:
         """Pixels of the largest encoder that is given."""
-        known = [self.contents.encoder(one.reference).preprocess for one in self.given.values() if not one.step]
-        return max(max(one.size) for one in known)
+        preprocessings = [
+            self.contents.encoder(one.reference).preprocess for one in self.given.values() if not one.step
+        ]
+        return max(max(one.size) for one in preprocessings)
 
     @property
     def images(self) -> str:
@@ -293,8 +295,8 @@ class _Plan:
         """What the chosen findings ask of the passes of a group; what stands beside RCDM is measured when RCDM is."""
         analyses: set[str] = set()
         for finding in self.findings:
-            own = groups_of(finding)
-            if group in own and ("rcdm" not in own or group == "rcdm"):
+            groups = groups_of(finding)
+            if group in groups and ("rcdm" not in groups or group == "rcdm"):
                 analyses.update(all_findings()[finding].analyses)
         return sorted(analyses - set(APART))
 
@@ -393,9 +395,9 @@ class _Plan:
         if not self.groups & {"finetune", "dynamics"}:
             return []
         starts = self._of(JE, REC, MASKED_JE, HYBRID)
-        known = {one.role.tuned_from for one in self.given.values()}
+        starts_of_tuned = {one.role.tuned_from for one in self.given.values()}
         steps = {}
-        for name in (name for name in starts if name not in known):
+        for name in (name for name in starts if name not in starts_of_tuned):
             steps[name] = self._tuning(name)
             self._add(replace(self.given[name].role, name=f"{name}-tuned", tuned_from=name), steps[name])
         tuned = self._of(JE, REC, MASKED_JE, HYBRID, tuned=True)

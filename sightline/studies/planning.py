@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def decided_by(step: Step, findings: Sequence[str]) -> list[str]:
     """The findings that need this step: by what a pass measures, or else by its group or command."""
-    known, analyses = all_findings(), set(step.options.get("only") or ())
-    own = {step.group, step.command}
+    every, analyses = all_findings(), set(step.options.get("only") or ())
+    groups = {step.group, step.command}
     return [
         name
         for name in findings
-        if (analyses & set(known[name].analyses) if analyses - {"dynamics", "minibatch"} else own & groups_of(name))
+        if (analyses & set(every[name].analyses) if analyses - {"dynamics", "minibatch"} else groups & groups_of(name))
         and (step.group not in GROUPS or step.group in groups_of(name))
     ]
 

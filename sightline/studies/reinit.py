@@ -229,9 +229,9 @@ def _figure(result: xr.Dataset, name: str, title: str, text: str, reference: tup
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     found = []
     for name, end in itertools.product(result.encoder.values, result.end.values):
-        known = result.sel(encoder=name, end=end).dropna("n", subset=["accuracy_drop"])
-        if known.sizes["n"] > 1:  # else there is nothing to tell yet
-            last = known.isel(n=-1)
+        drops = result.sel(encoder=name, end=end).dropna("n", subset=["accuracy_drop"])
+        if drops.sizes["n"] > 1:  # else there is nothing to tell yet
+            last = drops.isel(n=-1)
             n, drop, low, high, left = (
                 last[key].item()
                 for key in ("n", "accuracy_drop", "accuracy_drop_low", "accuracy_drop_high", "accuracy")
@@ -246,8 +246,8 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     names = [f"accuracy_drop{end}" for end in ENDS]
     found = []
     for end in map(str, result.end.values):
-        own = result[names].sel(end=end)
+        drops = result[names].sel(end=end)
         about = f"accuracy lost with the most {end} blocks re-initialised"
-        made = key_number(own, "accuracy_drop", at="last", over="n", title=f"{end} blocks", about=about, style=".1%")
+        made = key_number(drops, "accuracy_drop", at="last", over="n", title=f"{end} blocks", about=about, style=".1%")
         found += [replace(number, over="number of blocks", place=FIRST) for number in made]
     return found

@@ -108,10 +108,10 @@ class Study:
         return decide_all(self.evidence if evidence is None else evidence, only=self.findings)
 
     def save(self, verdicts: Sequence[Verdict]) -> None:
-        known = all_findings()
+        findings = all_findings()
         rows = []
         for verdict in verdicts:
-            about = {**asdict(known[verdict.finding], dict_factory=_plain), **asdict(verdict)}
+            about = {**asdict(findings[verdict.finding], dict_factory=_plain), **asdict(verdict)}
             rows.append({key: about[key] for key in (*COLUMNS, "measure", "figure", "parts")})
         import pandas as pd
 

@@ -254,11 +254,11 @@ def _roles(tables: Mapping[str, Any], matrix: Mapping[str, list[Any]], steps: Se
     references = {name: reference for step in steps for name, reference in step.encoders.items()}
     names = {*references, *(step.name for step in steps if COMMANDS[step.command].trains)}
     roles: dict[str, Role] = {}
-    known = [field.name for field in fields(Role) if field.name != "name"]
+    keys = [field.name for field in fields(Role) if field.name != "name"]
     for name, table in tables.items():
         for key in table:
-            if key not in known:
-                raise InputError(f"The role of {name!r} has no {key!r}{nearest(key, known)}")
+            if key not in keys:
+                raise InputError(f"The role of {name!r} has no {key!r}{nearest(key, keys)}")
         if "family" not in table:
             raise InputError(f'The role of {name!r} has no family; give it one, such as "reconstruction"')
         start = table.get("tuned_from")

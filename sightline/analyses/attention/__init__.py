@@ -268,8 +268,8 @@ class AttentionAnalysis(contract.Analysis):
 
 def _deviation(heads: npt.NDArray[np.float64]) -> float:
     """Standard deviation over the heads that a layer has; the rest of the axis is NaN."""
-    known = heads[np.isfinite(heads)]
-    return float(known.std()) if len(known) else math.nan
+    finite = heads[np.isfinite(heads)]
+    return float(finite.std()) if len(finite) else math.nan
 
 
 def cost(config: AttentionConfig, plan: Plan) -> Cost:

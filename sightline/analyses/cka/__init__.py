@@ -131,9 +131,9 @@ class CkaAnalysis(GramSums):
         if group is None:
             self.dropped += n
             return
-        known = (batch.labels >= 0).nonzero()[:, 0]
-        labels, known = batch.labels[known].to(self.hsic.device), known.to(self.hsic.device)
-        m = len(known) if len(known) >= FEWEST else 0
+        labelled = (batch.labels >= 0).nonzero()[:, 0]
+        labels, labelled = batch.labels[labelled].to(self.hsic.device), labelled.to(self.hsic.device)
+        m = len(labelled) if len(labelled) >= FEWEST else 0
         classes = (labels[:, None] == labels).double()[None]  # the Gram matrix of the one-hot labels, (1, m, m)
         self.labelled[group] += m
         layers = [reductions[Key(encoder, site, "plain")] for encoder, site in self.layers]
@@ -142,7 +142,7 @@ class CkaAnalysis(GramSums):
             self.hsic[t, group] += n * hsic[: len(layers), : len(layers)]
             self.null[t] += n * null[: len(layers), : len(layers)]
             if 0 < m < n:
-                hsic, null = self._products(torch.cat([matrices[:, known[:, None], known], classes]))
+                hsic, null = self._products(torch.cat([matrices[:, labelled[:, None], labelled], classes]))
             if m:
                 self.classes[t, group] += m * _with_last(hsic)
                 self.class_null[t] += m * _with_last(null)
@@ -241,8 +241,8 @@ class CkaAnalysis(GramSums):
 
 def _with_last(hsic: Tensor) -> Tensor:
     """Of HSIC (S + 1, S + 1) the pairs of each layer and the last one, the labels: (S, 2, 2)."""
-    own, cross = hsic.diagonal()[:-1], hsic[:-1, -1]
-    return torch.stack([own, cross, cross, hsic[-1, -1].expand_as(own)], -1).view(-1, 2, 2)
+    diagonal, cross = hsic.diagonal()[:-1], hsic[:-1, -1]
+    return torch.stack([diagonal, cross, cross, hsic[-1, -1].expand_as(diagonal)], -1).view(-1, 2, 2)
 
 
 def cost(config: CkaConfig, plan: Plan) -> Cost:

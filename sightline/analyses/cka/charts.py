@@ -77,8 +77,8 @@ def headlines(result: xr.Dataset, of: Measure = CKA) -> list[tuple[str, str, str
     if across.empty:
         return [
             (str(name), f"{ends.value:.2f}", f"{ends.site_a} with {ends.site_b}{interval_of(ends)}")
-            for name, own in cells.groupby("encoder_a", sort=False)
-            for ends in own[own.row == own.row.min()].nlargest(1, "column").itertuples()
+            for name, rows in cells.groupby("encoder_a", sort=False)
+            for ends in rows[rows.row == rows.row.min()].nlargest(1, "column").itertuples()
         ]
     each = across.groupby(["encoder_a", "encoder_b"]).value
     best = across.loc[each.idxmin() if of.distance else each.idxmax()]
@@ -137,7 +137,7 @@ def pair_cells(
     view = result.isel(tokens=0)
     names, sites = ([str(n) for n in result[axis].values] for axis in ("encoder_a", "site_a"))
     reason = view.reason.values
-    own = [np.flatnonzero((numbers >= 0) & (row != ABSENT)) for row in reason]
+    places = [np.flatnonzero((numbers >= 0) & (row != ABSENT)) for row in reason]
     parts = [view[of.variable + end].values for end in (*ENDS, "_null")]
     every = itertools.combinations_with_replacement(range(len(names)), 2)
     chosen = every if pairs is None else [(names.index(a), names.index(b)) for a, b in pairs]
@@ -154,8 +154,8 @@ def pair_cells(
             str(reason[a, i] or reason[b, j]),
         )
         for a, b in chosen
-        for i in own[a]
-        for j in own[b]
+        for i in places[a]
+        for j in places[b]
     ]
     columns = ["pair", "encoder_a", "encoder_b", "row", "column", "site_a", "site_b"]
     table = pd.DataFrame(rows, columns=[*columns, "value", "low", "high", "null", "reason"])

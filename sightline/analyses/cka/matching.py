@@ -64,8 +64,8 @@ def _closest(values: xr.DataArray, distance: bool, depths: npt.NDArray[np.float6
     best = np.where(np.isnan(alike), -np.inf, -alike if distance else alike).argmax(-1)
     maximum = np.take_along_axis(alike, best[..., None], -1)[..., 0]
     names = np.where(np.isfinite(maximum), sites[best], "")
-    known = np.where(np.isfinite(maximum), depths[np.arange(len(depths))[:, None], best], np.nan)  # of B and its layer
-    variables = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, known)}
+    depth = np.where(np.isfinite(maximum), depths[np.arange(len(depths))[:, None], best], np.nan)  # of B and its layer
+    variables = {"row_max": (AXES, maximum), "row_argmax": (AXES, names), "row_depth": (AXES, depth)}
     return xr.Dataset(variables, _coords(values))
 
 

@@ -14,18 +14,18 @@ from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatma
 
 def figures(result: xr.Dataset) -> list[Figure]:
     near = _near(result)
-    own = near.other == near.start
+    with_start = near.other == near.start
     drawn = [
         _over_steps(result),
         _over_blocks(result),
         _similarity(
-            near[own],
+            near[with_start],
             "start",
             "Similarity with the start",
             "CKA of each block at each step with the same block before the training: where it is dark, much changed.",
         ),
         _similarity(
-            near[~own],
+            near[~with_start],
             "others",
             "Similarity with others over steps",
             "CKA of each block at each step with the block of the other encoder at the same relative depth.",
@@ -56,9 +56,9 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     ends = _ends(result)[1]
     totals = result.efficiency.sel(place=ALL, weights=ALL)
     values = {name: float(totals.sel(encoder=name)) for name in ends.values()}
-    known = {name: value for name, value in values.items() if np.isfinite(value)}
+    finite = {name: value for name, value in values.items() if np.isfinite(value)}
     about = "distance from the start over the length of the path, of all weights"
-    return [KeyNumber("path efficiency", about, known)] if known else []
+    return [KeyNumber("path efficiency", about, finite)] if finite else []
 
 
 def _ends(result: xr.Dataset) -> tuple[dict[str, str], dict[str, str]]:

@@ -262,11 +262,11 @@ class ProbesAnalysis(Pooled):
         return hold_out(self.labels("train"), self.config.held_out, self.plan.seed)
 
     def _protocol(self) -> dict[str, Any]:
-        own = "val" in self.splits
+        has_val = "val" in self.splits
         train, test = self.labels("train"), self.labels("test")
         kept, held = self._chosen()
         return {
-            "selection": "the val split" if own else f"{self.config.held_out:.0%} of the training images, by class",
+            "selection": "the val split" if has_val else f"{self.config.held_out:.0%} of the training images, by class",
             "n_train": len(kept),
             "n_selection": len(held),
             "n_test": len(test),

@@ -26,11 +26,11 @@ LITTLE_LEFT = 0.98  # accuracy from which on fine-tuning has little to add
 
 
 def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
-    known = _known(result)
-    lines = [(name, *_headline(_best(result, name))) for name in known]
-    if len(known) > 1:
+    encoders = _known(result)
+    lines = [(name, *_headline(_best(result, name))) for name in encoders]
+    if len(encoders) > 1:
         label, number, detail = lines[0]
-        unclear = [other for other in known[1:] if _verdict(_pair(result, label, other), "difference") < 1]
+        unclear = [other for other in encoders[1:] if _verdict(_pair(result, label, other), "difference") < 1]
         open_end = f"; these images cannot separate it from {', '.join(unclear)}" if unclear else ""
         lines.insert(0, ("For these images", number, f"{label}, {detail}{open_end}"))
     return lines
@@ -42,9 +42,11 @@ def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     simple = next((name for name in ("linear", "ridge") if name in result.probe.values), str(result.probe.values[0]))
     curves = {}
     for name, row in rows.items():
-        own = result.accuracy.sel(encoder=name, probe=simple, feature=row.feature.item())
-        own = own.sel(site=(own.layer_type == "block").values & outside_decoder(own.site.values)).dropna("site")
-        curves[name] = own.values.tolist()
+        blocks = result.accuracy.sel(encoder=name, probe=simple, feature=row.feature.item())
+        blocks = blocks.sel(site=(blocks.layer_type == "block").values & outside_decoder(blocks.site.values)).dropna(
+            "site"
+        )
+        curves[name] = blocks.values.tolist()
     values = {name: float(row.accuracy) for name, row in rows.items()}
     ends = {name: (float(row.accuracy_low), float(row.accuracy_high)) for name, row in rows.items()}
     about = "accuracy of the probe chosen on held-out images"
@@ -59,10 +61,10 @@ def _headline(row: xr.Dataset) -> tuple[str, str]:
 
 def summary(result: xr.Dataset) -> list[str]:
     """Which encoder, layer, pooling and probe for these images, and what fine-tuning would be needed for."""
-    known = _known(result)
-    if not known:
+    encoders = _known(result)
+    if not encoders:
         return ["No probe could be trained on these features, so there is nothing to recommend."]
-    first, *others = known
+    first, *others = encoders
     best, about = _best(result, first), result.attrs
     of_settings = ""
     if "mean_of_best" in best and not np.isnan(best.mean_of_best) and about["best_of"] > 1:
@@ -74,7 +76,7 @@ def summary(result: xr.Dataset) -> list[str]:
         f"{counted(about['n_test'], 'test image')} correctly{of_settings}. Chance is {about['chance']:.1%}.",
         *([" ".join(_against(result, first, other) for other in others)] if others else []),
         _left(best, about),
-        *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in known),
+        *(f"{name}: " + " ".join(_holdings(result.sel(encoder=name))) for name in encoders),
     ]
 
 
@@ -140,14 +142,16 @@ def _holdings(row: xr.Dataset) -> Iterator[str]:
     """Sentences on what is where in an encoder: its last layer, other poolings, depth, an added layer."""
     feature = str(row.best_feature.item())
     last = last_site(row, feature)
-    own = row.sel(feature=feature)
-    yield from _plain(own, last)
+    probes = row.sel(feature=feature)
+    yield from _plain(probes, last)
     for other in (str(name) for name in row.feature.values if name != feature):
         yield from _pooled(row.sel(feature=other), POOLED[other])
     deeper = [str(name) for name in row.probe.values if str(name).startswith("depth")]
-    yield from _gained(own.sel(probe=deeper, site=last), "probe", "the classes are in its features, but not linearly")
+    yield from _gained(
+        probes.sel(probe=deeper, site=last), "probe", "the classes are in its features, but not linearly"
+    )
     if "multilayer" in row.probe.values:
-        yield from _gained(own.sel(probe="multilayer"), "site", "the last layer has lost something that {} knows")
+        yield from _gained(probes.sel(probe="multilayer"), "site", "the last layer has lost something that {} knows")
 
 
 def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
@@ -171,10 +175,10 @@ def _plain(row: xr.Dataset, last: str) -> Iterator[str]:
 
 def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
     """Another pooling with the probe that is best for it, against the best one."""
-    known = row.stack(at=("probe", "site")).dropna("at", subset=["lead"])
-    known = known.sel(at=outside_decoder(known.site.values))
-    if known.sizes["at"]:
-        best = known.isel(at=int(np.argmax(known.selection.values)))
+    pairs = row.stack(at=("probe", "site")).dropna("at", subset=["lead"])
+    pairs = pairs.sel(at=outside_decoder(pairs.site.values))
+    if pairs.sizes["at"]:
+        best = pairs.isel(at=int(np.argmax(pairs.selection.values)))
         compared = {
             1: f"{_points(best, 'lead')} less",
             0: "not distinguishable from the best",
@@ -186,10 +190,10 @@ def _pooled(row: xr.Dataset, pooling: str) -> Iterator[str]:
 
 def _gained(row: xr.Dataset, axis: str, meaning: str) -> Iterator[str]:
     """What depth, or a layer beside it, gains on the last layer; of several the one that selection prefers."""
-    known = row.dropna(axis, subset=["gain"])
-    if not known.sizes[axis]:
+    gains = row.dropna(axis, subset=["gain"])
+    if not gains.sizes[axis]:
         return
-    best = known.isel({axis: int(np.argmax(known.selection.values))})
+    best = gains.isel({axis: int(np.argmax(gains.selection.values))})
     name = str(best[axis].item())
     what = named(name).capitalize() if axis == "probe" else f"Layer {name}, added to the last one,"
     yield {

@@ -45,13 +45,13 @@ def _per_layer(result: xr.Dataset) -> Iterator[Figure]:
 
 def _at_last(result: xr.Dataset, names: list[str]) -> pd.DataFrame:
     """Numbers at the last layer of each encoder, which may be another one for another feature."""
-    known = [encoder for encoder in result.encoder.values if result.last_site.sel(encoder=encoder).item()]
+    encoders = [encoder for encoder in result.encoder.values if result.last_site.sel(encoder=encoder).item()]
     rows = []
-    for encoder in known:
+    for encoder in encoders:
         last = np.array([last_site(result.sel(encoder=encoder), str(name)) for name in result.feature.values])
         for site in dict.fromkeys(last.tolist()):
-            own = result.feature.values[last == site]
-            rows.append(result[names].sel(encoder=[encoder], site=[site], feature=own))
+            features = result.feature.values[last == site]
+            rows.append(result[names].sel(encoder=[encoder], site=[site], feature=features))
     return pd.concat([row.to_dataframe().reset_index() for row in rows], ignore_index=True)
 
 

@@ -78,9 +78,9 @@ def mean_of_best(
 
 def best_of(found: Mapping[ProbePlace, ProbeOutcome], probes: Sequence[str]) -> dict[str, ProbePlace]:
     """The probe of each encoder that is best on the selection split: of equal ones the simplest, and no decoder's."""
-    known = [at for at, answer in found.items() if answer.right is not None and not of_decoder(at.site)]
+    scored = [at for at, answer in found.items() if answer.right is not None and not of_decoder(at.site)]
     best: dict[str, ProbePlace] = {}
-    for at in sorted(known, key=lambda at: (-found[at].selection, probes.index(at.probe))):
+    for at in sorted(scored, key=lambda at: (-found[at].selection, probes.index(at.probe))):
         best.setdefault(at.encoder, at)
     return best
 
@@ -177,10 +177,10 @@ def _of_settings(found: Mapping[ProbePlace, ProbeOutcome], axes: Axes, count: in
 
 
 def _reasons(plan: Plan, axes: Axes, found: Mapping[ProbePlace, ProbeOutcome]) -> npt.NDArray[np.str_]:
-    known = {(at.encoder, at.site, at.feature) for at in found}
+    there = {(at.encoder, at.site, at.feature) for at in found}
     places = (ProbePlace(*names) for names in itertools.product(*axes) if names[2] in plan.sites[names[0]])
     reasons = {
-        at: NO_SUCH_PROBE if (at.encoder, at.site, at.feature) in known else "this site has no such feature"
+        at: NO_SUCH_PROBE if (at.encoder, at.site, at.feature) in there else "this site has no such feature"
         for at in places
     }
     return spread(reasons | {at: a.reason for at, a in found.items()}, axes, fill=ABSENT).astype(str)

@@ -120,8 +120,8 @@ class Scoring:
             )
         for encoder, site in scores.fits:
             value = scores.of_layers["val_miou"][encoder, site]
-            known = scores.chosen.get(encoder)
-            if not of_decoder(site) and (known is None or value > scores.of_layers["val_miou"][encoder, known]):
+            before = scores.chosen.get(encoder)
+            if not of_decoder(site) and (before is None or value > scores.of_layers["val_miou"][encoder, before]):
                 scores.chosen[encoder] = site
 
     def _held_out(self) -> npt.NDArray[np.int64]:

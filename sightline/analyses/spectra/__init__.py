@@ -265,9 +265,9 @@ def _slots(plan: Plan, count: int) -> tuple[dict[str, Tensor], int]:
 
 def _shape(plan: Plan, encoder: str, site: str) -> Shape:
     """Patch tokens of an image and their width, (0, 0) where there are none."""
-    known, shape = plan.encoders[encoder], plan.shapes[encoder][site]
+    model, shape = plan.encoders[encoder], plan.shapes[encoder][site]
     blank = torch.empty(1, *shape, device="meta")
-    patches = token_view(blank, "patches", known.tokens) if known.has_places(shape) else None
+    patches = token_view(blank, "patches", model.tokens) if model.has_places(shape) else None
     return (0, 0) if patches is None else (patches.shape[1], patches.shape[2])
 
 

@@ -218,9 +218,9 @@ class TokensAnalysis(contract.Analysis):
             reasons.append(_flaw(pair))  # (2, C, N, D)
             if not reasons[-1]:
                 n = pair.shape[2]
-                own = [token_clouds(*image) for image in pair.transpose(0, 1)]
+                alone = [token_clouds(*image) for image in pair.transpose(0, 1)]
                 joint = token_clouds(*pair.flatten(1, 2)).reshape(2, -1, n, AXES)
-                coordinates[0, i, seen, :, :n] = torch.stack(own)
+                coordinates[0, i, seen, :, :n] = torch.stack(alone)
                 coordinates[1, i, seen, :, :n] = joint.transpose(0, 1)
         dims = ("encoder", "site", "cloud_image", "moment", "patch", "axis")
         return {

@@ -106,13 +106,13 @@ def silhouettes_left_out(distances: Tensor, images: Tensor, groups: Tensor, out:
     True
     """
     _, of = torch.unique(groups, return_inverse=True)
-    own = torch.nn.functional.one_hot(of).double()  # (n, C)
+    member = torch.nn.functional.one_hot(of).double()  # (n, C)
     stays = ~out[:, images]  # (G, n)
-    sums = torch.tensordot(distances, stays.T.double()[:, :, None] * own[:, None], 1).transpose(0, 1)  # (G, n, C)
-    count = stays.double() @ own  # (G, C)
+    sums = torch.tensordot(distances, stays.T.double()[:, :, None] * member[:, None], 1).transpose(0, 1)  # (G, n, C)
+    count = stays.double() @ member  # (G, C)
     alone = torch.gather(count, 1, of.expand(len(out), -1)) <= 1
-    mine = own.bool()
-    within = (sums * own).sum(-1) / (torch.gather(count, 1, of.expand(len(out), -1)) - 1)
+    mine = member.bool()
+    within = (sums * member).sum(-1) / (torch.gather(count, 1, of.expand(len(out), -1)) - 1)
     others = (sums / count[:, None]).masked_fill(mine | (count[:, None] == 0), math.inf).amin(-1)
     scores = ((others - within) / torch.maximum(others, within)).masked_fill(alone, 0.0)
     scores = scores.nan_to_num(nan=0.0)  # tokens that coincide with those of their group and of another one

@@ -84,7 +84,7 @@ def mixed_targets(labels: Tensor, classes: int, smoothing: float, mix: Mix | Non
     tensor([[0.7500, 0.2500],
             [0.2500, 0.7500]])
     """
-    known = (labels >= 0).unsqueeze(1)
+    labelled = (labels >= 0).unsqueeze(1)
     sharp = torch.nn.functional.one_hot(labels.clamp(min=0), classes).float()
-    targets = (sharp * (1 - smoothing) + smoothing / classes) * known
+    targets = (sharp * (1 - smoothing) + smoothing / classes) * labelled
     return targets if mix is None else torch.lerp(partners(targets), targets, mix.share)

@@ -52,7 +52,7 @@ def from_arrays(
     names = np.array([f"{i:06d}" for i in range(n)]) if ids is None else np.array([str(i) for i in ids])
     if len(names) != n or len(set(names.tolist())) != n:
         raise InputError(f"{n} images need {n} different ids, but {len(set(names.tolist()))} were given")
-    numbers, known = _labels(labels, classes, n)
+    numbers, class_names = _labels(labels, classes, n)
     parts = _splits(splits, n)
     digest = hashlib.sha256()
     for image in images:
@@ -63,7 +63,7 @@ def from_arrays(
         source=Arrays(images),
         ids=names,
         labels=numbers,
-        classes=known,
+        classes=class_names,
         splits=parts or halves(names, numbers),
         own_splits=bool(parts),
         fingerprint=digest.hexdigest(),
@@ -119,13 +119,13 @@ def encode_labels(values: Sequence[Any], classes: Sequence[str] | None) -> tuple
     (array([ 2, -1,  2]), ('ant', 'bee', 'cat'))
     """
     distinct = sorted({v for v in values if v is not None and v != -1}, key=lambda v: (isinstance(v, str), v))
-    known = [str(name) for name in (distinct if classes is None else classes)]
+    class_names = [str(name) for name in (distinct if classes is None else classes)]
     place: dict[Any, int] = {value: i for i, value in enumerate(distinct)}
     if classes is not None:
-        place = dict(enumerate(range(len(known)))) | {name: i for i, name in enumerate(known)}
+        place = dict(enumerate(range(len(class_names)))) | {name: i for i, name in enumerate(class_names)}
     if strange := [value for value in distinct if value not in place]:
-        raise InputError(f"The label {strange[0]!r} is not one of the classes: {some(known, most=12)}")
-    return np.array([place.get(value, -1) for value in values], np.int64), tuple(known)
+        raise InputError(f"The label {strange[0]!r} is not one of the classes: {some(class_names, most=12)}")
+    return np.array([place.get(value, -1) for value in values], np.int64), tuple(class_names)
 
 
 def encode_parts(

@@ -212,8 +212,8 @@ def products(centred: Tensor, unbiased: bool = True, shuffled: bool = False, oth
 
 def own_of(hsic: npt.NDArray[np.float64]) -> Own:
     """The HSIC of each row and of each column with itself, of all pairs of the same layers (…, S, S)."""
-    own = np.diagonal(hsic, axis1=-2, axis2=-1)
-    return own, own
+    diagonal = np.diagonal(hsic, axis1=-2, axis2=-1)
+    return diagonal, diagonal
 
 
 def ratio(hsic: npt.NDArray[np.float64], own: Own | None = None) -> npt.NDArray[np.float64]:

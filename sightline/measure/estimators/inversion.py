@@ -89,9 +89,9 @@ def _errors(
         whole += rest.square().sum(0).view(pulled.shape[1:]).sum(1)
     errors = []
     for number, before in enumerate(whole):
-        own = pulled[:, number]
-        curved = (own @ own.T) * gram
-        straight = (own * products[:, number]).sum(1)
+        coefficients = pulled[:, number]
+        curved = (coefficients @ coefficients.T) * gram
+        straight = (coefficients * products[:, number]).sum(1)
         errors.append(before - 2 * straight @ shrink + (shrink * (curved @ shrink)).sum(0))
     squared: npt.NDArray[np.float64] = torch.stack(errors).numpy(force=True)
     return squared

@@ -157,8 +157,8 @@ class Rows:
     ) -> None:
         on_disk = isinstance(features, OnDisk) and not isinstance(features, (np.ndarray, Tensor))
         self.values: Tensor | OnDisk = features if on_disk else _matrix(features, what)  # type: ignore[assignment,arg-type]
-        own = self.values.device if isinstance(self.values, Tensor) else torch.device("cpu")
-        self.device = own if device is None else torch.device(device)
+        here = self.values.device if isinstance(self.values, Tensor) else torch.device("cpu")
+        self.device = here if device is None else torch.device(device)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -284,9 +284,9 @@ class _Sweep:
 
     def blocks(self, joined: JoinedFeatures, number: int | None = None) -> Iterator[Tensor]:
         """Normalised features, (m, I · D) at a time, or (m, D) of one input by its number."""
-        own = slice(None) if number is None else slice(number * self.width, (number + 1) * self.width)
+        columns = slice(None) if number is None else slice(number * self.width, (number + 1) * self.width)
         for start in range(0, joined.rows, ROWS):
-            yield F.batch_norm(joined.read([start], ROWS), self.mean[own], self.var[own], eps=FRONT)
+            yield F.batch_norm(joined.read([start], ROWS), self.mean[columns], self.var[columns], eps=FRONT)
 
 
 class _Heads:

@@ -241,8 +241,8 @@ def _components(moment: Tensor, rounding: float, variance: float) -> tuple[Tenso
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
     share = values.cumsum(0) / values.sum()
     count = int((share < variance * (1 - 1e-12)).sum()) + 1 if values.sum() > rounding else 0
-    known = values[:count] > len(values) * torch.finfo(torch.float64).eps * values[0]
-    return values, vectors[:, :count][:, known] / values[:count][known].sqrt()
+    large = values[:count] > len(values) * torch.finfo(torch.float64).eps * values[0]
+    return values, vectors[:, :count][:, large] / values[:count][large].sqrt()
 
 
 class Compared(NamedTuple):
@@ -404,9 +404,9 @@ def influence_of_ratio(sums: npt.NDArray[np.float64], degree: int) -> npt.NDArra
 
     `degree`: 2 for sums over pairs of images, where an image counts as either of them.
     """
-    own = np.diagonal(sums, axis1=1, axis2=2)  # (G, S)
+    diagonal = np.diagonal(sums, axis1=1, axis2=2)  # (G, S)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value, share, root = ratio(sums.sum(0)), own / own.sum(0), np.sqrt(own.sum(0))
+        value, share, root = ratio(sums.sum(0)), diagonal / diagonal.sum(0), np.sqrt(diagonal.sum(0))
         both = share[:, :, None] + share[:, None, :]
         moved: npt.NDArray[np.float64] = degree * (sums / (root[:, None] * root) - value / 2 * both)
     return moved

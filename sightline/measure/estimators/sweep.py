@@ -229,8 +229,10 @@ def train_sweep(
             trained.append(train_probes(probes, schedule, *train, classes, device=device, show=lambda *_: move()))
     loss = _beside([one.loss for one in trained], len(shapes))
     accuracy = _beside([one.accuracy(*selection) for one in trained], len(shapes))
-    known = np.isfinite(loss) & np.isfinite(accuracy)
-    return Swept(sweep.settings, trained, len(shapes), np.where(known, loss, np.nan), np.where(known, accuracy, np.nan))
+    finite = np.isfinite(loss) & np.isfinite(accuracy)
+    return Swept(
+        sweep.settings, trained, len(shapes), np.where(finite, loss, np.nan), np.where(finite, accuracy, np.nan)
+    )
 
 
 def training_bytes(weights: int, features: int, sweep: Sweep) -> int:

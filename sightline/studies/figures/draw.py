@@ -37,7 +37,7 @@ def find_figure(name: str) -> PaperFigure:
     >>> find_figure("002 fig. 1").id, find_figure("004 Fig 2 left").id, find_figure("001 table 2b").id
     ('000 Fig 1', '004 Fig 2a', '001 Table 2b')
     """
-    known = all_figures()
+    figures = all_figures()
     if (parts := WRITTEN.fullmatch(name.strip())) is None:
         raise InputError(
             f"{name!r} names no figure; write paper, figure or table, number and part, such as '001 Fig 1b'"
@@ -45,11 +45,11 @@ def find_figure(name: str) -> PaperFigure:
     paper, kind, number, letter, side = parts.groups()
     whole = f"{SAME_AS.get(paper, paper)} {'Fig' if kind.lower() == 'fig' else 'Table'} {number.upper()}"
     letter = letter.lower()
-    if f"{whole}{letter}" in known and not side:
-        return known[f"{whole}{letter}"]
-    if whole not in known:
-        raise InputError(f"There is no measurement {name!r}{nearest(whole, known)}")
-    letters = list(known[whole].parts)
+    if f"{whole}{letter}" in figures and not side:
+        return figures[f"{whole}{letter}"]
+    if whole not in figures:
+        raise InputError(f"There is no measurement {name!r}{nearest(whole, figures)}")
+    letters = list(figures[whole].parts)
     if side:
         sides = dict(zip(SIDES.get(len(letters), ()), letters, strict=False))
         letter = sides.get(side.lower(), side)
@@ -57,7 +57,7 @@ def find_figure(name: str) -> PaperFigure:
         named = list(filter(None, letters))
         told = f"part {letter!r}{nearest(letter, named)}" if named else "parts"
         raise InputError(f"{whole} has no {told}")
-    return known[whole].part(letter)
+    return figures[whole].part(letter)
 
 
 def draw(name: str, evidence: Evidence) -> PaperDrawing:

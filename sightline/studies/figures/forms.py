@@ -58,10 +58,10 @@ def analysed(
 
 def _selected(name: str, table: xr.Dataset, select: Mapping[str, Any]) -> xr.Dataset:
     for dim, wanted in select.items():
-        known = {str(value) for value in table[dim].values}
-        lacking = [str(value) for value in wanted if str(value) not in known]
+        values = {str(value) for value in table[dim].values}
+        lacking = [str(value) for value in wanted if str(value) not in values]
         if lacking:
-            raise Missing(f"{name} with {dim} {', '.join(lacking)}; this run has {', '.join(sorted(known))}")
+            raise Missing(f"{name} with {dim} {', '.join(lacking)}; this run has {', '.join(sorted(values))}")
     return table.sel({dim: list(wanted) for dim, wanted in select.items()})
 
 
@@ -293,10 +293,10 @@ def attention_maps(evidence: Evidence, encoder: str, image: int = 0) -> Panel:
         where = f"patch {at[0]}, {at[1]}"
         rows.append((where, "image", np.nan, picture_url(_marked(pixels, grid, at), 2 * PICTURE)))
         for layer in shown:
-            own = maps.isel({f"viewer_layer_{number}": layer, f"viewer_query_{number}": query}).values
-            lit = _lit(pixels, own.reshape(grid))
+            weights = maps.isel({f"viewer_layer_{number}": layer, f"viewer_query_{number}": query}).values
+            lit = _lit(pixels, weights.reshape(grid))
             # How even the map is: 1 for one that is the same everywhere, 1 / keys for one that sees a single key.
-            even = float(own.sum() / (255 * own.size))
+            even = float(weights.sum() / (255 * weights.size))
             rows.append((where, f"block {layers[layer].split('.')[1]}", even, picture_url(lit, 2 * PICTURE)))
     table = pd.DataFrame(rows, columns=["row", "column", "mean", "url"])
     columns = list(dict.fromkeys(table.column))

@@ -45,10 +45,10 @@ def last_probe(result: xr.Dataset, encoder: str, probe: str, feature: str | None
     at = result.sel(encoder=encoder, probe=probe, site=str(result.last_site.sel(encoder=encoder).item()))
     if feature is not None:
         return at.sel(feature=feature)
-    known = at.accuracy.dropna("feature").feature
-    if not known.size:
+    features = at.accuracy.dropna("feature").feature
+    if not features.size:
         raise Missing(f"a {probe} probe on the last layer of {encoder}")
-    return at.sel(feature=known[0].item())
+    return at.sel(feature=features[0].item())
 
 
 def linear_probe(evidence: Evidence, encoder: str, feature: str | None = None, images: str | None = None) -> Number:
@@ -121,9 +121,9 @@ def average_precisions(
             raise Missing(f"{what}, of {encoder}: add `--steps detect`")
     alike, tables = evidence.alike("detection", *encoders, among=asked), []
     for encoder in encoders:
-        own = evidence.table("detection", encoder, among=alike).sel(encoder=[encoder])
+        of_encoder = evidence.table("detection", encoder, among=alike).sel(encoder=[encoder])
         names = dict(zip((f"AP{end}" for end in ENDS), ("value", "low", "high"), strict=True))
-        tables.append(own[list(names)].to_dataframe().reset_index().rename(columns=names))
+        tables.append(of_encoder[list(names)].to_dataframe().reset_index().rename(columns=names))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -83,10 +83,10 @@ def _sweep(evidence: Evidence) -> tuple[str, str, list[Role]]:
 
     Where a sweep has no such ends of its own, they are the two objectives that it mixes.
     """
-    known = {role.name for role in evidence.encoders(HYBRID)}
-    sweep = max(sweeps(evidence), key=lambda sweep: (len(sweep.hybrids), {*sweep.ends[0]} <= known))
+    hybrid_names = {role.name for role in evidence.encoders(HYBRID)}
+    sweep = max(sweeps(evidence), key=lambda sweep: (len(sweep.hybrids), {*sweep.ends[0]} <= hybrid_names))
     hybrids = sorted(sweep.hybrids, key=lambda role: role.weight or 0)
-    if {*sweep.ends[0]} <= known:
+    if {*sweep.ends[0]} <= hybrid_names:
         je, rec = (first_seed(evidence, name) for name in sweep.ends[0])
         return je, rec, hybrids
     return cast(evidence, JE, "moco_v3")[0], cast(evidence, REC, "simmim")[0], hybrids
@@ -228,10 +228,10 @@ def _maps(evidence: Evidence, family: str, method: str) -> Panel:
 def _clouds(evidence: Evidence, family: str, method: str, last: bool, joint: bool = False) -> Panel:
     """Tokens before and after the attention of the first or last block: of one image, or of several in one basis."""
     name = cast(evidence, family, method)[0]
-    known = part_of(evidence.table("tokens", name), [name]).cloud.dropna("site", how="all").site.values
-    if not known.size:
+    sites = part_of(evidence.table("tokens", name), [name]).cloud.dropna("site", how="all").site.values
+    if not sites.size:
         raise Missing(f"tokens of {name} before and after attention, which cannot be observed")
-    site = str(known[-1 if last else 0])
+    site = str(sites[-1 if last else 0])
     panel = analysed(evidence, "tokens", "centres" if joint else "clouds", [name], site=[site])
     note = "Patch tokens before and after attention on their first two singular vectors; crosses are the centres."
     return replace(panel, note=note)

@@ -184,9 +184,9 @@ def _path(evidence: Evidence) -> Panel:
     tables = []
     for name in (*rec, *je):
         run, steps = next(iter(evidence.apart().trainings("dynamics", name).values()))
-        own = run["dynamics"].efficiency.sel(encoder=steps, place=ALL)
-        weights = "attention" if "attention" in own.weights.values else ALL
-        values = own.sel(weights=weights)
+        efficiency = run["dynamics"].efficiency.sel(encoder=steps, place=ALL)
+        weights = "attention" if "attention" in efficiency.weights.values else ALL
+        values = efficiency.sel(weights=weights)
         table = pd.DataFrame({"series": name, "depth": values.step.values, "value": values.values, "weights": weights})
         tables.append(table.dropna(subset="value"))
     note = (
@@ -205,11 +205,11 @@ def _path(evidence: Evidence) -> Panel:
 
 def _masked(evidence: Evidence, masked_tuned: bool, after: bool) -> Panel:
     """CKA of MSN, or of the fine-tuned one, with all others before or after fine-tuning."""
-    own = cast(evidence, MASKED_JE, "msn")[:1]
-    own = tuned(evidence, *own) if masked_tuned else own
+    masked = cast(evidence, MASKED_JE, "msn")[:1]
+    masked = tuned(evidence, *masked) if masked_tuned else masked
     je, rec = pair_of_families(evidence)
     others = tuned(evidence, *je, *rec) if after else [*je, *rec]
-    return layer_maps(evidence, [LayerMap(own[0], other, title=other) for other in others])
+    return layer_maps(evidence, [LayerMap(masked[0], other, title=other) for other in others])
 
 
 # Detection

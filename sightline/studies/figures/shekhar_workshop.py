@@ -119,9 +119,9 @@ def rank_agreement(evidence: Evidence, images: str, ranks: tuple[int, ...]) -> P
     je, rec = pair_of_families(evidence)
     pairs = [*itertools.combinations(je, 2), *((j, r) for r in rec for j in je)]
     result = evidence.table("agreement", *je, *rec)
-    known = [k for k in ranks if k in result.k.values] or [int(k) for k in result.k.values]
+    shown = [k for k in ranks if k in result.k.values] or [int(k) for k in result.k.values]
     rows = []
-    for k, (a, b) in itertools.product(known, pairs):
+    for k, (a, b) in itertools.product(shown, pairs):
         of = result.sel(images=images, k=k, encoder_a=a, encoder_b=b)
         rows.append(
             {"group": f"top {k}", "series": f"{a} and {b}"} | {f"tau{end}": float(of[f"tau{end}"]) for end in ENDS}

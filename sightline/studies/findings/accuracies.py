@@ -125,10 +125,10 @@ def _of_folder(evidence: Evidence, *starts: str) -> list[Estimate]:
 def _of_counts(evidence: Evidence, start: str) -> Estimate:
     members = evidence.seeds.get(start, (start,))
     counts = [next(_counts(evidence, member), None) for member in members]
-    known = [one for one in counts if one is not None]
-    if len(known) < len(members):
+    there = [one for one in counts if one is not None]
+    if len(there) < len(members):
         raise Missing(f"a fine-tuned {start}: add `--steps finetune`")
-    return over_seeds(start, dict(zip(members, known, strict=True)))
+    return over_seeds(start, dict(zip(members, there, strict=True)))
 
 
 def _counts(evidence: Evidence, start: str) -> Iterator[Estimate]:

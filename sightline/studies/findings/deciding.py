@@ -295,10 +295,10 @@ def all_findings() -> dict[str, Finding]:
 
 def decide_all(evidence: Evidence, only: Collection[str] | None = None) -> list[Verdict]:
     """Verdicts of all findings, or of some, with p adjusted for their number."""
-    known = all_findings()
-    if unknown := [name for name in only or () if name not in known]:
-        raise InputError(f"There is no finding {unknown[0]!r}{nearest(unknown[0], known)}")
-    return adjusted([finding.decide(evidence) for name, finding in known.items() if only is None or name in only])
+    findings = all_findings()
+    if unknown := [name for name in only or () if name not in findings]:
+        raise InputError(f"There is no finding {unknown[0]!r}{nearest(unknown[0], findings)}")
+    return adjusted([finding.decide(evidence) for name, finding in findings.items() if only is None or name in only])
 
 
 def adjusted(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -148,9 +148,9 @@ def _stalling(evidence: Evidence, je: str, sl: str) -> list[Part]:
 
     def lag(sites: Sequence[str]) -> Estimate:
         """How much earlier in SL the most similar layers are, as a share of the depth."""
-        own = float(np.mean([every.index(site) / len(every) for site in sites]))
+        depth = float(np.mean([every.index(site) / len(every) for site in sites]))
         match = evidence.estimate("cka.row_depth", encoder=je, other=sl, tokens="all", site=list(sites), draws=DRAWS)
-        return match * -1.0 + own
+        return match * -1.0 + depth
 
     at_starts = lag(starts)
     return [
@@ -176,8 +176,8 @@ def _worst_step(evidence: Evidence, encoder: str) -> list[Part]:
     It is the worst of many: its interval and its p are at 0.05 over their number (Bonferroni).
     """
     member, table = next(evidence.tables("probes", encoder))
-    known = table.accuracy.sel(encoder=member).notnull().any(("probe", "feature")).values
-    blocks = [str(site) for site in table.site.values[known] if re.fullmatch(r"block\.\d+", str(site))]
+    probed = table.accuracy.sel(encoder=member).notnull().any(("probe", "feature")).values
+    blocks = [str(site) for site in table.site.values[probed] if re.fullmatch(r"block\.\d+", str(site))]
     if len(blocks) < 2:
         raise Missing(f"probes of the blocks of {encoder}: add `--steps passes`")
     accuracy = {site: linear_probe(evidence, encoder, site=site, feature="gap") for site in blocks}

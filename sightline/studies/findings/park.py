@@ -180,8 +180,10 @@ def sweeps(evidence: Evidence) -> list[WeightSweep]:
     for size, hybrids in mixed.items():
         ends = []
         for family, method, weight in ((JE, "moco_v3", 1.0), (REC, "simmim", 0.0)):
-            own = [role for role in every if role.weight == weight and role.size == size]
-            others = own or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
+            alike = [role for role in every if role.weight == weight and role.size == size]
+            others = (
+                alike or [role for role in _plain(evidence, family) if role.size == size] or _plain(evidence, family)
+            )
             ends.append([role.name for role in others if role.method == method] or [role.name for role in others])
         every_sweep.append(WeightSweep(hybrids, [(je, rec) for je in ends[0] for rec in ends[1]]))
     return every_sweep
@@ -227,13 +229,13 @@ def _selection(evidence: Evidence, role: Role) -> float:
 
 
 def _against_both(evidence: Evidence, hybrid: str, je: str, rec: str) -> list[Part]:
-    own, *tuned = tuned_accuracies(evidence, hybrid, je, rec)
+    hybrid_accuracy, *tuned = tuned_accuracies(evidence, hybrid, je, rec)
     parts = []
     for other, accuracy in zip((je, rec), tuned, strict=True):
         probes = linear_probe(evidence, hybrid) - linear_probe(evidence, other)
         parts += [
             above(f"linear probe: {hybrid} − {other}", probes, percent=True),
-            above(f"fine-tuned: {hybrid} − {other}", own - accuracy, percent=True),
+            above(f"fine-tuned: {hybrid} − {other}", hybrid_accuracy - accuracy, percent=True),
         ]
     return parts
 
@@ -255,8 +257,10 @@ def _windows(evidence: Evidence) -> list[Case]:
 
 def _lifted(evidence: Evidence, free: str, restricted: str) -> Sequence[Part]:
     """The same with encoders that attend to all patches again."""
-    own = next(role for role in evidence.encoders(JE) if role.name == restricted)
-    others = evidence.encoders(JE, method=own.method, size=own.size, window=own.window, lifted=True)
+    with_window = next(role for role in evidence.encoders(JE) if role.name == restricted)
+    others = evidence.encoders(
+        JE, method=with_window.method, size=with_window.size, window=with_window.window, lifted=True
+    )
     if not others:
         raise Missing(f"{restricted} with its window lifted: give its reference with `?window=none`")
     return _probe_and_tuning(evidence, free, others[0].name)
@@ -266,8 +270,8 @@ def _reinitialised(evidence: Evidence, je: str, rec: str) -> list[Part]:
     among = evidence.alike("reinit", je, rec)
     every = []
     for member, table in evidence.tables("reinit", je, rec, among=among):
-        known = table.accuracy_drop.sel(encoder=member).notnull().all("end")
-        every.append({int(n) for n in table.n.values[known.values] if n > 0})
+        complete = table.accuracy_drop.sel(encoder=member).notnull().all("end")
+        every.append({int(n) for n in table.n.values[complete.values] if n > 0})
     counts = sorted(set.intersection(*every))
     if not counts:
         raise Missing(f"fine-tunings of {je} and {rec} with the same numbers of blocks re-initialised")
@@ -421,9 +425,9 @@ def _relative_drops(evidence: Evidence, je: str, rec: str) -> list[Part]:
 
 def _decoders(evidence: Evidence) -> list[Case]:
     """Encoders that come with a deep decoder against those that had none."""
-    known = _plain(evidence, REC)
-    deep = [role for role in known if role.method == "mae"]
-    shallow = [role for role in known if role.method in ("simmim", "beit")]
+    recs = _plain(evidence, REC)
+    deep = [role for role in recs if role.method == "mae"]
+    shallow = [role for role in recs if role.method in ("simmim", "beit")]
     if not deep:
         raise Missing("MAE with its decoder: add `--rec mae=REFERENCE?decoder=true`")
     if not shallow:

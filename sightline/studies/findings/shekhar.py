@@ -127,8 +127,8 @@ def _early_match(evidence: Evidence) -> Sequence[Case]:
 def _blocks(evidence: Evidence, a: str, b: str) -> int:
     """How many blocks of an encoder have a CKA with those of another."""
     values = _first_pair(evidence, "cka.cka", a, b, tokens="all", site_a="block.0")
-    known = np.isfinite(values.values)
-    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in values.site_b.values[known])
+    finite = np.isfinite(values.values)
+    return sum(bool(re.fullmatch(r"block\.\d+", str(site))) for site in values.site_b.values[finite])
 
 
 def _of_matches(values: npt.NDArray[np.float64], axis: int, blocks: int, number: Callable[..., Any]) -> Any:
@@ -182,8 +182,8 @@ def _curve_above(evidence: Evidence, cnn: str, own: str, foreign: str, least: fl
 def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     """The distances of layers that two encoders have, and which share of the depth they are."""
     values = _first_pair(evidence, "cka.distance_cka", a, b, tokens="all")
-    known = np.isfinite(values.values)
-    shares = zip(values.distance.values[known], values.relative_distance.values[known], strict=True)
+    finite = np.isfinite(values.values)
+    shares = zip(values.distance.values[finite], values.relative_distance.values[finite], strict=True)
     return {int(distance): float(share) for distance, share in shares}
 
 
@@ -219,8 +219,8 @@ def _features(evidence: Evidence, result: str, *encoders: str) -> list[str]:
     every = []
     for member, table in evidence.tables(result, *encoders):
         values = table.accuracy.sel(encoder=member)
-        known = np.isfinite(values).any([str(dim) for dim in values.dims if dim != "feature"])
-        every.append([str(feature) for feature in values.feature.values[known.values]])
+        measured = np.isfinite(values).any([str(dim) for dim in values.dims if dim != "feature"])
+        every.append([str(feature) for feature in values.feature.values[measured.values]])
     return [feature for feature in every[0] if all(feature in features for features in every)]
 
 
@@ -389,8 +389,8 @@ def _ap(evidence: Evidence, encoder: str, kind: str, area: str, among: Callable[
 
 def _kinds(evidence: Evidence, among: Callable[[Run], bool], *encoders: str) -> list[str]:
     """Boxes, and masks where all of these were trained with them."""
-    known = [set(table.kind.values) for _, table in evidence.tables("detection", *encoders, among=among)]
-    return [kind for kind in KINDS if all(kind in kinds for kinds in known)]
+    kinds_of = [set(table.kind.values) for _, table in evidence.tables("detection", *encoders, among=among)]
+    return [kind for kind in KINDS if all(kind in kinds for kinds in kinds_of)]
 
 
 def _frozen_detection(evidence: Evidence) -> Sequence[Case]:

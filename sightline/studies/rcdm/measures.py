@@ -109,8 +109,8 @@ def _seen(
     positions, pixels = positions[shuffled], {key: values[shuffled] for key, values in pixels.items()}
     pictures = pixels[small].float() / 255
     rest = {preprocess: values for preprocess, values in pixels.items() if preprocess in set(preprocesses)}
-    own = np.searchsorted(data.indices(split), positions)
-    return Seen(pictures, rest, id_keys(data.ids[positions]), data.ids[positions], data.labels[positions], own)
+    places = np.searchsorted(data.indices(split), positions)
+    return Seen(pictures, rest, id_keys(data.ids[positions]), data.ids[positions], data.labels[positions], places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +150,10 @@ class Measures:
         """The three numbers of analyses/inversion.py; a fifth of the training images chooses the penalty."""
 
         def part(split: str, seen: Seen, which: npt.NDArray[np.int64]) -> ImagePairs:
-            own = self.conditions[split][name]
+            features = self.conditions[split][name]
             rows = seen.rows[which]
             pictures = Matrix(seen.pictures.flatten(1).numpy(), which)
-            return ImagePairs(Matrix(own.plain, rows), Matrix(own.mirror, rows), pictures)
+            return ImagePairs(Matrix(features.plain, rows), Matrix(features.mirror, rows), pictures)
 
         every = np.arange(len(train.rows))
         fits, chooses = every[every % 5 > 0], every[every % 5 == 0]
@@ -191,8 +191,8 @@ class Measures:
     @staticmethod
     def _alike(features: Mapping[str, Tensor]) -> dict[str, float]:
         """Correlation of the representations of image and transformed image, over images."""
-        own = features[PLAIN].double()
-        centred = own - own.mean(0)
+        plain = features[PLAIN].double()
+        centred = plain - plain.mean(0)
         correlations = {}
         for which, values in features.items():
             other = values.double() - values.double().mean(0)
@@ -202,8 +202,8 @@ class Measures:
 
     def _samples(self, number: int, name: str, sources: Seen, train: Seen) -> dict[str, Any]:
         """Pictures of the sources and of their mirror images, and which way they face."""
-        own, k = self.conditions["test"][name], self.extent.samples
-        told = [torch.from_numpy(np.array(values[sources.rows])) for values in (own.plain, own.mirror)]
+        conditions, k = self.conditions["test"][name], self.extent.samples
+        told = [torch.from_numpy(np.array(values[sources.rows])) for values in (conditions.plain, conditions.mirror)]
         steps, seed = self.wanted.config.sampling_steps, self.wanted.training.seed
         both = torch.cat(
             [draw(self.model, number, features, sources.keys, k, steps=steps, seed=seed) for features in told]

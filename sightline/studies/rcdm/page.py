@@ -56,23 +56,23 @@ def headlines(result: xr.Dataset) -> list[tuple[str, str, str]]:
     which = "mirror" if "mirror" in result.transformation.values else str(result.transformation.values[0])
     lines = []
     for name in result.encoder.values:
-        own = result.sel(encoder=name, transformation=which)
+        gap = result.sel(encoder=name, transformation=which)
         detail = (
             f"of the images are more likely than their copy under {which}, given the representation, "
-            f"{interval(own.share_low.item(), own.share_high.item())}, z = {own.z.item():.1f}; shuffled "
-            f"{own.share_null.item():.1%}, z = {own.z_null.item():.1f}; {own.orientation.item():.1%} of the samples "
-            f"face as the source does ({interval(own.orientation_low.item(), own.orientation_high.item())})"
+            f"{interval(gap.share_low.item(), gap.share_high.item())}, z = {gap.z.item():.1f}; shuffled "
+            f"{gap.share_null.item():.1%}, z = {gap.z_null.item():.1f}; {gap.orientation.item():.1%} of the samples "
+            f"face as the source does ({interval(gap.orientation_low.item(), gap.orientation_high.item())})"
         )
-        lines.append((str(name), f"{own.share.item():.1%}", detail))
+        lines.append((str(name), f"{gap.share.item():.1%}", detail))
     return lines
 
 
 def key_numbers(result: xr.Dataset) -> list[KeyNumber]:
     numbers = []
     for which in map(str, result.transformation.values):
-        own = result[["share", "share_low", "share_high"]].sel(transformation=which)
+        shares = result[["share", "share_low", "share_high"]].sel(transformation=which)
         about = f"share of images that are more likely than their copy under {which}, given the representation"
-        numbers += of_encoders(own, "share", title=which, about=about, style=".1%", place=FIRST)
+        numbers += of_encoders(shares, "share", title=which, about=about, style=".1%", place=FIRST)
     return numbers
 
 
