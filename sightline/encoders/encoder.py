@@ -16,6 +16,7 @@ from sightline.encoders.contract import family
 from sightline.encoders.files.weights import hash_weights
 from sightline.encoders.modules.mode import evaluating
 from sightline.encoders.modules.positions import Resize, by_size
+from sightline.encoders.modules.truncated import without_classifier
 from sightline.encoders.sites import Anatomy, Tap, Tokens, layer_type
 from sightline.images.preprocess import Preprocess
 
@@ -142,7 +143,7 @@ def build_encoder(
         architecture=architecture,
         classes=None if classes is None else tuple(classes),
         notes=list(notes),
-        forward=forward or known.forward,
+        forward=forward or known.forward or without_classifier(module),
         stages=known.stages,
         resize=resize,
     )

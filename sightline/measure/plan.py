@@ -184,7 +184,7 @@ def probe(
     try:
         with torch.inference_mode(), watch(encoder.sites, wanted, see):
             encoder(encoder.preprocess.normalize(grey))
-    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
         height, width = encoder.preprocess.size
         raise InputError(
             f"Encoder {encoder.name!r} fails on an image of {height} × {width} pixels: {first_line(error)}; "

@@ -19,9 +19,11 @@ def anatomy(module: Any, size: tuple[int, int]) -> Anatomy:
     taps = {"embed": Tap(blocks[0], "input")}
     for number, block in enumerate(blocks):
         taps |= _block_taps(f"block.{number}", block)
+    head: Any = getattr(module, "head", None)  # which may have been deleted, or a part of it
     norm_first = not isinstance(module.norm_pre, nn.Identity)  # before the pooling, elsewhere after it
-    taps["norm"] = Tap(module.norm_pre if norm_first else module.head.norm)
-    layers = (getattr(getattr(module.head, "pre_logits", None), "fc", None), module.head.fc)
+    if (norm := module.norm_pre if norm_first else getattr(head, "norm", None)) is not None:
+        taps["norm"] = Tap(norm)
+    layers = (getattr(getattr(head, "pre_logits", None), "fc", None), getattr(head, "fc", None))
     taps |= {
         f"head.{number}": Tap(layer)
         for number, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear))

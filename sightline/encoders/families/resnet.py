@@ -26,6 +26,6 @@ def anatomy(module: nn.Module, size: tuple[int, int]) -> Anatomy:
             # Not the input of the last ReLU: the shortcut is added in place, so that input is the sum already.
             taps[f"block.{number}.residual"] = Tap(last)
         taps[f"block.{number}"] = Tap(block)
-    if isinstance(module.fc, nn.Linear):
-        taps["head.0"] = Tap(module.fc)
+    if isinstance(classifier := getattr(module, "fc", None), nn.Linear):
+        taps["head.0"] = Tap(classifier)
     return Anatomy("resnet", len(blocks), taps, stages=tuple(map(len, stages)))

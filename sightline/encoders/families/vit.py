@@ -55,7 +55,7 @@ def timm_anatomy(
         taps |= taps_of(f"block.{number}", block)
     if not isinstance(module.norm, nn.Identity):
         taps["norm"] = Tap(module.norm)
-    heads = [head for head in (module.head, getattr(module, "head_dist", None)) if isinstance(head, nn.Linear)]
+    heads = [head for name in ("head", "head_dist") if isinstance(head := getattr(module, name, None), nn.Linear)]
     taps |= {f"head.{number}": Tap(head) for number, head in enumerate(heads)}
     rows, columns = embed.dynamic_feat_size(fixed or size)
     return Anatomy(

@@ -7,4 +7,5 @@ vitdet        attention in windows, with relative positions of rows and columns
 mae_decoder   MAE's decoder, and an encoder with it
 projection    projection heads, and an encoder with one
 mode          training and evaluation mode
+truncated     models whose classifier was deleted
 """
