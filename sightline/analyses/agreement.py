@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import xarray as xr
@@ -36,7 +37,6 @@ from sightline.measure.pooled import flaw
 from sightline.report.figures import Figure, KeyNumber, Likeness, heatmap
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
 

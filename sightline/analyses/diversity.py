@@ -21,7 +21,7 @@ Shapes: B images, H heads, N tokens, D width, d width of a head; S layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +33,12 @@ from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, outside_decoder
 from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.images.pipeline import Batch
 from sightline.measure import contract
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
-
-if TYPE_CHECKING:
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "structure"
 TITLE = "Diversity"

@@ -20,7 +20,6 @@ Shapes: B images, N patches, D channels, K frequencies, S layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
@@ -34,15 +33,12 @@ from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, outside_decoder
 from sightline.encoders.sites import token_view
+from sightline.images.pipeline import Batch
 from sightline.measure import contract
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import FIRST, Figure, KeyNumber, key_number, over_depth, present
-
-if TYPE_CHECKING:
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "structure"
 TITLE = "Fourier"

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 from torch import Tensor
@@ -27,20 +27,15 @@ from torch import Tensor
 from sightline.core.errors import InputError
 from sightline.core.groups import Alignment, Kept, Same
 from sightline.core.results import ABSENT, ENDS
+from sightline.images.pipeline import Batch
 from sightline.images.views import policies_of
 from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, products, ratio
 from sightline.measure.estimators.cka import cka as cka
+from sightline.measure.estimators.full_batch import Pairs
 from sightline.measure.gram_sums import GramSums, Values, check_tokens, full_bytes, narrow, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, KeyNumber, depth_table, heatmap, interval_of, key_number, over_depth
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-    from sightline.measure.estimators.full_batch import Pairs
-
 
 TOPIC = "robust"
 TITLE = "Augmentation invariance"

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch.nn.functional as F
 import xarray as xr
 from torch import Tensor
@@ -32,6 +33,7 @@ from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import shared
 from sightline.core.results import interval, outside_decoder
 from sightline.encoders.encoder import Encoder
+from sightline.images.pipeline import Batch
 from sightline.images.preprocess import Preprocess
 from sightline.measure.estimators.inversion import MEASURES as MEASURES
 from sightline.measure.estimators.inversion import fit_inverse as fit_inverse
@@ -44,12 +46,6 @@ from sightline.measure.layers import sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import Matrix, Pooled, Which, disk, every_site, flaw, widths
 from sightline.report.figures import Figure, KeyNumber, key_number, over_depth
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "structure"
 TITLE = "Inversion"

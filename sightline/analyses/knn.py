@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.processes import shared
@@ -29,9 +30,6 @@ from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import Pooled, disk, every_site, flaw
 from sightline.measure.request import check_labels
 from sightline.report.figures import FIRST, Figure, KeyNumber, accuracy_over_depth, accuracy_table, key_number
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 TOPIC = "separable"
 TITLE = "k-NN accuracy"

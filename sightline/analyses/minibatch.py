@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import xarray as xr
@@ -28,19 +28,13 @@ from sightline.core.errors import InputError
 from sightline.core.groups import Alignment, Axis, Kept
 from sightline.core.provenance import fingerprint
 from sightline.core.results import ABSENT, ENDS
-from sightline.images.pipeline import batch_count
+from sightline.images.pipeline import Batch, batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, bootstrap, centre, products, ratio
 from sightline.measure.estimators.cka import study as study
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.report.figures import Figure, KeyNumber, curve_over_depth, heatmap, of_encoders
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "alike"
 TITLE = "Minibatch CKA"

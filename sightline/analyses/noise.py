@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.errors import InputError, nearest
@@ -29,10 +29,6 @@ from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.report.figures import Figure, KeyNumber, curve_over_depth, key_number
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TOPIC = "robust"
 TITLE = "Noise by frequency"

@@ -13,9 +13,9 @@ Source: Shekhar et al. 2023, "Objectives Matter", section 2.2, where pictures ge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 
@@ -23,18 +23,11 @@ from sightline.core.errors import InputError, nearest
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOTHING, interval, outside_decoder
 from sightline.measure.estimators.intervals import wilson
-from sightline.measure.estimators.ridge import BLOCK_NUMBERS, fit_ridge
+from sightline.measure.estimators.ridge import BLOCK_NUMBERS, Sliceable, fit_ridge
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
-from sightline.measure.pooled import Pooled, disk, every_site, flaw, widths
+from sightline.measure.pooled import Matrix, Pooled, disk, every_site, flaw, widths
 from sightline.report.figures import Figure, KeyNumber, accuracy_over_depth, key_number
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.measure.estimators.ridge import Sliceable
-    from sightline.measure.pooled import Matrix
-
 
 TOPIC = "robust"
 TITLE = "Orientation"

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import altair as alt
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.errors import InputError
@@ -31,10 +31,6 @@ from sightline.measure.estimators.intervals import wilson
 from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.report.figures import FIRST, Figure, KeyNumber, of_encoders
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TOPIC = "robust"
 TITLE = "Shape bias"

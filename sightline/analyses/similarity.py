@@ -14,9 +14,10 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -53,14 +54,8 @@ from sightline.measure.estimators.similarity import rsa as rsa
 from sightline.measure.estimators.similarity import svcca as svcca
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Plan
-from sightline.measure.pooled import FLAT, Pooled, disk, widths
+from sightline.measure.pooled import FLAT, Pooled, Wanted, disk, widths
 from sightline.report.figures import Figure, Likeness
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.measure.pooled import Wanted
-
 
 TOPIC = "alike"
 TITLE = "Similarity by other measures"

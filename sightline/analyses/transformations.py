@@ -21,9 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import xarray as xr
@@ -33,6 +34,7 @@ from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups import Kept, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE, interval
+from sightline.images.pipeline import Batch
 from sightline.images.views import make_view
 from sightline.measure import contract
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
@@ -41,12 +43,6 @@ from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import CONSTANT, POOLINGS, poolings, widths
 from sightline.report.figures import Figure, KeyNumber, heatmap, key_number, over_depth, present
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "robust"
 TITLE = "Transformations"

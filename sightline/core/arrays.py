@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 Array = TypeVar("Array", Tensor, np.ndarray[Any, Any])
 

@@ -26,13 +26,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.groups import Mean, TopChoices
 from sightline.core.selection import ENCODERS, Where, cells_of, described
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pandas as pd
 
     from sightline.core.groups import Measured

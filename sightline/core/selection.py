@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.errors import InputError, nearest
 from sightline.core.patterns import site_pattern
 from sightline.core.results import ABSENT, of_decoder, relative_depths
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import xarray as xr
 
     Mask = npt.NDArray[np.bool_]

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,10 +29,6 @@ from sightline.images.sets import Images
 from sightline.images.views import make_view
 from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.pooled import POOLINGS, poolings
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 BATCH = 64
 ROWS = 4096  # that are read at a time

@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,10 +33,6 @@ from sightline.generation.denoiser import Model
 from sightline.generation.noise import LEVELS, normal_noise
 from sightline.images.views import make_view
 from sightline.measure.estimators.intervals import ratio_of, wilson
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 PLAIN = "plain"
 BATCH = 64

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,10 +27,6 @@ from sightline.images.loading import load_images
 from sightline.images.pipeline import batches
 from sightline.images.preprocess import Preprocess
 from sightline.training.recipe import read_recipe
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 BETWEEN = 8  # steps of an interpolation, both ends included
 

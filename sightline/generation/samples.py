@@ -7,9 +7,10 @@ n sources, k pictures of each.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,10 +19,6 @@ from sightline.generation.denoiser import Model
 from sightline.generation.noise import normal_noise
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.inversion import odd_part
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 BATCH = 64
 SAMPLE = 0x5A3

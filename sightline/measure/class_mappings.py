@@ -15,16 +15,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import softmax
 
 from sightline.core.errors import InputError, counted, nearest
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 AUTO = "imagenet16"
 FOLDER = Path(__file__).parent / "mappings"

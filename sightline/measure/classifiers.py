@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.processes import shared
@@ -26,8 +27,6 @@ from sightline.measure.pooled import Pooled, disk, flaw, widths
 from sightline.measure.request import check_labels
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.measure.pooled import Matrix
 
 

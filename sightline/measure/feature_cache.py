@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.errors import InputError
 from sightline.core.files import explain
 from sightline.core.version import FORMAT
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.encoders.encoder import Encoder
     from sightline.images.sets import Images
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.filesize import decimal
 from torch import Tensor
@@ -28,8 +29,6 @@ from sightline.measure.estimators.full_batch import FullBatch
 from sightline.measure.layers import Layers
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.images.pipeline import Batch
     from sightline.measure.estimators.cka import Own
     from sightline.measure.estimators.full_batch import Pairs

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,8 +21,6 @@ from sightline.core.keyed_random import id_keys, mix
 from sightline.core.provenance import fingerprint
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.images.pipeline import Batch
     from sightline.images.sets import Images
 

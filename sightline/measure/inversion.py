@@ -6,9 +6,10 @@ n images, D width, P = 3 · size² numbers of a picture.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,10 +19,6 @@ from sightline.core.results import ENDS
 from sightline.measure.estimators.inversion import MEASURES, Inverse, Recovered, fit_inverse
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS
 from sightline.measure.pooled import Matrix
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 NAMES = tuple(f"{measure}{end}" for measure in MEASURES for end in (*ENDS, "_null", "_ceiling"))
 

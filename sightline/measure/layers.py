@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,8 +19,6 @@ from sightline.core.results import NORMAL_95
 from sightline.encoders.sites import block_numbers, layer_type, stage_numbers, union_of_sites
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.images.sets import Images
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -34,8 +35,6 @@ from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.encoders.encoder import Encoder
     from sightline.images.pipeline import Batch
     from sightline.measure.plan import Key, Plan

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core import plugins
 from sightline.core.contract import TOPICS
@@ -19,8 +20,6 @@ from sightline.core.errors import InputError, counted
 from sightline.report.verdicts import DECIDED, counts, with_interval
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from sightline.core.run_folder import Run
     from sightline.report.figures import KeyNumber, Likeness
     from sightline.studies.findings.contract import Finding, Verdict

@@ -17,9 +17,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 
@@ -41,10 +42,6 @@ from sightline.training.recipe import read_recipe
 from sightline.transfer.evaluate import decisions
 from sightline.transfer.finetune import NAME, finetune, make_recipe
 from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TOPIC = "transfer"
 TITLE = "Re-initialised blocks"

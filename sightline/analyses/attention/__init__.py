@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -30,18 +31,13 @@ from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean, Spread
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
+from sightline.encoders.attention import AttentionProduct
+from sightline.images.pipeline import Batch
 from sightline.measure import contract
 from sightline.measure.estimators.attention import EPSILON, distance_and_nmi, nmi_of, patch_distances, unattended
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.encoders.attention import AttentionProduct
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "attention"
 TITLE = "Attention distance and NMI"

@@ -6,24 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product as pairs
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
 
+from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.encoder import Encoder
+from sightline.images.pipeline import Batch
 from sightline.images.thumbnails import thumbnail_size, thumbnails
 from sightline.measure.layers import sample_rows
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.encoders.attention import AttentionProduct
-    from sightline.encoders.encoder import Encoder
-    from sightline.images.pipeline import Batch
-    from sightline.measure.plan import Plan
-
+from sightline.measure.plan import Plan
 
 QUERIES = 7  # a viewer shows at most 7 × 7 queries
 VIEWER_BYTES = 4_000_000  # of an encoder

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -31,6 +31,7 @@ from sightline.analyses.cka.matching import block_distances, depths_of
 from sightline.analyses.cka.matching import summaries as summaries
 from sightline.core.groups import Alignment, Best, Binned, Kept, Pairs, Picked
 from sightline.core.results import ABSENT, sites_of
+from sightline.images.pipeline import Batch
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import GROUPS, TOKENS, centre, own_of, products, ratio
 from sightline.measure.estimators.cka import cka as cka
@@ -38,12 +39,6 @@ from sightline.measure.estimators.cka import study as study
 from sightline.measure.gram_sums import WIDEST, GramSums, Values, check_tokens, full_bytes, narrow, too_wide, widths_of
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "alike"
 TITLE = "CKA"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 
@@ -23,9 +24,6 @@ from sightline.report.figures import (
     over_depth,
     with_depth,
 )
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class Measure(NamedTuple):

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.results import of_decoder, relative_depths, said_depths, sites_of
+from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import block_numbers, layer_type
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.encoders.encoder import Encoder
-
-    Numbers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 
 
 AXES = ("tokens", "encoder_a", "encoder_b", "site_a")

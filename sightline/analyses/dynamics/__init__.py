@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.analyses.cka.matching import depths_of, layers_of_same_depth
@@ -28,16 +29,14 @@ from sightline.analyses.dynamics.paths import Trajectory, paths_of, trainings_of
 from sightline.analyses.dynamics.paths import path_efficiency as path_efficiency
 from sightline.core.groups import Alignment, Kept
 from sightline.core.results import ABSENT
+from sightline.images.pipeline import Batch
 from sightline.measure.estimators.cka import GROUPS, centre, products
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-    from sightline.images.pipeline import Batch
 
 
 TOPIC = "transfer"

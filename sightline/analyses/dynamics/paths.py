@@ -17,18 +17,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.errors import InputError
 from sightline.core.references import take_apart
 from sightline.core.results import ABSENT
+from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import layer_type
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-    from sightline.encoders.encoder import Encoder
 
 
 ALL, ATTENTION, OUTSIDE = "all", "attention", "outside blocks"

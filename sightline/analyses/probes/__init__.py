@@ -23,9 +23,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 
@@ -56,10 +57,6 @@ from sightline.measure.groups import GROUPS
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import FEATURES, Pooled, disk, every_site, flaw, widths
 from sightline.measure.request import check_labels
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TOPIC = "separable"
 TITLE = "Probes"

@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.results import ABSENT, ENDS, NOTHING, of_decoder
@@ -24,13 +25,8 @@ from sightline.measure.estimators.intervals import accuracy_of, difference_of
 from sightline.measure.estimators.ridge import PENALTIES
 from sightline.measure.estimators.sweep import Setting, best_first
 from sightline.measure.layers import Layers
+from sightline.measure.plan import Plan
 from sightline.measure.pooled import FEATURES
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.measure.plan import Plan
-
 
 BEST = 5  # settings whose mean and spread are reported
 OVER = ("encoder", "probe", "site", "feature")

@@ -19,9 +19,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -38,6 +39,9 @@ from sightline.core.provenance import fingerprint
 from sightline.core.results import ABSENT, ENDS
 from sightline.encoders.sites import token_view
 from sightline.images.label_maps import BACKGROUND, shares
+from sightline.images.pipeline import Batch
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
 from sightline.measure import contract
 from sightline.measure.estimators.lda import PatchSums, add_patches
 from sightline.measure.estimators.lda import lda_scores as lda_scores
@@ -47,14 +51,6 @@ from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.layers import Layers, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
 from sightline.measure.pooled import finish_files
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-    from sightline.images.preprocess import Preprocess
-    from sightline.images.sets import Images
-
 
 TOPIC = "separable"
 TITLE = "Semantic segmentation"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from sightline.core.results import ENDS, interval
 from sightline.report.figures import (
@@ -21,10 +22,6 @@ from sightline.report.figures import (
     picture_grid,
     picture_url,
 )
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 CELL, SMALL_CELL = 104, 52  # pixels of a picture in the figures
 

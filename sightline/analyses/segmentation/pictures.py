@@ -13,9 +13,10 @@ The components of a layer are those of all training patches, from the sums of LD
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -23,12 +24,7 @@ from torch import Tensor
 from sightline.analyses.segmentation.scoring import Layer, Scores, Scoring, decide, maps_of
 from sightline.images.label_maps import nearest_to
 from sightline.images.thumbnails import thumbnail_size, thumbnails
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.measure.estimators.lda import Lda
-
+from sightline.measure.estimators.lda import Lda
 
 COLOURS = 3
 

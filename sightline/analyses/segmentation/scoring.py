@@ -10,27 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sightline.core.processes import shared
 from sightline.core.results import ENDS, NOT_FINITE, of_decoder
 from sightline.images.label_maps import seen_part, shares, upsampling
+from sightline.images.preprocess import Preprocess
+from sightline.images.sets import Images
 from sightline.measure.estimators.lda import Lda, PatchSums, fit_lda
 from sightline.measure.estimators.overlap import count_overlap, iou_of, mean_over_classes, miou_of
 from sightline.measure.estimators.pixels import draw_pixels, fit_softmax, stack_pixels
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.preprocess import Preprocess
-    from sightline.images.sets import Images
-    from sightline.measure.feature_cache import Features
-    from sightline.measure.plan import Plan
-
+from sightline.measure.feature_cache import Features
+from sightline.measure.plan import Plan
 
 LOT = 32  # images that are scored at a time
 GROUPS = 20  # of the jackknife, at least, where there are as many images

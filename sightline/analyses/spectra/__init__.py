@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,15 +40,12 @@ from sightline.core.errors import InputError
 from sightline.core.groups import Kept, LeftOut, Mean
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import token_view
+from sightline.images.pipeline import Batch
 from sightline.measure import contract
 from sightline.measure.estimators.rank import effective_rank as effective_rank
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images, sample_rows
 from sightline.measure.plan import Cost, Key, Plan
-
-if TYPE_CHECKING:
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "structure"
 TITLE = "Singular value spectra"

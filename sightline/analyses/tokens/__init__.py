@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -47,17 +48,12 @@ from sightline.core.keyed_random import id_keys, mix
 from sightline.core.processes import shared
 from sightline.core.results import ABSENT, ENDS, NOT_FINITE
 from sightline.encoders.sites import entry_of, layer_type, token_view
+from sightline.images.pipeline import Batch
 from sightline.measure import contract
 from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers, add_images, mean_of_images
 from sightline.measure.plan import Cost, Key, Plan
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from sightline.images.pipeline import Batch
-
 
 TOPIC = "structure"
 TITLE = "Token clouds"

@@ -6,18 +6,15 @@ N tokens of an image, n tokens of several, D width.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.core.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 AXES = 3
 PERPLEXITY, ITERATIONS = 20, 500

@@ -15,9 +15,9 @@ Shapes: n images of a batch, p features, S layers, G groups of batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -28,10 +28,6 @@ from sightline.core.processes import shared
 from sightline.images.pipeline import batch_count
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TOKENS = ("all", "cls", "mean", "patches")
 GROUPS = 32  # batches are summed in this many groups, so that memory does not grow; up to 32 batches each is its own

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.results import NORMAL_95
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 def accuracy_of(decided: npt.NDArray[Any], truth: npt.NDArray[Any]) -> tuple[float, float, float]:

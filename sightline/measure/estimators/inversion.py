@@ -19,19 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sightline.core.arrays import Array, as_tensor, like
 from sightline.measure.estimators.intervals import ratio_of, wilson
 from sightline.measure.estimators.ridge import PENALTIES, centred_sums
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 AS_GOOD = 1e-6  # penalties whose errors differ by less of them are as good; the largest one is taken
 MEASURES = ("r2", "nearer", "odd")  # what `Recovered` tells

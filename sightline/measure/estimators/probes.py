@@ -32,9 +32,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,10 +44,6 @@ from sightline.core.lars import trusted
 from sightline.core.schedules import warmup_cosine
 from sightline.measure.estimators.probe_batches import ROWS, JoinedFeatures, fitting
 from sightline.measure.estimators.ridge import Sliceable
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 ACTIVATIONS = 2**22  # numbers of one layer of heads that are computed together, 16 MiB
 FRONT, INSIDE = 1e-6, 1e-5  # ε of the BatchNorms

@@ -24,18 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-12, 7))  # 10⁻⁶ … 10³, of features of variance 1
 BLOCK_NUMBERS = 2**20  # of a block of features in float64, 8 MiB

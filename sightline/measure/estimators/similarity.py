@@ -31,9 +31,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
@@ -44,10 +45,6 @@ from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
 from sightline.measure.estimators.neighbours import BLOCK_NUMBERS, Rows
 from sightline.measure.estimators.resampling import draw_groups, percentile_ends
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 BLOCK = 4096  # images that are read at a time
 DISSIMILARITIES = ("euclidean", "cosine", "correlation")

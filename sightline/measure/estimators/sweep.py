@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.progress import bar_of_steps
@@ -28,7 +29,6 @@ from sightline.measure.estimators.probe_batches import MEMORY
 from sightline.measure.estimators.probes import Probe, Schedule, TrainedProbes, train_probes
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
     from sightline.measure.estimators.ridge import Sliceable

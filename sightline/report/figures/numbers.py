@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from sightline.core.results import ENDS, outside_decoder, sites_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 FIRST = 1  # place of what is shown before all others
 At = Literal["last", "highest", "last third"]

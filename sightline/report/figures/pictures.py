@@ -6,18 +6,15 @@ import base64
 import colorsys
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
 from sightline.report.figures.charts import Figure
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 GOLDEN = 0.618034  # neighbours in the order of classes get hues that lie far apart
 BACKGROUND_GREY, LEFT_OUT = (225, 225, 225), (60, 60, 60)

@@ -6,10 +6,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 
@@ -19,10 +20,6 @@ from sightline.core.results import ENDS, of_decoder, outside_decoder
 from sightline.report.figures import curve_over_depth, heatmap, over_depth, picture_grid, picture_url
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.figures.contract import Panel, Printed
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 SIDE = 156  # pixels of a map of layers
 CURVE = {"width": 300, "height": 210}

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.contrast import Estimate, Factor
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing, over_seeds
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import xarray as xr
 
 

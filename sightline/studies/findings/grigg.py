@@ -12,9 +12,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.contrast import Contrast, Estimate
 from sightline.core.errors import InputError
@@ -24,10 +25,7 @@ from sightline.studies.findings.contract import Case, Part, findings_of
 from sightline.studies.findings.deciding import DRAWS, LEVEL, above, cases_of, written
 from sightline.studies.roles import JE, SUPERVISED
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Numbers = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.float64]
 
 
 EVEN, ODD = "block", "residual"  # layer types

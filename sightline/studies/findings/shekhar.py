@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sightline.core.contrast import Estimate
 from sightline.studies.evidence import Evidence, Missing
@@ -22,7 +23,6 @@ from sightline.studies.findings.deciding import DRAWS, above, below, within, wri
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import xarray as xr
 
     from sightline.core.run_folder import Run

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xarray as xr
 from torch import Tensor
@@ -31,10 +32,6 @@ from sightline.measure.inversion import NAMES as INVERSION
 from sightline.measure.inversion import ImagePairs, invert
 from sightline.measure.layers import sample_rows
 from sightline.measure.pooled import Matrix
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 TRANSFORMATIONS = ("mirror", "upside_down", "rotation", "grey", "colours", "blur", "shift", "scale")
 LARGEST = 8192  # training images whose pictures are compared with and inverted to
