@@ -1,7 +1,7 @@
 """What has a page in the report: the contract that analyses and studies share, and how a plugin is held to a contract.
 
 A contract is a Protocol whose implementations are modules. What the type checker sees for every plugin of Sightline
-(tests/support/plugin_types.py), `fulfil` sees for those of other packages when they are first used.
+(scripts/plugin_types.py), `fulfil` sees for those of other packages when they are first used.
 """
 
 from __future__ import annotations
