@@ -12,18 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.passes import activations, measured
 from support.plans import make_plan
 from support.references import SMALL
 
-from sightline import analyze, capture, load_encoder, load_images
+from sightline import load_encoder
 from sightline.analyses import diversity
 from sightline.analyses.diversity import depth_cosine, head_cosine, token_cosine
 from sightline.core.errors import InputError
-from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
 from sightline.measure.contract import NoSettings, result_of
 from sightline.measure.plan import Key, make_plans
-
-OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 
 
 def random(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -142,27 +140,8 @@ def test_bad_input() -> None:
 
 
 @pytest.fixture(scope="module")
-def images() -> Any:
-    return load_images("shapes?size=32", limit=20)
-
-
-@pytest.fixture(scope="module")
-def encoders() -> dict[str, Any]:
-    torch.manual_seed(0)
-    vit = load_encoder(SMALL)
-    return {
-        "vit": vit,
-        "registers": load_encoder(SMALL + "&class_token=False&global_pool=avg&reg_tokens=2"),
-        "wide": load_encoder(SMALL.replace("size=32&", "img_size=(32,48)&")),
-        "mae": load_encoder(Autoencoder(vit.module, Decoder(vit.module, 32, 2, 2)), preprocess=vit.preprocess),
-        "one head": load_encoder(SMALL + "&num_heads=1"),
-        "cnn": load_encoder("timm:resnet18@random?size=32&zero_init_last=False"),
-    }
-
-
-@pytest.fixture(scope="module")
 def result(encoders: Any, images: Any) -> Any:
-    return analyze(encoders, images, ["diversity"], **OPTIONS)["diversity"]
+    return measured("diversity", encoders, images)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +160,8 @@ def result(encoders: Any, images: Any) -> Any:
 def test_the_pass_equals_the_whole_array(
     encoders: Any, images: Any, result: Any, name: str, block: str, entry: str | None, prefix: int
 ) -> None:
-    encoder = encoders[name]
-    arrays = [item.image for item in images.source.read([int(i) for i in images.indices("test")])]
     sites = [block] if entry is None else [block, f"{block}.heads", f"{block}.mid", entry]
-    with torch.inference_mode(), capture(encoder, sites) as acts:
-        encoder(encoder.preprocess(arrays))
+    acts = activations(encoders[name], images, sites)
     out = acts[block].flatten(2).mT if acts[block].ndim == 4 else acts[block][:, prefix:]
     values = {"tokens": token_cosine(out.double())}
     if entry is not None:
@@ -197,22 +173,17 @@ def test_the_pass_equals_the_whole_array(
     for kind, expected in values.items():
         half = 1.96 * expected.std() / np.sqrt(len(expected))
         assert float(own.cosine.sel(kind=kind)) == pytest.approx(float(expected.mean()), abs=1e-6)
-        assert float(own.cosine_high.sel(kind=kind) - own.cosine_low.sel(kind=kind)) == pytest.approx(
-            float(2 * half), abs=1e-5
-        )
+        low, high = (float(own[f"cosine_{end}"].sel(kind=kind)) for end in ("low", "high"))
+        assert high - low == pytest.approx(float(2 * half), abs=1e-5)
         assert own.reason.sel(kind=kind) == ""
 
 
 def test_what_cannot_be_measured_says_why(result: Any) -> None:
-    reason = result.reason
+    reason, cnn = result.reason, result.reason.sel(encoder="cnn")
     assert reason.sel(kind="heads", encoder="one head", site="block.1") == "a single head has no pair"
-    assert reason.sel(kind="tokens", encoder="cnn", site="block.7") == "a single token has no pair"  # a map of 1 × 1
-    assert "attention heads of this block cannot be observed" in str(
-        reason.sel(kind="heads", encoder="cnn", site="block.0").item()
-    )
-    assert "stream between attention and MLP of this block cannot be observed" in str(
-        reason.sel(kind="depths", encoder="cnn", site="block.0").item()
-    )
+    assert cnn.sel(kind="tokens", site="block.7") == "a single token has no pair"  # a map of 1 × 1
+    assert "attention heads of this block cannot be observed" in cnn.sel(kind="heads", site="block.0").item()
+    assert "stream between attention and MLP of this block" in cnn.sel(kind="depths", site="block.0").item()
     assert (reason.sel(encoder="vit", site="block.7") == "this encoder has no such site").all()
     assert (np.isfinite(result.cosine) == (reason == "")).all()
     assert set(result.layer_type.values) == {"block"}

@@ -10,18 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.passes import activations, measured
 from support.plans import make_plan
 from support.references import SMALL
 from torch import nn
 
-from sightline import analyze, capture, load_encoder, load_images
+from sightline import load_encoder
 from sightline.analyses import fourier
 from sightline.analyses.fourier import relative_log_amplitude
 from sightline.core.errors import InputError
-from sightline.encoders.modules.mae_decoder import Autoencoder, Decoder
 from sightline.measure.contract import NoSettings, result_of
-
-OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 
 
 def random(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -118,39 +116,13 @@ def test_bad_input(shape: tuple[int, ...], prefix: int) -> None:
 # The pass
 
 
-def activations(encoder: Any, images: Any, sites: list[str]) -> dict[str, np.ndarray]:
-    arrays = [item.image for item in images.source.read([int(i) for i in images.indices("test")])]
-    with torch.inference_mode(), capture(encoder, sites) as acts:
-        encoder(encoder.preprocess(arrays))
-    return {site: value.float().numpy() for site, value in acts.items()}
-
-
-def tokens_of(activation: np.ndarray) -> np.ndarray:
-    return activation.reshape(*activation.shape[:2], -1).swapaxes(1, 2) if activation.ndim == 4 else activation
-
-
-@pytest.fixture(scope="module")
-def images() -> Any:
-    return load_images("shapes?size=32", limit=20)
-
-
-@pytest.fixture(scope="module")
-def encoders() -> dict[str, Any]:
-    torch.manual_seed(0)
-    vit = load_encoder(SMALL)
-    return {
-        "vit": vit,
-        "registers": load_encoder(SMALL + "&class_token=False&global_pool=avg&reg_tokens=2"),
-        "wide": load_encoder(SMALL.replace("size=32&", "img_size=(32,48)&") + "&depth=1"),
-        "mae": load_encoder(Autoencoder(vit.module, Decoder(vit.module, 32, 1, 2)), preprocess=vit.preprocess),
-        "cnn": load_encoder("timm:resnet18@random?size=32&zero_init_last=False"),
-        "next": load_encoder("timm:convnext_atto@random?size=64"),
-    }
+def tokens_of(activation: torch.Tensor) -> torch.Tensor:
+    return activation.flatten(2).mT if activation.ndim == 4 else activation
 
 
 @pytest.fixture(scope="module")
 def result(encoders: Any, images: Any) -> Any:
-    return analyze(encoders, images, ["fourier"], **OPTIONS)["fourier"]
+    return measured("fourier", encoders, images)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +153,7 @@ def test_the_pass_equals_the_whole_array(
     assert own.reason == ""
     assert float(own.high_frequency) == float(own.amplitude[count - 1])
     assert float(own.official) == float(own.amplitude[count - 1 - (min(grid) % 2 == 0)])
-    images_apart = np.array([relative_log_amplitude(one[None], grid, prefix)[1][-1] for one in tokens])
+    images_apart = np.array([relative_log_amplitude(one[None], grid, prefix)[1][-1].item() for one in tokens])
     half = 1.96 * images_apart.std(ddof=1) / np.sqrt(len(tokens))
     assert float(own.high_frequency_high - own.high_frequency_low) == pytest.approx(2 * half, rel=1e-2)
 
@@ -192,16 +164,17 @@ def test_what_has_no_frequencies_says_so(result: Any, images: Any) -> None:
     assert np.isnan(own.amplitude.sel(site="block.7")).all()
     assert np.isnan(own.high_frequency.sel(site="block.7"))
     assert result.reason.sel(encoder="vit", site="block.7") == "this encoder has no such site"
-    pooled = analyze([SMALL + "&num_classes=5"], images, ["fourier"], sites=["block.1", "head.0"], **OPTIONS)["fourier"]
+    pooled = measured("fourier", [SMALL + "&num_classes=5"], images, sites=["block.1", "head.0"])
     assert pooled.reason.values.tolist() == [["", "the places of its tokens on the image are not known"]]
     assert (np.isfinite(result.high_frequency) == (result.reason == "")).all()
 
 
 def test_user_sites_may_be_heads(images: Any) -> None:
     encoder = load_encoder(SMALL)
-    result = analyze({"a": encoder}, images, ["fourier"], sites=["block.1.heads"], **OPTIONS)["fourier"]
-    heads = activations(encoder, images, ["block.1.heads"])["block.1.heads"]  # (B, H, N, d)
-    tokens = heads.swapaxes(1, 2).reshape(len(heads), heads.shape[2], -1)
+    result = measured("fourier", {"a": encoder}, images, sites=["block.1.heads"])
+    tokens = (
+        activations(encoder, images, "block.1.heads")["block.1.heads"].transpose(1, 2).flatten(2)
+    )  # of (B, H, N, d)
     # The pass forms the product with v in blocks of its own, which differ from the kernel in the last digits.
     np.testing.assert_allclose(result.amplitude[0, 0], relative_log_amplitude(tokens, (4, 4), 1)[1], atol=1e-4)
 
@@ -226,7 +199,7 @@ class Odd(nn.Module):
 def test_flaws_have_a_reason(images: Any) -> None:
     torch.manual_seed(0)
     encoder = load_encoder(Odd(), name="odd", preprocess=load_encoder(SMALL).preprocess)
-    result = analyze({"odd": encoder}, images, ["fourier"], **OPTIONS)["fourier"].sel(encoder="odd")
+    result = measured("fourier", {"odd": encoder}, images).sel(encoder="odd")
     for site in ("flat", "zero"):
         assert "the same at all positions" in str(result.reason.sel(site=site).item())
         assert np.isnan(result.amplitude.sel(site=site)).all()
@@ -244,8 +217,7 @@ def test_no_number_without_a_readable_image_and_no_wrong_reason(tmp_path: Path) 
 @pytest.mark.bf16
 def test_bf16_rounds_the_model_not_the_measurement(images: Any) -> None:
     encoder = load_encoder(SMALL)
-    options = OPTIONS | {"sites": ["block.1.fc1"], "precision": "bf16", "batch": 20}
-    result = analyze({"a": encoder}, images, ["fourier"], **options)["fourier"]
+    result = measured("fourier", {"a": encoder}, images, sites=["block.1.fc1"], precision="bf16", batch=20)
     with torch.autocast("cpu", torch.bfloat16):
         tokens = activations(encoder, images, ["block.1.fc1"])["block.1.fc1"]
     np.testing.assert_allclose(result.amplitude[0, 0], relative_log_amplitude(tokens, (4, 4), 1)[1], atol=2e-5)

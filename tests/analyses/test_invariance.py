@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from support.passes import CNN, measured
 from support.references import SMALL
 from torch import Tensor, nn
 
-from sightline import analyze, capture, load_encoder, load_images
+from sightline import capture, load_encoder, load_images
 from sightline.analyses.invariance import InvarianceConfig, figures, headlines
 from sightline.core.errors import InputError
 from sightline.images.views import make_view
@@ -21,28 +22,16 @@ STILL = "supervised?crop=[1, 1]&ratio=[1, 1]"  # the whole image; half of the ti
 
 
 def invariance(encoders: Any, config: InvarianceConfig, count: int = 40, **options: Any) -> xr.Dataset:
-    images = load_images("shapes?size=32", limit=count)
-    settings = {"batch": 8, "workers": 0, "show_progress": False, **options}
-    return analyze(encoders, images, {"invariance": config}, **settings)["invariance"]
+    return measured("invariance", encoders, load_images("shapes?size=32", limit=count), config, **options)
 
 
 def test_the_pass_equals_cka_of_two_copies() -> None:
-    encoders = {"vit": load_encoder(SMALL), "cnn": load_encoder("timm:resnet18@random?size=32&zero_init_last=False")}
+    encoders = {"vit": load_encoder(SMALL), "cnn": load_encoder(CNN)}
     result = invariance(encoders, InvarianceConfig(policies=("moco_v3", "supervised"), bootstrap=50), seed=3)
     assert result.invariance.dims == ("policy", "tokens", "encoder", "site")
-    images = load_images("shapes?size=32", limit=40)
-    order = images.order("test", 3)
-    arrays = [item.image for item in images.source.read(order.tolist())]
     for name, encoder in encoders.items():
-        pixels = torch.from_numpy(np.stack([encoder.preprocess.crop(array) for array in arrays]))
         for policy in ("moco_v3", "supervised"):
-            copies = []
-            for copy in range(2):
-                view = make_view(f"augment:{policy}:{copy}", pixels, images.ids[order].tolist(), seed=3)
-                with torch.inference_mode(), capture(encoder, "block.1") as activations:
-                    encoder(encoder.preprocess.normalize(view))
-                copies.append(activations["block.1"])
-            x, y = copies
+            x, y = (copy["block.1"] for copy in copies(encoder, policy, ["block.1"], 40, 3))
             views = (
                 {"all": (x, y), "mean": (x.mean((2, 3)), y.mean((2, 3)))}
                 if name == "cnn"
@@ -108,9 +97,8 @@ def test_all_layers_against_all_layers(unbiased: bool) -> None:
             diagonal = np.diagonal(result[f"cka{end}"], axis1=3, axis2=4)
             np.testing.assert_array_equal(diagonal, result[f"invariance{end}"])
         assert (np.isnan(result.cka.sel(encoder="a")) == [[False, False, True]] * 2 + [[True] * 3]).all()
-        assert not np.allclose(
-            result.cka.sel(policy="moco_v3"), result.cka.sel(policy="moco_v3").values.swapaxes(-1, -2)
-        )
+        own = result.cka.sel(policy="moco_v3").values
+        assert not np.allclose(own, own.swapaxes(-1, -2))
     if unbiased:  # the interval is that of the minibatch estimate, moved
         moved = whole.cka - (batched.cka - batched.cka_low)
         np.testing.assert_allclose(whole.cka_low, moved, rtol=0, atol=1e-12)
@@ -184,23 +172,7 @@ def test_the_figure_has_a_panel_for_each_policy() -> None:
     assert row.value == float(result.invariance.sel(policy="dino", tokens="all", encoder="b", site="block.1"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"policies": ("simclrr",)}, "did you mean 'simclr'"),
-        ({"policies": ("simclr?blurr=1",)}, "did you mean 'blur'"),
-        ({"policies": ()}, "one policy or several"),
-        ({"policies": ("dino", "dino")}, "one policy or several"),
-        ({"tokens": ("patch",)}, "did you mean 'patches'"),
-        ({"bootstrap": 0}, "at least"),
-    ],
-)
-def test_settings_are_checked_before_the_pass(settings: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        InvarianceConfig(**settings)
-
-
 def test_too_few_images() -> None:
     images = load_images("shapes?size=32&train=8&val=4&test=3")
     with pytest.raises(InputError, match="leave invariance out"):
-        analyze(load_encoder(SMALL), images, ["invariance"], show_progress=False)
+        measured("invariance", load_encoder(SMALL), images)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from support import passes
+from support.references import SMALL
 
 import sightline as sl
 from sightline.analyses import inversion as plugin
 from sightline.analyses.inversion import InversionConfig
-from sightline.core.errors import InputError
 from sightline.encoders.encoder import build_encoder
 from sightline.images.preprocess import Preprocess
 from sightline.report.tables import tables
@@ -41,8 +42,7 @@ def encoder(kind: str) -> sl.Encoder:
 
 def measured(images: Any, out: Path | None = None, **options: Any) -> xr.Dataset:
     encoders = {kind: encoder(kind) for kind in ("image", "symmetric", "constant")}
-    config = {"inversion": InversionConfig(size=SIZE, pictures=3)}
-    return sl.analyze(encoders, images, config, out=out, workers=0, show_progress=False, **options)["inversion"]
+    return passes.measured("inversion", encoders, images, InversionConfig(size=SIZE, pictures=3), out=out, **options)
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,11 @@ def test_batching_order_and_a_missing_val_split_change_what_they_may(images: Any
 
 def test_page_and_words(result: xr.Dataset, images: Any, tmp_path: Path) -> None:
     small = sl.analyze(
-        ["timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"],
+        [SMALL],
         sl.load_images("shapes?size=32", limit=40),
         {"inversion": InversionConfig(size=6, pictures=2)},
         out=tmp_path / "run",
-        workers=0,
-        show_progress=False,
+        **passes.OPTIONS,
     )
     assert [figure.name for figure in plugin.figures(small["inversion"])] == ["r2", "nearer", "odd"]
     page = sl.write_report(small).read_text("utf-8")
@@ -113,14 +112,3 @@ def test_page_and_words(result: xr.Dataset, images: Any, tmp_path: Path) -> None
     assert "does not tell left from right" in plugin.summary(result)[1]
     assert len(plugin.summary(result)) == 2
     assert list(tables(result, "inversion")) == ["inversion"]
-
-
-def test_bad_settings() -> None:
-    with pytest.raises(InputError, match="no feature 'mean'"):
-        InversionConfig(features=("mean",))
-    with pytest.raises(InputError, match="needs a feature"):
-        InversionConfig(features=())
-    with pytest.raises(InputError, match="2 to 64 pixels"):
-        InversionConfig(size=1)
-    with pytest.raises(InputError, match="at least 1"):
-        InversionConfig(pictures=0)

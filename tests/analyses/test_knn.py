@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from support.neighbours import plain
 from support.plans import LAYOUT, TEST, TRAIN, WIDTH, activations, computed, feed, make_plan
 
 from sightline.analyses import knn
 from sightline.analyses.knn import KnnAnalysis, KnnConfig
 from sightline.core.errors import InputError
-from sightline.core.groups import split
 from sightline.measure.estimators.intervals import wilson
 from sightline.measure.estimators.neighbours import knn_predict
 from sightline.measure.plan import Key, Plan
@@ -56,41 +56,26 @@ def test_streamed_is_whole(tmp_path: Path) -> None:
 
 
 def test_protocol_is_named_and_survives_a_file(tmp_path: Path) -> None:
-    import xarray as xr
-
     plan = make_plan(tmp_path / "cache")
     result = run(plan, activations(plan), k=5)
     result.to_netcdf(tmp_path / "knn.nc", engine="h5netcdf")
     with xr.open_dataset(tmp_path / "knn.nc", engine="h5netcdf") as again:
         xr.testing.assert_equal(again.load(), result)
         about = again.attrs
-    assert json.loads(about["protocol"]) == {
-        "k": 5,
-        "temperature": 0.07,
-        "weighting": "exp(cosine / temperature)",
-        "normalisation": "L2",
-    }
+    words = {"weighting": "exp(cosine / temperature)", "normalisation": "L2"}
+    assert json.loads(about["protocol"]) == {"k": 5, "temperature": 0.07, **words}
     assert (about["n_train"], about["n_test"], about["classes"], about["chance"]) == (TRAIN, TEST, 3, 1 / 3)
     assert about["majority"] == 8 / 24
     assert result.block.values.tolist() == [0, 1, -1]
 
 
-def test_any_batching_shards_and_a_second_run_give_the_same(tmp_path: Path) -> None:
-    import xarray as xr
-
-    plans = [make_plan(tmp_path / name) for name in "abc"]
-    data = activations(plans[0])
-    expected = run(plans[0], data, 8)
-    xr.testing.assert_identical(run(plans[1], data, 5), expected)
-    one, two = (KnnAnalysis(KnnConfig(), plans[2]) for _ in range(2))
-    for metric, part in ((one, slice(0, None, 2)), (two, slice(1, None, 2))):
-        torch.manual_seed(0)
-        feed(metric, plans[2], data, 8, part)
-    one.merge_state(two)
-    xr.testing.assert_identical(split(KnnAnalysis.compute(one))[0], expected)
-    assert knn.cost(KnnConfig(), plans[0]).disk == 0
+def test_a_second_run_finds_the_features(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    data = activations(plan)
+    expected = run(plan, data)
+    assert knn.cost(KnnConfig(), plan).disk == 0
     nothing = {key: values * 0 for key, values in data.items()}
-    xr.testing.assert_identical(run(plans[0], nothing), expected)  # found by its key, not written again
+    xr.testing.assert_identical(run(plan, nothing), expected)  # found by their key, not written again
 
 
 def test_cost_is_what_the_disk_holds(tmp_path: Path) -> None:
@@ -107,14 +92,11 @@ def test_flaws_have_a_reason(tmp_path: Path) -> None:
     data[Key("vit", "block.0", "plain")][50, 0, 0] = torch.nan
     data[Key("cnn", "block.0", "plain")][:] = 1.5
     result = run(plan, data)
-    assert result.sel(encoder="vit", site="block.0", feature="cls").reason == (
-        "1 of 24 test features is not finite (NaN or infinity)"
-    )
-    assert np.isnan(result.sel(encoder="vit", site="block.0", feature="cls").accuracy)
-    assert result.sel(encoder="vit", site="block.0", feature="gap_without_cls").reason == ""
-    assert result.sel(encoder="cnn", site="block.0", feature="gap").reason == (
-        "the features are the same for all training images"
-    )
+    vit, cnn = (result.sel(encoder=name, site="block.0") for name in ("vit", "cnn"))
+    assert vit.reason.sel(feature="cls") == "1 of 24 test features is not finite (NaN or infinity)"
+    assert np.isnan(vit.accuracy.sel(feature="cls"))
+    assert vit.reason.sel(feature="gap_without_cls") == ""
+    assert cnn.reason.sel(feature="gap") == "the features are the same for all training images"
 
 
 def test_images_that_could_not_be_read_or_have_no_label_are_left_out(tmp_path: Path) -> None:
@@ -165,23 +147,16 @@ def test_reductions_are_copies(tmp_path: Path) -> None:
     values = torch.ones(4, LAYOUT.count, WIDTH)
     found = KnnAnalysis(KnnConfig(), plan).reduce(Key("vit", "norm", "plain"), values)
     values.zero_()
-    assert {name: (vector.dtype, float(vector.min())) for name, vector in found.items()} == dict.fromkeys(
-        ("cls", "gap", "gap_without_cls"), (torch.float32, 1.0)
-    )
-
-
-def test_figure_has_the_numbers(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path)
-    result = run(plan, activations(plan))
-    (figure,) = knn.figures(result)
-    assert len(figure.table) == 2 * 3 + 2
-    figure.chart.to_dict()
+    kept = {name: (vector.dtype, float(vector.min())) for name, vector in found.items()}
+    assert kept == dict.fromkeys(("cls", "gap", "gap_without_cls"), (torch.float32, 1.0))
 
 
 def test_the_highest_number_says_of_how_many_and_has_no_interval(tmp_path: Path) -> None:
     """It was chosen on the images that it is measured on."""
     plan = make_plan(tmp_path)
     result = run(plan, activations(plan))
+    (figure,) = knn.figures(result)
+    assert len(figure.table) == 2 * 3 + 2
     (key,) = knn.key_numbers(result)
     assert key.ends == {}
     for label, number, detail in knn.headlines(result):

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
+from support.passes import CNN, OPTIONS, activations, measured
 from support.references import SMALL
 
-from sightline import analyze, capture, load_encoder, load_images
+from sightline import analyze, load_encoder, load_images
 from sightline.analyses import minibatch as plugin
 from sightline.analyses.minibatch import MinibatchConfig
-from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import cka
 
 CONFIG = MinibatchConfig(batches=(8, 16, 32), layers=3, tokens=("all", "cls"), bootstrap=30)
@@ -21,8 +20,7 @@ CONFIG = MinibatchConfig(batches=(8, 16, 32), layers=3, tokens=("all", "cls"), b
 
 def measure(encoders: Any, config: MinibatchConfig = CONFIG, batch: int = 32, **options: Any) -> xr.Dataset:
     images = load_images("shapes?size=32&train=8&val=0&test=128")
-    settings = {"batch": batch, "workers": 0, "show_progress": False, **options}
-    return analyze(encoders, images, {"minibatch": config}, **settings)["minibatch"]
+    return measured("minibatch", encoders, images, config, batch=batch, **options)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +33,8 @@ def test_every_batch_size_and_count_is_cka_of_whole_arrays(result: xr.Dataset) -
     assert result["count"].values.tolist() == [32, 64, 128]
     assert result.batch.values.tolist() == [8, 16, 32]
     encoder, images = load_encoder(SMALL), load_images("shapes?size=32&train=8&val=0&test=128")
-    arrays = [item.image for item in images.source.read(images.order("test", 0).tolist())]
     sites = result.site.sel(encoder="a").values.tolist()
-    with torch.inference_mode(), capture(encoder, sites) as found:
-        encoder(encoder.preprocess(arrays))
+    found = activations(encoder, images, sites, images.order("test", 0))
     for count in (32, 64, 128):
         for batch in (8, 16, 32):
             for tokens in ("all", "cls"):
@@ -71,15 +67,14 @@ def test_layers_are_drawn_once_and_numbers_have_their_interval(result: xr.Datase
 def test_beside_other_analyses_the_numbers_of_batches_do_not_matter() -> None:
     """Training images, which k-NN wants, shift the numbers of the batches of a pass."""
     images = load_images("shapes?size=32&train=80&val=0&test=64")
-    options = {"batch": 32, "workers": 0, "show_progress": False}
     encoder = load_encoder(SMALL)
-    alone = analyze(encoder, images, {"minibatch": CONFIG}, **options)["minibatch"]
-    beside = analyze(encoder, images, ["knn"], also={"minibatch": CONFIG}, **options)["minibatch"]
+    alone = measured("minibatch", encoder, images, CONFIG, batch=32)
+    beside = analyze(encoder, images, ["knn"], also={"minibatch": CONFIG}, **OPTIONS | {"batch": 32})["minibatch"]
     xr.testing.assert_allclose(alone, beside)
 
 
 def test_few_layers_few_images_and_small_batches() -> None:
-    encoders = {"a": load_encoder(SMALL), "r": load_encoder("timm:resnet18@random?size=32&zero_init_last=False")}
+    encoders = {"a": load_encoder(SMALL), "r": load_encoder(CNN)}
     result = measure(encoders, MinibatchConfig(layers=10, bootstrap=5), batch=8, sites=["block.*"])
     assert result.batch.values.tolist() == [8]
     assert result["count"].values.tolist() == [8, 16, 32, 64, 128]
@@ -101,9 +96,3 @@ def test_the_page(result: xr.Dataset) -> None:
     label, number, detail = plugin.headlines(result)[0]
     assert (label, float(number)) == ("a", pytest.approx(float(result.difference[0, -1, :, 0].max()), abs=1e-3))
     assert detail == "largest difference of CKA between batches of 8 … 32; 3 layers, 128 images"
-
-
-@pytest.mark.parametrize("settings", [{"layers": 1}, {"batches": ()}, {"batches": (2, 32)}])
-def test_bad_settings(settings: Any) -> None:
-    with pytest.raises(InputError, match="Two layers and batches of 4 images"):
-        MinibatchConfig(**settings)

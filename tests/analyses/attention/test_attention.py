@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.stats import gaussian_kde
 from support.attention import product_of
+from support.passes import activations, measured
 from support.references import SMALL
 
 import sightline as sl
@@ -20,35 +23,27 @@ from sightline.analyses.attention.viewer import VIEWER_BYTES, ViewerMaps
 from sightline.core.errors import InputError
 from sightline.encoders.attention import AttentionProduct
 from sightline.encoders.sites import Tokens
-from sightline.measure.plan import Key
+from sightline.images.pipeline import batches
+from sightline.measure.plan import Key, make_plans
 
 DEEPER = SMALL.replace("depth=2", "depth=3")
-OPTIONS: dict[str, Any] = {"workers": 0, "show_progress": False}
 
 
 @pytest.fixture(scope="module")
-def compared() -> tuple[dict[str, sl.Encoder], Any, xr.Dataset]:
+def compared(images: sl.Images) -> tuple[dict[str, sl.Encoder], Any, xr.Dataset]:
     encoders = {
         "vit": sl.load_encoder(DEEPER),
         "registers": sl.load_encoder(DEEPER.replace("num_heads=3", "num_heads=4") + "&reg_tokens=2&seed=1"),
         "cnn": sl.load_encoder("timm:resnet18@random?size=32"),
     }
-    images = sl.load_images("shapes?size=32", limit=20)
-    return encoders, images, sl.analyze(encoders, images, ["attention"], batch=8, **OPTIONS)["attention"]
-
-
-def whole_maps(encoder: sl.Encoder, images: Any) -> dict[str, torch.Tensor]:
-    arrays = [item.image for item in images.source.read([int(i) for i in images.indices("test")])]
-    with torch.inference_mode(), encoder.evaluating(), sl.capture(encoder, attention.SITES[:1]) as maps:
-        encoder(encoder.preprocess(arrays))
-    return maps
+    return encoders, images, measured("attention", encoders, images)
 
 
 def test_the_pass_equals_whole_maps(compared: Any) -> None:
     encoders, images, result = compared
     assert result.encoder.values.tolist() == ["vit", "registers"]
     for name, prefix, heads in (("vit", 1, 3), ("registers", 3, 4)):
-        for site, maps in whole_maps(encoders[name], images).items():
+        for site, maps in activations(encoders[name], images, attention.SITES[:1]).items():
             got = result.sel(encoder=name, site=site)
             distance, nmi = attention_distance(maps, (4, 4), 8, prefix), attention_nmi(maps, prefix)
             assert got.distance.values[:heads] == pytest.approx(distance.mean(0).numpy(), rel=1e-6)
@@ -72,12 +67,12 @@ def test_a_map_that_is_not_the_layers_own_is_refused(compared: Any, monkeypatch:
     monkeypatch.setattr("sightline.analyses.attention.distance_and_nmi", wrong)
     fresh = sl.load_encoder(DEEPER)
     with pytest.raises(sl.InputError, match=r"block.0.attn_map.*differs from the layer's own output"):
-        sl.analyze({"vit": fresh}, compared[1], ["attention"], batch=8, **OPTIONS)
+        measured("attention", {"vit": fresh}, compared[1])
 
 
 def test_batching_changes_no_number(compared: Any) -> None:
     encoders, images, result = compared
-    again = sl.analyze(encoders, images, ["attention"], batch=5, **OPTIONS)["attention"]
+    again = measured("attention", encoders, images, batch=5)
     for name, values in result.data_vars.items():
         if values.dtype.kind == "f":
             np.testing.assert_allclose(again[name], values, rtol=1e-5, atol=1e-6)
@@ -94,7 +89,7 @@ def test_viewer_holds_quantised_maps(compared: Any) -> None:
         assert view.shape == (4, 3, 1 + heads, 16, 16)
         assert (list(view.attrs["grid"]), view.attrs["patch"]) == ([4, 4], 8)
         assert view[f"viewer_query_{i}"].values.tolist() == list(range(16))
-        maps = whole_maps(encoders[name], images)
+        maps = activations(encoders[name], images, attention.SITES[:1])
         for slot, label in enumerate(view.viewer_id.values):
             row = int(np.flatnonzero(images.ids[test] == label)[0])
             assert images.classes[images.labels[test[row]]] == view.viewer_label.values[slot]
@@ -110,10 +105,8 @@ def test_viewer_holds_quantised_maps(compared: Any) -> None:
 
 def test_viewer_can_be_off_and_stays_small(compared: Any) -> None:
     encoders, images, _ = compared
-    off = sl.analyze(encoders, images, {"attention": AttentionConfig(viewer_images=0)}, batch=8, **OPTIONS)["attention"]
+    off = measured("attention", encoders, images, AttentionConfig(viewer_images=0))
     assert not [name for name in off.variables if str(name).startswith("viewer")]
-    with pytest.raises(InputError, match="0 or more"):
-        AttentionConfig(viewer_images=-1)
     large = ViewerMaps(0, tuple(map(str, range(32))), 16, (16, 16))
     assert math.prod(large.shape) > VIEWER_BYTES >= math.prod(large.within(1).shape)
     assert large.within(1).side == 5
@@ -121,16 +114,12 @@ def test_viewer_can_be_off_and_stays_small(compared: Any) -> None:
 
 
 def plan_for(encoders: Any, images: Any, tmp_path: Any) -> Any:
-    from sightline.measure.plan import make_plans
-
     chosen = {"batch": 8, "seed": 0, "precision": "float32"}
     plans = make_plans(encoders, images, {"attention": AttentionConfig()}, None, chosen, tmp_path, torch.device("cpu"))
     return plans["attention"]
 
 
 def test_flaws_have_a_reason(compared: Any, tmp_path: Any) -> None:
-    from sightline.images.pipeline import batches
-
     encoders, images, _ = compared
     metric = AttentionAnalysis(AttentionConfig(viewer_images=1), plan_for({"vit": encoders["vit"]}, images, tmp_path))
     mask = torch.zeros(17, 17)
@@ -159,8 +148,6 @@ def test_flaws_have_a_reason(compared: Any, tmp_path: Any) -> None:
 
 
 def test_maps_that_are_not_of_the_grid_have_a_reason(compared: Any, tmp_path: Any) -> None:
-    import dataclasses
-
     encoders, images, _ = compared
     odd = dataclasses.replace(encoders["vit"], tokens=Tokens(1, 0, (2, 2)))
     plan = plan_for({"vit": encoders["vit"], "odd": encoders["registers"]}, images, tmp_path)
@@ -169,10 +156,9 @@ def test_maps_that_are_not_of_the_grid_have_a_reason(compared: Any, tmp_path: An
     assert metric.problems[0] == ""
     assert metric.problems[3] == "the map has 19 × 19 tokens, but 1 prefix tokens and 2 × 2 patches are 5"
     assert list(metric.viewer.looks) == ["vit"]
+    alone = dataclasses.replace(plan, encoders={"odd": odd}, sites={"odd": plan.sites["odd"]})
     with pytest.raises(InputError, match="attention cannot be measured"):
-        AttentionAnalysis(
-            AttentionConfig(), dataclasses.replace(plan, encoders={"odd": odd}, sites={"odd": plan.sites["odd"]})
-        )
+        AttentionAnalysis(AttentionConfig(), alone)
 
 
 def test_bytes_of_several_processes_add_up(compared: Any, tmp_path: Any) -> None:
@@ -187,8 +173,6 @@ def test_bytes_of_several_processes_add_up(compared: Any, tmp_path: Any) -> None
 
 
 def test_density_is_the_one_of_scipy(compared: Any) -> None:
-    from scipy.stats import gaussian_kde
-
     _, _, result = compared
     _, heads, _ = charts._tables(result)
     for by in ("third", "site"):
@@ -203,15 +187,8 @@ def test_density_is_the_one_of_scipy(compared: Any) -> None:
 def test_figures_and_headlines(compared: Any) -> None:
     _, _, result = compared
     found = {figure.name: figure for figure in charts.figures(result)}
-    assert list(found) == [
-        "distance",
-        "nmi",
-        "spread",
-        "distance-heads",
-        "distance-heads-of-layers",
-        "nmi-heads",
-        "nmi-heads-of-layers",
-    ]
+    of_heads = ["distance-heads", "distance-heads-of-layers", "nmi-heads", "nmi-heads-of-layers"]
+    assert list(found) == ["distance", "nmi", "spread", *of_heads]
     assert len(found["distance"].table) == 3 * 3 + 3 * 4
     assert [label for label, _, _ in charts.headlines(result)] == ["vit", "registers"]
     for depth, blocks in ((1, "block 0,"), (2, "block 1,"), (3, "block 2,")):  # a last third at any depth

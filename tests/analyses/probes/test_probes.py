@@ -352,23 +352,6 @@ def test_the_mean_of_the_best() -> None:
     assert np.isnan(mean_of_best(np.array([np.nan]), np.array([0.5]))).all()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"kinds": ()}, "at least one kind"),
-        ({"kinds": ("liner",)}, "no kind 'liner'; did you mean 'linear'"),
-        ({"poolings": ("max",)}, "no pooling 'max'"),
-        ({"depths": (1,)}, "depth 2 or 3, not 1"),
-        ({"nonlinear_at": "first"}, "last or every"),
-        ({"more_on": "last"}, "every or first"),
-        ({"lrs": ()}, "at least one of lrs"),
-    ],
-)
-def test_settings_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ProbesConfig(**wrong)
-
-
 def test_images_without_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="A probe needs labels of at least two classes"):
         ProbesAnalysis(ProbesConfig(), make_plan(tmp_path, np.zeros(TRAIN + TEST, np.int64)))

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import silhouette_score
+from support.passes import measured
 from support.references import SMALL
 
-from sightline import analyze, capture, load_encoder, load_images
+from sightline import capture, load_encoder, load_images
 from sightline.analyses import tokens as module
 from sightline.analyses.tokens import TokensAnalysis, TokensConfig, silhouette, token_clouds
 from sightline.core.errors import InputError
@@ -24,7 +25,6 @@ from sightline.images.sets import Images
 from sightline.measure.contract import result_of
 from sightline.measure.plan import Key
 
-OPTIONS: dict[str, Any] = {"batch": 8, "workers": 0, "show_progress": False}
 Array = np.ndarray[Any, Any]
 
 
@@ -331,7 +331,7 @@ def test_a_pass_with_registers_without_labels_and_other_numbers_of_patches() -> 
     }
     pixels = np.random.default_rng(0).integers(0, 255, (9, 32, 32, 3), dtype=np.uint8)
     images = load_images(pixels, splits={"test": range(9)})
-    result = analyze(encoders, images, {"tokens": TokensConfig(images=5, clouds=1)}, **OPTIONS)["tokens"]
+    result = measured("tokens", encoders, images, TokensConfig(images=5, clouds=1))
     assert (result.silhouette_class_reason == "the sample has no two classes").all()
     assert result.cloud.notnull().any(["site", "cloud_image", "moment", "axis"]).sum("patch").values.tolist() == [16, 4]
     assert result.tsne.notnull().sum(["image", "token", "tsne_axis"]).values.tolist() == [5 * 16 * 2, 5 * 4 * 2]
@@ -346,15 +346,7 @@ def test_a_pass_with_registers_without_labels_and_other_numbers_of_patches() -> 
     tables = {name: figure.table for name, figure in drawn.items()}
     assert set(tables) == {"silhouette", "tsne", "clouds", "centres"}
     colour = drawn["tsne"].chart.to_dict()["spec"]["layer"][0]["encoding"]["color"]
-    assert (colour["field"], colour["scale"]["domain"]) == (
-        "image",
-        result.image.values.tolist(),
-    )  # no class tells them
+    assert (colour["field"], colour["scale"]["domain"]) == ("image", result.image.values.tolist())  # no class tells
     assert tables["clouds"].panel_name.unique().tolist() == [
         f"{encoder} · {site}" for encoder in ("small", "coarse") for site in ("block.0", "block.1")
     ]
-
-
-def test_wrong_settings_are_told() -> None:
-    with pytest.raises(InputError, match="1 to 4 images"):
-        TokensConfig(clouds=5, images=4)
