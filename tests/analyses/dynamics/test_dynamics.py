@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from support.passes import OPTIONS, measured
+from support.passes import activations as capture_all
 from support.plans import MAP, TOKENS, activations, computed, make_plan
 from support.references import SMALL
 from typer.testing import CliRunner
 
-from sightline import Encoder, Images, Run, analyze, capture, load_encoder, load_images, open_run, save_encoder
+from sightline import Encoder, Images, Run, analyze, load_encoder, load_images, open_run, save_encoder
 from sightline.analyses.dynamics import DynamicsAnalysis, DynamicsConfig, cost
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import path_efficiency
 from sightline.cli.application import app
 from sightline.cli.arguments import load_encoders
 from sightline.core.errors import InputError
-from sightline.images.pipeline import batches
 from sightline.measure.estimators.cka import cka
 from sightline.measure.plan import Key, Plan
 
@@ -61,32 +62,22 @@ def encoders(folder: Path) -> dict[str, Encoder]:
 def run(encoders: dict[str, Encoder], images: Images, tmp_path_factory: pytest.TempPathFactory) -> Run:
     chosen = {"dynamics": DynamicsConfig(tokens=("mean", "cls"), bootstrap=200)}
     out = tmp_path_factory.mktemp("run") / "x"
-    return analyze(encoders, images, chosen, out=out, batch=16, workers=0, show_progress=False)
+    return analyze(encoders, images, chosen, out=out, **OPTIONS | {"batch": 16})
 
 
 def test_cka_is_that_of_the_plain_function(run: Run, encoders: dict[str, Encoder], images: Images) -> None:
-    result, seen = run["dynamics"], {}
-    size = {encoder.preprocess for encoder in encoders.values()}
-    whole = list(batches(images, size, splits=["test"], batch=16, workers=0))
-    with torch.inference_mode():
-        for name, encoder in encoders.items():
-            with encoder.evaluating():
-                for number, batch in enumerate(whole):
-                    with capture(encoder, ["block.*"]) as found:
-                        encoder(encoder.preprocess.normalize(batch.pixels[encoder.preprocess]))
-                    tokens = encoder.tokens
-                    assert tokens is not None
-                    for site, x in found.items():
-                        seen[name, site, number] = x[:, tokens.prefix :].mean(1)
-    values = result.cka.sel(tokens="mean")
+    values, seen = run["dynamics"].cka.sel(tokens="mean"), {}
+    for name, encoder in encoders.items():
+        for site, x in capture_all(encoder, images, "block.*", images.order("test", 0)).items():
+            seen[name, site] = x[:, encoder.tokens.prefix :].mean(1)
     compared = 0
     for e, s, o, t in itertools.product(*(values[axis].values for axis in ("encoder", "site", "other", "other_site"))):
-        if (o, t, 0) not in seen:
+        if (o, t) not in seen:
             assert values.sel(encoder=e, site=s, other=o, other_site=t).isnull()
             continue
-        x, y = (torch.cat([seen[*key, n] for n in range(len(whole))]) for key in ((e, s), (o, t)))
         # The sizes of the batches of the pass are those of the plain function.
-        assert float(values.sel(encoder=e, site=s, other=o, other_site=t)) == pytest.approx(cka(x, y, 16), abs=1e-6)
+        expected = cka(seen[e, s], seen[o, t], 16)
+        assert float(values.sel(encoder=e, site=s, other=o, other_site=t)) == pytest.approx(expected, abs=1e-6)
         compared += 1
     assert compared == 8 * 2 * (2 + 2 + 4)
     assert values.other.values.tolist() == ["mae, step 0", "moco, step 0", "deeper"]
@@ -145,15 +136,15 @@ def test_figures_show_all_of_it(run: Run) -> None:
 
 def test_one_training_alone_has_no_others(encoders: dict[str, Encoder], images: Images) -> None:
     alone = {name: encoder for name, encoder in encoders.items() if name.startswith("mae, step")}
-    result = analyze(alone, images, ["dynamics"], batch=16, workers=0, show_progress=False)["dynamics"]
+    result = measured("dynamics", alone, images, batch=16)
     assert [figure.name for figure in figures(result)] == ["efficiency", "blocks", "start"]
     assert result.other.values.tolist() == ["mae, step 0"]
 
 
 def test_other_sites_than_blocks(encoders: dict[str, Encoder], images: Images) -> None:
     alone = {name: encoders[name] for name in ("mae, step 0", "mae, step 3")}
-    run = analyze(alone, images, ["dynamics"], sites=["block.*.attn", "norm"], batch=16, workers=0, show_progress=False)
-    (start,) = (figure.table for figure in figures(run["dynamics"]) if figure.name == "start")
+    result = measured("dynamics", alone, images, batch=16, sites=["block.*.attn", "norm"])
+    (start,) = (figure.table for figure in figures(result) if figure.name == "start")
     assert start.site.tolist() == 2 * ["block.0.attn", "block.1.attn", "norm"]
 
 
