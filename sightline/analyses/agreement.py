@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 import xarray as xr
+from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean, TopChoices
@@ -35,10 +36,6 @@ from sightline.measure.layers import add_images, mean_of_images
 from sightline.measure.plan import Cost, Plan
 from sightline.measure.pooled import flaw
 from sightline.report.figures import Figure, KeyNumber, Likeness, heatmap
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 TOPIC = "alike"
 TITLE = "Agreement of decisions"

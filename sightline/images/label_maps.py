@@ -9,17 +9,13 @@ H × W pixels of a map, C classes, P = h · w patches, k × k samples of a patch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sightline.images.preprocess import Preprocess, Window
 from sightline.images.targets import VOID
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sightline.images.preprocess import Preprocess, Window
-
 
 BACKGROUND = "background"  # the first channel: pixels of no class
 FINEST = 16  # samples along the side of a patch

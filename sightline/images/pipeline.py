@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.images.decoding import GONE
+from sightline.images.preprocess import Preprocess
 from sightline.images.sets import FEWEST, Images, Source, TargetSource
 from sightline.images.targets import Targets, tensors
 from sightline.images.workers import parallel
-
-if TYPE_CHECKING:
-    from sightline.images.preprocess import Preprocess
 
 
 @dataclass(frozen=True)

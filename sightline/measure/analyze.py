@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import xarray as xr
 from torch import Tensor, nn
 
 from sightline.core import progress
@@ -28,6 +29,7 @@ from sightline.core.provenance import provenance
 from sightline.core.run_folder import Run, plan_run
 from sightline.core.stopping import Stopped, signals
 from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.encoder import Encoder
 from sightline.encoders.watching import watch
 from sightline.images.loading import load_images
 from sightline.images.pipeline import Batch, batch_count, batches
@@ -48,11 +50,6 @@ from sightline.measure.request import (
     with_further,
 )
 from sightline.measure.resume import Reached, Sums
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from sightline.encoders.encoder import Encoder
 
 
 def analyze(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,8 @@ from sightline.measure.estimators.probes import Probe
 from sightline.measure.estimators.ridge import BLOCK_NUMBERS, Ridge, fit_ridge
 from sightline.measure.estimators.sweep import PRESETS, Chosen, Labelled, Sweep, hold_out, train_sweep, training_bytes
 from sightline.measure.plan import Cost, Plan
-from sightline.measure.pooled import Pooled, disk, flaw, widths
+from sightline.measure.pooled import Matrix, Pooled, disk, flaw, widths
 from sightline.measure.request import check_labels
-
-if TYPE_CHECKING:
-    from sightline.measure.pooled import Matrix
-
 
 SITES = ("block.*", "norm", "head.*")  # the plan shows all blocks; only the last one is looked at, where it is needed
 SEEN = ("cls", "gap", "cls_gap")  # by probes, in the order of preference

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,8 @@ import numpy.typing as npt
 from sightline.core.errors import InputError
 from sightline.core.files import explain
 from sightline.core.version import FORMAT
-
-if TYPE_CHECKING:
-    from sightline.encoders.encoder import Encoder
-    from sightline.images.sets import Images
+from sightline.encoders.encoder import Encoder
+from sightline.images.sets import Images
 
 
 def describe_encoder(encoder: Encoder) -> dict[str, Any]:

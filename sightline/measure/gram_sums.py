@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,13 @@ from sightline.core.groups import Axis, Kept
 from sightline.core.provenance import fingerprint
 from sightline.core.results import ENDS
 from sightline.encoders.sites import Tokens, token_view
+from sightline.images.pipeline import Batch
 from sightline.images.sets import FEWEST
 from sightline.measure.contract import Analysis
-from sightline.measure.estimators.cka import GROUPS, TOKENS, bootstrap, gram, own_of, ratio, within_bounds
-from sightline.measure.estimators.full_batch import FullBatch
+from sightline.measure.estimators.cka import GROUPS, TOKENS, Own, bootstrap, gram, own_of, ratio, within_bounds
+from sightline.measure.estimators.full_batch import FullBatch, Pairs
 from sightline.measure.layers import Layers
-
-if TYPE_CHECKING:
-    from sightline.images.pipeline import Batch
-    from sightline.measure.estimators.cka import Own
-    from sightline.measure.estimators.full_batch import Pairs
-    from sightline.measure.plan import Key, Plan
-
+from sightline.measure.plan import Key, Plan
 
 Values = Mapping[str, "npt.NDArray[np.float64]"]
 WIDEST = 8192  # features of a layer that a full batch can take: it needs the products of all of them

@@ -9,7 +9,6 @@ Shapes: G groups, B images of a batch, n of a split.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,8 @@ from torch import Tensor
 from sightline.core.groups import Axis
 from sightline.core.keyed_random import id_keys, mix
 from sightline.core.provenance import fingerprint
-
-if TYPE_CHECKING:
-    from sightline.images.pipeline import Batch
-    from sightline.images.sets import Images
-
+from sightline.images.pipeline import Batch
+from sightline.images.sets import Images
 
 GROUPS = 64  # a standard error with 63 degrees of freedom is known well enough
 PURPOSE = 2  # another order than that of the batches

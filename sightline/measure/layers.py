@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from sightline.core.results import NORMAL_95
 from sightline.encoders.sites import block_numbers, layer_type, stage_numbers, union_of_sites
-
-if TYPE_CHECKING:
-    from sightline.images.sets import Images
+from sightline.images.sets import Images
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +28,14 @@ from sightline.core.errors import InputError
 from sightline.core.groups import Kept, Mean
 from sightline.core.processes import barrier, rank
 from sightline.core.results import ABSENT
+from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import token_view
+from sightline.images.pipeline import Batch
 from sightline.measure.contract import Analysis
 from sightline.measure.feature_cache import Features, describe_features
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.layers import Layers
-
-if TYPE_CHECKING:
-    from sightline.encoders.encoder import Encoder
-    from sightline.images.pipeline import Batch
-    from sightline.measure.plan import Key, Plan
-
+from sightline.measure.plan import Key, Plan
 
 POOLINGS = {"cls": "cls", "gap": "gap", "gap_without_cls": "mean"}  # our name → token view
 JOINED = {"cls_gap": ("cls", "gap")}  # poolings side by side, put together when they are read

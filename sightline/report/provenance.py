@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from sightline.core.run_folder import Run
-
+from sightline.core.run_folder import Run
 
 Facts = Mapping[str, object]  # name → a JSON value
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
+import xarray as xr
 
 from sightline.core.errors import InputError
 from sightline.core.files import replacing, write_atomically
 from sightline.core.folders import begin, holds, refuse_links
 from sightline.core.results import ABSENT
+from sightline.core.run_folder import Run
 from sightline.core.tables import csv
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import xarray as xr
-
-    from sightline.core.run_folder import Run
 
 
 def export_run(run: Run, format: str, folder: Path | None = None) -> list[Path]:

@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from sightline.core.contrast import Estimate, Factor, drawn_seeds
 from sightline.core.errors import InputError
@@ -23,10 +24,6 @@ from sightline.core.provenance import fingerprint
 from sightline.core.run_folder import Run
 from sightline.core.selection import ENCODERS
 from sightline.studies.roles import JE, MASKED_JE, REC, SUPERVISED, Role, known_roles, refuse_circles
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 # The step that gives a result, where it is not the one pass over all images.
 STEPS = {

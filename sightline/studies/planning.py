@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings import all_findings
 from sightline.studies.papers import GROUPS, STUDIES, groups_of
+from sightline.studies.roles import Role
 from sightline.studies.steps import Step
-
-if TYPE_CHECKING:
-    from sightline.studies.roles import Role
-    from sightline.studies.study import Study
+from sightline.studies.study import Study
 
 
 def decided_by(step: Step, findings: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,8 @@ from sightline.encoders.encoder import Encoder
 from sightline.encoders.modules.projection import Trained
 from sightline.images.augment.policy import Policy
 from sightline.images.targets import Targets
+from sightline.training.backbones import Backbone
 from sightline.training.export import export_encoder
-
-if TYPE_CHECKING:
-    from sightline.training.backbones import Backbone
 
 
 class Views:

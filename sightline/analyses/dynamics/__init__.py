@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
+from torch import Tensor
 
 from sightline.analyses.cka.matching import depths_of, layers_of_same_depth
 from sightline.analyses.dynamics.charts import figures as figures
@@ -34,10 +35,6 @@ from sightline.measure.estimators.cka import GROUPS, centre, products
 from sightline.measure.gram_sums import GramSums, check_tokens
 from sightline.measure.layers import Layers
 from sightline.measure.plan import Cost, Key, Plan
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 TOPIC = "transfer"
 TITLE = "Dynamics"

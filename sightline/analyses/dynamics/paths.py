@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
+from torch import Tensor
 
 from sightline.core.errors import InputError
 from sightline.core.references import take_apart
 from sightline.core.results import ABSENT
 from sightline.encoders.encoder import Encoder
 from sightline.encoders.sites import layer_type
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ALL, ATTENTION, OUTSIDE = "all", "attention", "outside blocks"
 ATTENTION_MODULES = {"attn", "attention", "self_attn", "self_attention"}  # as they are called in a block

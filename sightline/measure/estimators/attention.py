@@ -13,16 +13,14 @@ import functools
 import math
 from collections.abc import Iterator
 from itertools import product as pairs
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from sightline.encoders.attention import AttentionProduct
-    from sightline.encoders.sites import Tokens
-
+from sightline.encoders.attention import AttentionProduct
+from sightline.encoders.sites import Tokens
 
 EPSILON = 1e-8  # added to the attention to every patch before the mutual information
 SMALLEST = 1e-20  # of a sum of exponentials that has lost nothing that counts

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,11 +35,6 @@ from sightline.core.arrays import as_tensor
 from sightline.core.errors import InputError
 from sightline.images.sets import FEWEST
 from sightline.measure.estimators.cka import ratio
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 
 Pairs = Sequence[tuple[int, int, int]]  # (a, first, end): layer a with each of the layers first … end − 1
 

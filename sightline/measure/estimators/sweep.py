@@ -18,21 +18,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sightline.core.errors import InputError, counted, nearest
 from sightline.core.progress import bar_of_steps
 from sightline.measure.estimators.probe_batches import MEMORY
 from sightline.measure.estimators.probes import Probe, Schedule, TrainedProbes, train_probes
-
-if TYPE_CHECKING:
-    import torch
-
-    from sightline.measure.estimators.ridge import Sliceable
-
+from sightline.measure.estimators.ridge import Sliceable
 
 OPTIMIZERS = ("sgd", "lars")
 PRECISIONS = ("float32", "bf16")

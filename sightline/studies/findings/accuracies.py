@@ -8,18 +8,15 @@ difference takes the two as independent, which is rather too wide.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 
 from sightline.core.contrast import Estimate, Factor
 from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing, over_seeds
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 PROBES = ("linear", "ridge")  # the second where no other was trained
 POOLINGS = ("cls", "gap")  # the second of encoders without a CLS token

@@ -10,23 +10,19 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 
 from sightline.core.contrast import Estimate
+from sightline.core.run_folder import Run
 from sightline.studies.evidence import Evidence, Missing
 from sightline.studies.findings.accuracies import intermediate, last
 from sightline.studies.findings.contract import Case, Part, findings_of
 from sightline.studies.findings.deciding import DRAWS, above, below, within, written
 from sightline.studies.roles import JE, MASKED_JE, REC, Role
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from sightline.core.run_folder import Run
-
 
 # What "small", "not" and "≈ 0" mean, where the papers print no number. They were fixed before anything was measured.
 # The words of S6 and S20 name SMALL and UNNOTICED.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +20,13 @@ from torch import Tensor
 from sightline.core.processes import gathered, rank, world
 from sightline.encoders.modules.mode import evaluating
 from sightline.images.label_maps import channels
+from sightline.images.preprocess import Preprocess
 from sightline.images.sets import Images, TargetSource
 from sightline.images.thumbnails import thumbnail_size
 from sightline.images.workers import parallel
 from sightline.measure.estimators.overlap import count_overlap
 from sightline.transfer.segmentation.heads import enlarge
-
-if TYPE_CHECKING:
-    from sightline.images.preprocess import Preprocess
-    from sightline.transfer.segmentation.objective import SegmentationObjective
-
+from sightline.transfer.segmentation.objective import SegmentationObjective
 
 OVERLAP = 3  # a window moves on by all but one of so many parts of its size
 TOGETHER = 8  # images that are read at once, and windows that are looked at
