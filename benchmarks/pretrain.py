@@ -217,8 +217,6 @@ PEERS: dict[str, Callable[[PretrainingRecipe, Pixels], Work]] = {
     f.__name__: f for f in (simclr, moco_v3, dino, msn, mae, simmim)
 }
 
-# -----------------------------------------------------------------------------------------------------------------
-
 
 def measure(name: str, asked: argparse.Namespace) -> None:
     """Print the table of an objective."""

@@ -84,7 +84,6 @@ class AgreementConfig(ClassifierChoice):
             raise InputError(f"The bootstrap needs at least 1 draw, not {self.bootstrap}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
 
@@ -205,7 +204,6 @@ def _with_interval(a: npt.NDArray[Any], b: npt.NDArray[Any], draws: int, seed: i
     return np.vstack([_top_1(cells, counts), bounds])
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis
 
 

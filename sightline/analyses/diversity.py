@@ -73,7 +73,6 @@ KINDS = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
 
@@ -156,7 +155,6 @@ def _floating(values: Tensor | np.ndarray[Any, Any], axes: str) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis
 
 
@@ -269,7 +267,6 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
     return Cost(memory=4 * plan.batch * int(sum(streams)) + 96 * sum(map(len, plan.sites.values())), disk=0)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Figures
 
 

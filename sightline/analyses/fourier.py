@@ -65,7 +65,6 @@ INVARIANT_TO = frozenset({"batching", "order"})  # and to scale, as far as ampli
 EPSILON = 1e-6
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pure function
 
 
@@ -115,7 +114,6 @@ def amplitudes(patches: Tensor, waves: Tensor) -> Tensor:
     return torch.hypot(cosines, sines)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis
 
 
@@ -227,7 +225,6 @@ def cost(config: contract.NoSettings, plan: Plan) -> Cost:
     return Cost(memory=matrices + 24 * GROUPS * most * sum(map(len, plan.sites.values())), disk=0)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Figures
 
 

@@ -216,7 +216,6 @@ def _joined(act: Callable[[Any, Any], Any], sign: str, one: Estimate, other: Est
     return Estimate(value, left_out, used, draws, what, one.why or other.why, of_images)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # From a result
 
 

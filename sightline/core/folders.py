@@ -145,9 +145,6 @@ def kept_steps(folder: Path) -> dict[int, Path]:
     return kept
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def _kind(folder: Path) -> str | None:
     """What .sightline.json says; None where there is none."""
     path = folder / MARK

@@ -174,7 +174,6 @@ def _under_names_of(module: nn.Module, other: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": value for name, value in state.items()} if inside else state
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Blocks and layers
 
 

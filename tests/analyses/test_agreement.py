@@ -112,7 +112,6 @@ def test_bad_input(call: Any, message: str) -> None:
         call()
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The streaming analysis, fed with made activations
 
 CLASSES = ("a", "b", "c", "d", "e", "f")

@@ -112,7 +112,6 @@ def test_bad_input(shape: tuple[int, ...], prefix: int) -> None:
         relative_log_amplitude(random(shape), (4, 4), prefix)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pass
 
 

@@ -164,7 +164,6 @@ def test_list(words: list[str], expected: str, capsys: pytest.CaptureFixture[str
     assert expected in out
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Mistakes
 
 
@@ -335,9 +334,6 @@ def test_mistakes_about_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         fails([command, tmp_path / "nothing"], "is not a run folder", capsys)
         fails([command, tmp_path / "unfinished"], "no finished analysis", capsys)
     fails(["pretrain", "--resume", "-o", tmp_path / "nowhere"], "There is no training in", capsys)
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -142,7 +142,6 @@ def test_faster_is_not_said(
     assert capsys.readouterr().err == ""
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Whoever asks
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
@@ -216,7 +215,6 @@ def test_it_is_imported_only_when_asked_for() -> None:
     subprocess.run([sys.executable, "-c", NOBODY_ASKS], check=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The products themselves
 
 

@@ -184,7 +184,6 @@ def copy(runs: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return lambda kind: Path(shutil.copytree(runs[kind], tmp_path / "run"))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Folders that are not Sightline's
 
 
@@ -254,7 +253,6 @@ def test_runs_of_two_kinds_are_not_mixed(
     assert tree(out) == tree(runs[kind])
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Sightline's own
 
 
@@ -336,7 +334,6 @@ def test_exports_replace_exports_only(copy: Callable[[str], Path], tmp_path: Pat
         export_run(run, "csv", run.path)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Links
 
 
@@ -390,7 +387,6 @@ def test_a_run_folder_may_itself_be_a_link(copy: Callable[[str], Path], tmp_path
     assert not (tmp_path / "nowhere").exists()
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Kills and refusals of the system
 
 
@@ -542,7 +538,6 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_be_read(
     assert tree(out) == before
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What says of which kind a folder is
 
 

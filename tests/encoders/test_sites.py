@@ -21,7 +21,6 @@ def images(size=32):
     return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Names
 
 
@@ -63,7 +62,6 @@ def test_a_pattern_that_matches_nothing_is_an_error_even_beside_one_that_does():
         pytest.fail("entered")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Token views
 
 
@@ -96,7 +94,6 @@ def test_unknown_token_view():
         token_view(torch.zeros(1, 5, 2), "patch", Tokens(1, 0, (2, 2)))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Capture
 
 

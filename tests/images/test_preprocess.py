@@ -11,7 +11,6 @@ from torchvision import transforms
 from sightline.core.errors import InputError
 from sightline.images.preprocess import Preprocess
 
-# ---------------------------------------------------------------------------------------------------------------
 # Preprocessing
 
 

@@ -165,7 +165,6 @@ def test_two_processes_give_the_result_of_one(
         xr.testing.assert_allclose(shared[name], alone[name], rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Bad input
 
 

@@ -79,7 +79,6 @@ def test_the_sites_of_the_user_go_to_analyses_that_can_take_them(images: Images)
     assert "block.0.attn_map" in run["attention"].site.values
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Images beside the others
 
 

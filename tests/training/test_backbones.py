@@ -23,9 +23,6 @@ def images(size: tuple[int, int] = (16, 16), n: int = 3) -> Tensor:
     return torch.randn(n, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
     "backbone",
@@ -130,9 +127,6 @@ def test_images_that_are_too_small_for_a_backbone_are_told() -> None:
     assert misfit(build(TINY).module, 4) == ""
     swin = build(Backbone("swin_tiny_patch4_window7_224", size=64, width=24)).module
     assert misfit(swin, 48) == "SwinTransformer says: Input height (48) doesn't match model (64)"
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -95,9 +95,6 @@ def grey(views: Views) -> list[int]:
     return [round(value) for value in ((shade - 1) / 5).tolist()]
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def order(seed: int = 0, n: int = N) -> Order:
     return Order(id_keys(np.array([f"{i:06d}" for i in range(n)])), BATCH, seed)
 
@@ -141,9 +138,6 @@ def test_an_order_can_be_asked_anywhere() -> None:
 def test_keys_are_others_in_each_epoch_and_for_each_seed() -> None:
     keys = [order(seed).at(step)[1] for seed in (0, 1) for step in range(10)]
     assert len(np.unique(np.concatenate(keys))) == 2 * 10 * BATCH
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_steps_and_shapes() -> None:
@@ -289,9 +283,6 @@ def test_views_differ_from_each_other_and_between_epochs() -> None:
         assert all(not torch.equal(a, b) for i, a in enumerate(made) for b in made[:i])
     other = next(make(images, policies, seed=1).views())[0]
     assert not torch.equal(other.pixels[0], next(feed.views())[0].pixels[0])
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])

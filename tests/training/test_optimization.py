@@ -175,9 +175,6 @@ def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> Non
         Optimization(**settings)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 class WithTokens(nn.Module):
     """A ViT with a mask token and a head, as an objective has them."""
 
@@ -243,9 +240,6 @@ def test_set_schedule_scales_the_rate_of_a_group_and_decays_what_may_be_decayed(
     ]
     set_schedule(groups, 0.5, 0.2)
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.5, 0.2), (0.25, 0.0)]
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def moved(settings: Optimization, steps: int = 3) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], nn.Linear]:

@@ -287,7 +287,6 @@ def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said.count("nearly collapsed at step 1: std = 0.010") == 1
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # As a process
 
 

@@ -141,7 +141,6 @@ def test_what_is_trained_along_has_tables_of_its_own() -> None:
     assert all(copied.module.get_parameter(own(block)).requires_grad for block in range(DEPTH))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Trainings
 
 

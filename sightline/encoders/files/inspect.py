@@ -155,7 +155,6 @@ def _measures(options: Mapping[str, Any]) -> dict[str, str]:
     return measures
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Parts
 
 
@@ -190,7 +189,6 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
             waiting += one.values() if isinstance(one, dict) else one
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # In words
 
 

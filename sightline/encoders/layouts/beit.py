@@ -165,7 +165,6 @@ def _in_official_order(indices: Sequence[Tensor], grid: int) -> bool:
     return all(bool((index == official).all()) for index in indices)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Other sizes of image
 
 

@@ -38,7 +38,6 @@ def by_scale(patches: Tensor, grid: tuple[int, int]) -> Tensor:  # (1, D, r, c) 
     return F.interpolate(patches, scale_factor=scale, mode="bicubic")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Relative positions
 
 

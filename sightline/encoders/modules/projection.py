@@ -94,7 +94,6 @@ class Projected(nn.Module):
         return outputs
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # From the weights of a training, ours or an official one
 
 
@@ -171,7 +170,6 @@ def parts_in_words(layers: Sequence[Layer]) -> str:
     return ", ".join([f"{where} {be} the {first}", *(f"{where} the {part}" for part, where in others)])
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # On disk
 
 

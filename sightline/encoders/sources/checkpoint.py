@@ -86,7 +86,6 @@ def load(reference: Reference) -> Encoder:
     return build(replace(layout, notes=(f"recognised as {layout.format}: {match.why}", *layout.notes)), reference)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # By what lies beside it
 
 
@@ -119,7 +118,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # By what is in it
 
 
@@ -203,7 +201,6 @@ def _with_note(found: Layout, otherwise: str = "") -> Layout:
     return replace(found, notes=(*found.notes, note + otherwise))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What it is not
 
 

@@ -77,7 +77,6 @@ def randaugment(x: Tensor, magnitude: float, std: float, fill: tuple[float, floa
     return x
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Geometry
 
 
@@ -117,7 +116,6 @@ def warp(x: Tensor, matrices: Tensor, fill: tuple[float, float, float]) -> Tenso
     return moved.sub_(colour).mul_(inside).add_(colour)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Colours: images, strength in [0, 1] and sign (n, 1, 1, 1) to images
 
 

@@ -31,7 +31,6 @@ LEVEL = 0.05
 DRAWS = 2000  # of `estimate`, for parts by bootstrap
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Parts
 
 
@@ -101,7 +100,6 @@ def _towards(found: Contrast, side: int) -> float:
     return found.p if found.value * side > 0 else 1.0
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # One finding
 
 
@@ -279,7 +277,6 @@ def _left_out(missing: Mapping[str, str]) -> list[str]:
     return [f"Not measured of {some(list(missing))}: {next(iter(missing.values()))}."] if missing else []
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Many findings
 
 

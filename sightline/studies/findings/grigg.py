@@ -31,7 +31,6 @@ Numbers = npt.NDArray[np.float64]
 EVEN, ODD = "block", "residual"  # layer types
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Encoders and layers
 
 
@@ -72,7 +71,6 @@ def _first(x: Numbers, axis: int) -> Any:
     return x.take(0, axis)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # CKA between networks: G1–G4
 
 
@@ -157,7 +155,6 @@ def _stalling(evidence: Evidence, je: str, sl: str) -> list[Part]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Along a network: G5–G7
 
 

@@ -34,7 +34,6 @@ HIGH = slice(0.55, None)  # frequencies in the upper half of (0, π)
 WEIGHT = 0.2  # λ of the hybrid that the paper looks into
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Encoders
 
 
@@ -90,7 +89,6 @@ def _between(
     return parts
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Probing and fine-tuning: P1, P2, P11, P13, P15, P20, P21
 
 
@@ -316,7 +314,6 @@ def _miou(evidence: Evidence, one: str, other: str) -> Estimate:
     raise Missing(f"segmentation by {one} and {other}: add `--steps segment`")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Volumes: P6, P7, P18
 
 
@@ -372,7 +369,6 @@ def _other_first_layers(evidence: Evidence, moco: str) -> str:
     return f"For comparison: {'; '.join(written(_first_layer(evidence, role.name)) for role in _plain(evidence, REC))}."
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Attention, frequencies, decisions: P3–P5, P8–P10, P12, P14, P16, P17, P19
 
 

@@ -61,7 +61,6 @@ def _first_pair(evidence: Evidence, number: str, a: str, b: str, **where: Any) -
     return _numbers(table, number, encoder_a=one, encoder_b=other, **where)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Representations
 
 
@@ -183,7 +182,6 @@ def _distances(evidence: Evidence, a: str, b: str) -> dict[int, float]:
     return {int(distance): float(share) for distance, share in shares}
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Classes
 
 
@@ -297,12 +295,10 @@ def _last_site(evidence: Evidence, encoder: str) -> str:
     return str(table.last_site.sel(encoder=member).item())
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Invariances
 
-BESIDE: dict[
-    str, tuple[str, dict[str, Any]]
-] = {  # what stands beside the likelihood gap, each larger where orientation is kept
+# What stands beside the likelihood gap, each larger where orientation is kept: a number, and what chooses it.
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "samples that face as their source": ("rcdm.orientation", {}),
     "distance of mirror images": (
         "transformations.distance",
@@ -365,7 +361,6 @@ def _before_and_after(evidence: Evidence, family: str) -> list[tuple[str, str]]:
     return pairs or [(name, evidence.need_tuned(name).name) for name in before]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Objects
 
 
@@ -449,7 +444,6 @@ def _more_blocks(evidence: Evidence) -> Sequence[Case]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Fine-tuning
 
 
@@ -533,7 +527,6 @@ def _masked(evidence: Evidence) -> Sequence[Case]:
     return [Case((*m, a, r), partial(parts, m, a, r)) for m, a, r in every]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Method
 
 

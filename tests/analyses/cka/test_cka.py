@@ -204,7 +204,6 @@ def test_batches_count_by_their_images() -> None:
     assert cka(x, y, batch=8) == pytest.approx(sums[0, 1] / np.sqrt(sums[0, 0] * sums[1, 1]), abs=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Class CKA
 
 

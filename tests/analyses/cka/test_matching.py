@@ -166,7 +166,6 @@ def test_one_block_is_the_last_of_as_many_as_it_says() -> None:
     assert across.tolist() == [float(cka.sel(site_b=site)) for site in ("block.1", "block.0")]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Some blocks alone
 
 
@@ -353,7 +352,6 @@ def test_exported_tables_name_layer_types_and_blocks_of_both_sides(images: Image
     assert all("nan" not in detail for *_, detail in headlines(result))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The study
 
 

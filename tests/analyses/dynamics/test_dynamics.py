@@ -148,7 +148,6 @@ def test_other_sites_than_blocks(encoders: dict[str, Encoder], images: Images) -
     assert start.site.tolist() == 2 * ["block.0.attn", "block.1.attn", "norm"]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Made activations
 
 
@@ -195,7 +194,6 @@ def test_too_few_images_and_cost(tmp_path: Path) -> None:
     assert cost(DynamicsConfig(), plan).memory == 8 * 32 * (4 * 5 + 7)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The command
 
 

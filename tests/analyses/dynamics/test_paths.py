@@ -102,9 +102,6 @@ def test_a_path_leads_through_the_same_weights() -> None:
         path_efficiency([{"a": torch.ones(2)}, {"a": torch.ones(3)}])
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def epochs(run: str, count: int, reference: str = SMALL) -> dict[str, Encoder]:
     """A random walk from random weights that leaves position embeddings where they are."""
     found = [dataclasses.replace(load_encoder(reference), reference=f"run:{run}?step={n}") for n in range(count)]

@@ -46,7 +46,6 @@ def spread(n: int, d: int, rank: int, seed: int = 0) -> Array:
     return normal(n, rank, seed=seed) @ normal(rank, d, seed=seed + 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
 
@@ -161,7 +160,6 @@ def test_wrong_input_is_told() -> None:
         log_singular_values(np.zeros(5))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The stream
 
 

@@ -32,7 +32,6 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The pure functions
 
 
@@ -123,7 +122,6 @@ def test_clouds_keep_distances_and_show_a_common_shift() -> None:
         token_clouds(before, after[:4])
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The sample
 
 
@@ -173,7 +171,6 @@ def test_few_classes_have_several_images_each() -> None:
     assert np.unique(chosen([0] * 30 + [1] * 30, TokensConfig()), return_counts=True)[1].tolist() == [9, 9]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The stream
 
 

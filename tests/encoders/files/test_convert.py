@@ -84,7 +84,6 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-5 * float(ours.abs().max()))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What timm computes
 
 
@@ -121,7 +120,6 @@ def test_the_classifier_of_a_run_is_kept(tmp_path):
     assert timm_model.pretrained_cfg["label_names"] == ["cat", "dog", "fox"]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Preprocessing
 
 
@@ -142,7 +140,6 @@ def test_the_preprocessing_goes_with_it(preprocess, tmp_path):
     assert torch.allclose(transform(Image.fromarray(picture)), ours, atol=1e-6)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The file
 
 
@@ -212,7 +209,6 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Refusals
 
 

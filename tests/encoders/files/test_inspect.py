@@ -118,7 +118,6 @@ def test_what_is_no_vision_model_is_told_and_shown(tmp_path, kind):
     assert "not recognised" in describe(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # In words
 
 

@@ -36,7 +36,6 @@ def from_file(path, options=SMALL, model="vit_tiny_patch16_224"):
     return load_encoder(f"timm:{model}@{path}?{options}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Reading
 
 
@@ -116,7 +115,6 @@ def test_no_file_and_no_state_dict(tmp_path):
         from_file(tmp_path / "file.pth")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Fitting
 
 
@@ -234,7 +232,6 @@ def test_measures_beyond_the_weights(measures):
         pass
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Hash and soundness
 
 

@@ -144,7 +144,6 @@ def test_saved_and_loaded_again(tmp_path, size):
     assert torch.equal(again(images), encoder(images))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Preprocessing
 
 
@@ -183,7 +182,6 @@ def test_images_are_resized_as_in_the_official_evaluation(size, resize):
     assert beit.layout(checkpoint(weights()), {"size": size}).preprocess.resize == resize
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Other sizes of image
 
 
@@ -209,7 +207,6 @@ def test_own_size_changes_nothing(tmp_path):
     assert load_encoder(f"beit:{path}?size={SIZE}").weights == load_encoder(f"beit:{path}").weights
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What is told apart, and what is refused
 
 

@@ -57,7 +57,6 @@ def products(x: Tensor, weight: Tensor, length: Tensor | float = 1.0) -> Tensor:
     return unit @ (weight.double() / weight.double().norm(dim=1, keepdim=True) * length).T
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # MoCo-v3
 
 
@@ -135,7 +134,6 @@ def test_moco_v3_with_a_resnet(tmp_path: Path) -> None:
         torch.testing.assert_close(sites[f"head.{number}"].double(), x, rtol=1e-5, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # DINO
 
 
@@ -180,7 +178,6 @@ def test_dino(layers: int, batch_norm: bool, which: str, tmp_path: Path) -> None
     assert encoder.notes[-1].endswith(f"head.{layers} the prototypes")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # MSN
 
 
@@ -205,7 +202,6 @@ def test_msn(batch_norm: bool, which: str, tmp_path: Path) -> None:
     assert encoder.notes[-1] == "head.0 to head.2 are the projector, head.3 the prototypes"
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What there is not
 
 

@@ -143,7 +143,6 @@ def test_preprocessing(size: str, resize: Any, tmp_path: Path) -> None:
     assert preprocess.size == tuple(int(side) for side in (size.split("x") * 2)[:2])
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The decoder
 
 
@@ -202,7 +201,6 @@ def test_what_the_decoder_needs(tmp_path: Path) -> None:
         sl.load_encoder(f"mae:{path}?heads=3&decoder=yes")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Recognising
 
 

@@ -46,7 +46,6 @@ def some(n: int = 3, share: float = 0.5) -> Tensor:
     return torch.rand(n, GRID**2, generator=torch.Generator().manual_seed(2)) < share
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The forward pass in steps
 
 
@@ -135,7 +134,6 @@ def test_the_tables_are_in_their_places_after_an_error() -> None:
     assert all(block.attn.relative_position_bias_table is not None for block in vit.blocks)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Objectives from official weights, end to end
 
 
@@ -202,7 +200,6 @@ def test_small_crops_of_too_few_patches_are_said(name: str, key: str) -> None:
         features(objective.Objective(module, objective.Config(**{key: 4})).backbone, images((4, 4)))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Building, training, and what is done with it afterwards
 
 

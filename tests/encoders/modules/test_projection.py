@@ -93,7 +93,6 @@ def layers_of(modules: Any, x: Tensor) -> list[Tensor]:
     return outputs
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Read off a training
 
 
@@ -182,7 +181,6 @@ def test_building_a_head_draws_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Saved with its encoder
 
 
@@ -320,7 +318,6 @@ def test_the_zoo_stores_heads_rounded(runs: dict[str, Path], tmp_path: Path, mon
     assert torch.equal(head[0].linear.weight, whole["0.linear.weight"].bfloat16().float())
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Looked at
 
 

@@ -148,9 +148,6 @@ def test_the_mask_token_stands_for_the_embedding_and_has_a_position(kind: str) -
     torch.testing.assert_close(embed(vit, x, mask, token)[:, :prefix], embed(vit, x)[:, :prefix])
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def naive(vit: Any, tokens: Tensor, places: list[list[tuple[int, int] | None]], window: int) -> Tensor:
     """Blocks in float64 with loops over who attends to whom; a place of None is a prefix token."""
     result = []
@@ -260,9 +257,6 @@ def test_a_window_of_one_sees_only_itself_and_the_prefix() -> None:
     one, two = run(vit, x), run(vit, other)
     assert not torch.allclose(one[:, 0], two[:, 0], atol=1e-3)
     assert torch.equal(one[:, 1:], two[:, 1:])
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("column_first", [True, False])

@@ -34,7 +34,6 @@ def refusal(reference):
     return str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Formats of official code
 
 
@@ -77,7 +76,6 @@ def test_ambiguous_files(tmp_path):
     assert refusal(f"checkpoint:{path}").endswith(f"say which it is: dino:{path} or mae:{path}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Files of timm
 
 
@@ -190,7 +188,6 @@ def test_a_missing_weight_is_an_error(tmp_path):
     assert "has the names of ConvNeXt, but not its shapes" in refusal(f"checkpoint:{saved(state, tmp_path)}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Files with a description beside them
 
 
@@ -320,7 +317,6 @@ def test_broken_descriptions_are_ignored(tmp_path):
         assert described_beside(path) is None
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # What it is not
 
 

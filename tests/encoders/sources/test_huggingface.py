@@ -76,7 +76,6 @@ def images(count=2):
     return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Loading
 
 
@@ -150,7 +149,6 @@ def test_random(tmp_path):
     assert first.weights != load_encoder(f"huggingface:{tmp_path}@random").weights
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Weights
 
 
@@ -291,7 +289,6 @@ def test_saved_encoders_come_back_the_same(tmp_path):
         assert torch.equal(again(images()).last_hidden_state, encoder(images()).last_hidden_state)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Preprocessing
 
 
@@ -399,7 +396,6 @@ def test_without_a_processor(tmp_path):
     assert "no preprocessor_config.json" in encoder.notes[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Errors
 
 

@@ -127,7 +127,6 @@ def test_what_cannot_be_loaded_is_said(run: Path, tmp_path: Path) -> None:
             sl.load_encoder(f"run:{run}{wrong}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Attention windows
 
 

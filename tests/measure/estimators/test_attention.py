@@ -105,7 +105,6 @@ def test_wrong_shapes_are_a_sentence() -> None:
         attention_nmi(maps, prefix=6)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Without the whole map
 
 

@@ -45,7 +45,6 @@ def problem(n: int = 150, seed: int = 0) -> tuple[dict[str, Array], Array]:
     return features | {"narrow": features["a"][:, 3:5].astype(np.float64)}, labels
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The plain twin: one head, modules and optimisers as everyone writes them
 
 
@@ -128,9 +127,6 @@ def train_plain(
         optimizer.step()
         losses.append(loss.item())
     return model.eval(), float(np.mean(losses[-per_epoch:]))
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", [Schedule(12, 32, 3, seed=4), Schedule(30, 4096, 2), Schedule(2.5, 40, 0)])

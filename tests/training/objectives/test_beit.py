@@ -43,7 +43,6 @@ def noise_of(n: int, start: int = 0) -> Tensor:
     return blank.random(4 * ROUNDS).view(n, ROUNDS, 4)
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # Masks
 
 
@@ -101,7 +100,6 @@ def test_the_mask_of_an_image_is_its_own() -> None:
     assert len(masks.unique(dim=0)) == 8
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # The objective
 
 

@@ -100,7 +100,7 @@ def radius(x: Array, y: Array) -> Array:
     return np.sqrt(x * x + y * y + 1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------------- silhouettes
+# Silhouettes
 
 
 def circle(x: Array, y: Array) -> Array:
@@ -211,7 +211,7 @@ def fish(x: Array, y: Array) -> Array:
     return np.minimum(body, np.maximum(0.75 * y - 0.66 * (x - 0.28), x - 0.98))
 
 
-# ------------------------------------------------------------------------------------------------------------- textures
+# Textures
 
 
 def checks(x: Array, y: Array, sharpness: float) -> Array:
