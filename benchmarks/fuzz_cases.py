@@ -30,6 +30,7 @@ import sightline as sl
 from sightline.cli import main as command_line
 from sightline.cli.arguments import chosen_analyses
 from sightline.core.errors import InputError
+from sightline.core.settings import parse_settings
 from sightline.encoders.files.inspect import describe, inspect
 from sightline.encoders.files.reading import read_checkpoint, tensors
 from sightline.encoders.sites import select
@@ -115,7 +116,7 @@ def setting(chance: random.Random, _: Path) -> None:
     word = chance.choice(words)
     key, _, value = word.partition("=")
     value = chance.choice([changed_text(chance, value), str(chance.choice(VALUES)), json.dumps(chance.choice(VALUES))])
-    _, chosen = chosen_analyses(None, None, [f"{key}={value}"])
+    _, chosen = chosen_analyses(None, (), parse_settings([f"{key}={value}"]))
     sl.analyze(VIT, IMAGES, chosen, batch=8, workers=0, show_progress=False)
 
 
@@ -335,13 +336,12 @@ def command(chance: random.Random, folder: Path) -> None:
         ["list", "findings"],
         ["inspect", run],
         ["export", run, "-o", "x"],
-        ["contrast", run, "knn.accuracy", "--a", "encoder=a", "--b", "encoder=a"],
+        ["contrast", run, "knn.accuracy", "--this", "encoder=a", "--that", "encoder=a"],
         ["figure", "001 Fig 1b", run],
         ["compare", VIT, "--images", IMAGES, "--only", "knn", "--limit", "4", "--batch", "4", "--workers", "0"],
         ["pretrain", "mae", "--images", IMAGES, "--set", "epochs=0"],
         ["study", "papers", "--steps", "x"],
-        ["convert", run, "-o", "x"],
-        ["imagine", run, "--images", "a.png"],
+        ["imagine", run, "a.png"],
     ]
     words = list(chance.choice(known))
     for _ in range(chance.randint(1, 2)):

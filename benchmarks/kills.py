@@ -36,14 +36,14 @@ import sightline as sl
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=12&num_heads=2"
 IMAGES = "shapes?size=16&train=16&val=4&test=12"
 SCENES = "shapes:scenes?size=32&train=8&val=0&test=4"
-TRAINED = ["--set", "epochs=2", "--set", "batch=8", "--set", "save_minutes=0", "--workers", "0", "--resume"]
+TRAINED = ["--set", "epochs=2", "--batch", "8", "--set", "save_minutes=0", "--workers", "0", "--resume"]
 SMALL = [f"--set={word}" for word in ("size=16", "patch=8", "depth=1", "width=12", "heads=2", "warmup_epochs=0")]
 DETECTOR = [
-    f"--set={word}"
-    for word in ("size=32", "epochs=1", "batch=4", "channels=8", "box_width=8", "proposals=10", "save_minutes=0")
+    f"--set={word}" for word in ("size=32", "epochs=1", "channels=8", "box_width=8", "proposals=10", "save_minutes=0")
 ]
-PICTURES = [f"--set={word}" for word in ("size=16", "channels=[16, 16]", "epochs=1", "batch=8", "save_minutes=0")]
-PICTURES += ["--samples", "2", "--sources", "2", "--compared", "4", "--transformations", "mirror"]
+PICTURES = [f"--set={word}" for word in ("size=16", "channels=[16, 16]", "epochs=1", "save_minutes=0")]
+DETECTOR += ["--batch", "4"]
+PICTURES += ["--batch", "8", "--samples", "2", "--sources", "2", "--compared", "4", "--transformations", "mirror"]
 PASS = ["--images", IMAGES, "--batch", "4", "--workers", "0"]
 COMMANDS: dict[str, list[str]] = {
     "compare": ["compare", f"a={VIT}", f"b={VIT}&seed=1", *PASS, "--only", "attention,fourier,knn"],

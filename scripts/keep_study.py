@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 import sightline as sl
-from sightline.cli.study import duration, in_words
+from sightline.cli.study import duration
 from sightline.core.files import write_atomically
 from sightline.core.tables import csv
 from sightline.studies.findings import Verdict, all_findings, by_chance
@@ -120,7 +120,7 @@ def what_it_is(role: Role) -> str:
         f"window of {role.window} × {role.window} patches" if role.window else "",
         "" if role.weight is None else f"λ = {role.weight:g}",
     )
-    return ", ".join(filter(None, (in_words(role), *varied)))
+    return ", ".join(filter(None, (role.in_words(), *varied)))
 
 
 def parts(verdicts: Path) -> bytes:

@@ -18,6 +18,7 @@ from sightline.core.extras import explaining as _explaining
 from sightline.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from sightline.api import detect, finetune, pretrain, rcdm, reinit, segment
     from sightline.core.contrast import Contrast, Estimate, contrast, estimate
     from sightline.core.errors import InputError
     from sightline.core.run_folder import Run, open_run
@@ -33,14 +34,8 @@ if TYPE_CHECKING:
     from sightline.images.sets import Images
     from sightline.measure.analyze import analyze
     from sightline.report.page import write_report
-    from sightline.studies.detection import detect
-    from sightline.studies.rcdm import rcdm
-    from sightline.studies.reinit import reinit
-    from sightline.studies.segmenters import segment
     from sightline.studies.study import Study, open_study, study
-    from sightline.training.pretrain import pretrain
     from sightline.training.watch import Watch, watch
-    from sightline.transfer.finetune import finetune
 
 # Imported when first used: `import sightline` and `sightline --help` do not wait for PyTorch.
 _HOME = {
@@ -56,19 +51,19 @@ _HOME = {
     "Tokens": "encoders.sites",
     "analyze": "measure.analyze",
     "capture": "encoders.watching",
-    "detect": "studies.detection",
+    "detect": "api",
     "contrast": "core.contrast",
     "estimate": "core.contrast",
-    "finetune": "transfer.finetune",
+    "finetune": "api",
     "imagine": "generation.imagine",
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
     "open_study": "studies.study",
-    "pretrain": "training.pretrain",
-    "rcdm": "studies.rcdm",
-    "reinit": "studies.reinit",
-    "segment": "studies.segmenters",
+    "pretrain": "api",
+    "rcdm": "api",
+    "reinit": "api",
+    "segment": "api",
     "save_encoder": "encoders.saved",
     "Watch": "training.watch",
     "watch": "training.watch",

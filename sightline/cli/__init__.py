@@ -1,18 +1,18 @@
-"""The commands. Each parses its words and calls one plain function; nothing heavy is imported before it is needed.
+"""The commands. Each is made from the signature of a plain function; nothing heavy is imported before it is needed.
 
 application   the Typer application, exit codes, errors as one sentence
-options       what several commands share
+command       a command from a function's signature, help and docstring
 saying        lines that cannot command the terminal
 ending        the report and its headlines
-compare       compare, dynamics, minibatch, demo
+compare       compare, demo
 contrast      contrast
-train         pretrain, finetune, reinit, detect, segment
-generate      rcdm, imagine
+train         pretrain, finetune, reinit, detect, segment, rcdm
+generate      imagine
 study         study
 verdicts      how a study ends
 figure        figure
 files         list, inspect, convert, report, export
-arguments     encoders, analyses and sites as the user writes them
+arguments     encoders and analyses as the user writes them
 listing       what `sightline list` shows
 """
 
@@ -24,7 +24,9 @@ import os
 # they wait for: there a batch takes a quarter less of the processor if they sleep after some microseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from sightline.cli import compare, contrast, figure, files, generate, study, train  # noqa: F401 — they add commands
 from sightline.cli.application import app, main
+
+# isort: off
+from sightline.cli import compare, contrast, train, study, figure, files  # noqa: F401 — the commands, in this order
 
 __all__ = ["app", "main"]

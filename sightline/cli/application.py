@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import warnings
-from typing import Annotated, TextIO
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from sightline.cli.arguments import spread_sites
 from sightline.cli.saying import say
-from sightline.core.errors import InputError, first_line
+from sightline.core.errors import InputError, first_line, nearest
 from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
+from sightline.core.stopping import Stopped
 from sightline.core.version import __version__
 
 DESCRIPTORS = 64  # of files and pipes that a run has open, without worker processes
+UsageError: Any = typer.BadParameter.__base__  # of whatever Typer builds upon, which it keeps to itself
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,7 +50,7 @@ def _tell_version(asked: bool) -> None:
 
 
 @app.callback()
-def common(
+def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -64,16 +67,9 @@ def main() -> None:
     try:
         _check_descriptors()
         with explaining():
-            app(spread_sites(sys.argv[1:]), prog_name="sightline")
+            run(sys.argv[1:])
     except InputError as error:
         _fail(str(error), 2)
-    except SystemExit as stop:
-        if stop.code == 130 and not isinstance(stop.__cause__, Exception):  # what Typer makes of Ctrl-C
-            say(
-                "Interrupted; run the same command again (for a training, with --resume) to continue where it stopped",
-                err=True,
-            )
-        raise
     except OSError as error:
         _fail(f"{error.strerror or error}: {str(error.filename)!r}" if error.filename else str(error), 2)
     except RecursionError:
@@ -89,7 +85,57 @@ def main() -> None:
             )
         if not _out_of_memory(error):
             raise
-        _fail("Not enough memory; lower --batch (or --set batch=), choose fewer --sites or compare fewer encoders", 2)
+        _fail("Not enough memory; lower --batch, choose fewer --sites or compare fewer encoders", 2)
+
+
+def run(words: list[str]) -> None:
+    """One command; what its words should not be is an InputError."""
+    group: Any = typer.main.get_command(app)
+    if words and not words[0].startswith("-") and words[0] not in group.commands:
+        raise InputError(f"There is no command {words[0]!r}{nearest(words[0], group.commands)}")
+    try:
+        code = group.main(words or ["--help"], prog_name="sightline", standalone_mode=False)
+    except UsageError as error:
+        raise InputError(_sentence(error)) from error
+    if code:
+        raise SystemExit(code)
+
+
+def _sentence(error: Any) -> str:
+    """What is wrong with the words of a command."""
+    name = error.ctx.command_path if error.ctx else "sightline"
+    if type(error).__name__ == "NoSuchOption":
+        options = [option for parameter in error.ctx.command.params for option in parameter.opts]
+        known = [option for option in options if option.startswith("--")]
+        return f"`{name}` has no option {error.option_name!r}{nearest(error.option_name, known)}"
+    return f"{error.format_message().rstrip('.')}; see `{name} --help`"
+
+
+@contextlib.contextmanager
+def ended(resumed: bool) -> Iterator[Callable[[], bool]]:
+    """What is said of a command that was stopped; gives a function that ends the work of several processes together.
+
+    That function says whether this is the first of them, which alone speaks.
+    """
+    again = f"run the same command again {'with --resume ' if resumed else ''}to continue"
+    try:
+        yield _first_process
+    except Stopped as stop:
+        if not _first_process():
+            raise SystemExit(0) from stop
+        say(f"{stop}; {again}")
+        raise SystemExit(128 + stop.signal) from stop
+    except KeyboardInterrupt as stop:
+        say(f"Interrupted; {again} where it stopped", err=True)
+        raise SystemExit(130) from stop
+
+
+def _first_process() -> bool:
+    from sightline.core.processes import leave, rank
+
+    first = rank() == 0
+    leave()
+    return first
 
 
 def _check_descriptors() -> None:

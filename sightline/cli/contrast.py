@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from sightline.cli.application import app
+from sightline.cli.command import command
 from sightline.cli.saying import say
 from sightline.core.errors import InputError, some
 
@@ -16,32 +15,24 @@ if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 
 
-@app.command(rich_help_panel="Measure")
+@command("Measure")
 def contrast(
-    run: Annotated[Path, typer.Argument(help="Run folder, as given to -o.")],
-    name: Annotated[
-        str | None, typer.Argument(help="A number of a result, such as `knn.accuracy`; without it, all are listed.")
-    ] = None,
-    this: Annotated[
-        str, typer.Option(help="Which numbers: `encoder=dino,depth=last half`; `a|b` means both, `0.5..1` a range.")
-    ] = "",
-    that: Annotated[
-        str, typer.Option(help="Which numbers to subtract, chosen in the same way, or a plain number such as 0.25.")
-    ] = "0",
-    where: Annotated[str, typer.Option(help="What to choose for both: `layer_type=block,tokens=all`.")] = "",
+    run: Annotated[Path, "Run folder, as given to -o."],
+    name: Annotated[str | None, "A number of a result, such as `knn.accuracy`; without it, all are listed."] = None,
+    *,
+    this: Annotated[str, "Which numbers: `encoder=dino,depth=last half`; `a|b` means both, `0.5..1` a range."] = "",
+    that: Annotated[str, "Numbers to subtract, chosen in the same way, or a plain number such as 0.25."] = "0",
+    where: Annotated[str, "What to choose for both: `layer_type=block,tokens=all`."] = "",
     seeds: Annotated[
-        list[str] | None,
-        typer.Option(help="Encoders that differ only in their seed: `mae=mae-0|mae-1`, then choose `encoder=mae`."),
+        Mapping[str, str] | None,
+        "Encoders that differ only in their seed: `mae=mae-0|mae-1`; then choose `encoder=mae`.",
     ] = None,
-    statistic: Annotated[
-        Literal["mean", "median", "max", "min", "std"], typer.Option(help="What to take of the chosen numbers.")
-    ] = "mean",
-    confidence: Annotated[float, typer.Option(help="Confidence of the interval.")] = 0.95,
+    statistic: Annotated[Literal["mean", "median", "max", "min", "std"], "mean, median, max, min or std."] = "mean",
+    confidence: Annotated[float, "Confidence of the interval."] = 0.95,
     method: Annotated[
-        Literal["jackknife", "bootstrap"],
-        typer.Option(help="bootstrap suits statistics that are not smooth, such as a maximum."),
+        Literal["jackknife", "bootstrap"], "jackknife; or bootstrap, for statistics that are not smooth (a maximum)."
     ] = "jackknife",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Annotated[bool, "Print JSON, for programs."] = False,
 ) -> None:
     """Compare two measured numbers on the same images: their difference, its interval and its p.
 
@@ -76,7 +67,7 @@ def contrast(
         parse_choice(this),
         _number_or_choice(that),
         statistic=getattr(np, statistic),
-        seeds=_seeds(seeds or []),
+        seeds={encoder: members.split("|") for encoder, members in (seeds or {}).items()},
         confidence=confidence,
         method=method,
         **_for_both(where, opened, name),
@@ -135,14 +126,6 @@ def _number_or_choice(text: str) -> dict[str, Any] | float:
         return float(text)
     except ValueError:
         return parse_choice(text)
-
-
-def _seeds(words: list[str]) -> dict[str, list[str]]:
-    pairs = [word.partition("=") for word in words]
-    for word, (name, _, members) in zip(words, pairs, strict=True):
-        if not name or not members:
-            raise InputError(f"--seeds {word}: write name=encoder|encoder, such as --seeds 'mae=mae-0|mae-1'")
-    return {name: members.split("|") for name, _, members in pairs}
 
 
 def _numbers(run: Run) -> str:

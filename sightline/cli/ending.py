@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.cli.saying import say
 from sightline.core import plugins
@@ -13,46 +12,23 @@ from sightline.core.errors import InputError, some, visible
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
     from rich.table import Table
 
     from sightline.core.run_folder import Run
     from sightline.report.standing import Standing
     from sightline.studies.findings.contract import Verdict
     from sightline.studies.roles import Role
-
+else:
+    Run = Any  # commands read the signature of `finish`
 
 PADDING = {"beside": 2, "below": 1, "": 1}  # between the columns of the table
 REASONS = 3  # why something was left out is told at once if it is no more
 
 
-def first_process() -> bool:
-    """Whether this is the process that speaks; the others have nothing left to do together."""
-    from sightline.core.processes import leave, rank
-
-    first = rank() == 0
-    leave()
-    return first
-
-
-@contextlib.contextmanager
-def stoppable(hint: str = "") -> Iterator[None]:
-    """What was asked to stop and has saved itself says how to go on, or what `hint` says, and ends."""
-    from sightline.core.stopping import Stopped
-
-    try:
-        yield
-    except Stopped as stop:
-        if not first_process():
-            raise SystemExit(0) from stop
-        say(f"{str(stop).partition(';')[0]}; {hint}" if hint else stop)
-        raise SystemExit(128 + stop.signal) from stop
-
-
-def finish(run: Run, verbose: bool = False) -> None:
-    """Only the first of several processes writes and speaks: a table, conclusions, and where the report is."""
-    if not first_process():
-        return
+def finish(
+    run: Run, *, verbose: Annotated[bool, "Print all headlines of all analyses, and what was left out."] = False
+) -> None:
+    """Write the report and say what came of a run: a table, conclusions, and where the report is."""
     from sightline.core import progress
     from sightline.report.standing import conclusions, stand
     from sightline.studies.findings import all_findings
@@ -60,7 +36,7 @@ def finish(run: Run, verbose: bool = False) -> None:
     progress.console().print("Drawing the report", style="dim")
     path, verdicts = report_of(run)
     standing = stand(run)
-    terminal = console()
+    terminal = progress.terminal()
     if standing.columns:
         terminal.print(number_table(standing, terminal.width))
         if legend := _legend(standing, terminal.width):
@@ -109,13 +85,6 @@ def _verdicts(run: Run, roles: Mapping[str, Role]) -> list[Verdict]:
     except InputError:  # a result that keeps nothing beside it
         return []
     return [verdict for verdict in verdicts if verdict.verdict != "not measured"]
-
-
-def console() -> Console:
-    """For what is told at the end, on stdout."""
-    from sightline.core import progress
-
-    return progress.terminal()
 
 
 def number_table(standing: Standing, width: int) -> Table:

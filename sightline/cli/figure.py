@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from sightline.cli.application import app
+from sightline.cli.command import command
 from sightline.cli.saying import say
 from sightline.core.errors import InputError
 
@@ -20,16 +18,12 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".pdf", ".csv")
 
 
-@app.command(rich_help_panel="Published findings")
+@command("Published findings")
 def figure(
-    name: Annotated[
-        str, typer.Argument(help="A paper and its figure or table: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`.")
-    ],
-    run: Annotated[Path, typer.Argument(help="Folder of a study, or of a comparison or another run.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A file that ends in .svg, .pdf or .csv; RUN/figures/NAME.svg by default."),
-    ] = None,
+    name: Annotated[str, "A paper and its figure or table: `'001 Fig 1b'`, `'003 Fig E.2'`, `'001 Table 6'`."],
+    run: Annotated[Path, "Folder of a study, or of a comparison or another run."],
+    *,
+    out: Annotated[Path | None, "A file that ends in .svg, .pdf or .csv; RUN/figures/NAME.svg by default."] = None,
 ) -> None:
     """Draw a figure or table of a paper from your results, in the paper's arrangement.
 

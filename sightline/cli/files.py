@@ -5,27 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from sightline.cli.application import app
+from sightline.cli.command import command
 from sightline.cli.ending import report_of
 from sightline.cli.saying import say
 from sightline.core.errors import InputError
 from sightline.core.files import file_name
 
 
-@app.command(name="list", rich_help_panel="Files and lists")
+@command("Files and lists", name="list")
 def list_(
     what: Annotated[
         Literal["encoders", "images", "analyses", "sites", "objectives", "recipes", "studies", "findings", "figures"],
-        typer.Argument(help="What to list."),
+        "encoders, images, analyses, sites, objectives, recipes, studies, findings or figures.",
     ],
-    which: Annotated[
-        str | None, typer.Argument(help="For encoders a pattern such as 'vit_small*'; for sites an encoder reference.")
-    ] = None,
+    which: Annotated[str | None, "For encoders a pattern such as 'vit_small*'; for sites an encoder reference."] = None,
 ) -> None:
-    """Show what can be used: encoders, images, analyses, sites of an encoder, objectives, recipes, studies, findings,
-    figures of the papers.
+    """Show what can be used: encoders, images, analyses, objectives, recipes and more.
 
     Examples:
 
@@ -33,36 +28,21 @@ def list_(
 
     - `sightline list sites timm:resnet18@random`
     """
-    from sightline.cli.listing import (
-        list_figures,
-        list_findings,
-        list_plugins,
-        list_recipes,
-        list_sites,
-        list_studies,
-        matching_encoders,
-    )
+    from sightline.cli.listing import list_sites, listed, matching_encoders
 
     if what == "sites":
         say(list_sites(which))
     elif what == "encoders" and which is not None:
         say(matching_encoders(which))
-    elif what == "recipes":
-        say(list_recipes())
-    elif what == "studies":
-        say(list_studies())
-    elif what == "findings":
-        say(list_findings())
-    elif what == "figures":
-        say(list_figures())
     else:
-        say(list_plugins(what))
+        say(listed(what))
 
 
-@app.command(rich_help_panel="Files and lists")
+@command("Files and lists")
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint file of any kind; no code in it is run.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    file: Annotated[Path, "A checkpoint file of any kind; no code in it is run."],
+    *,
+    json: Annotated[bool, "Print JSON, for programs."] = False,
 ) -> None:
     """Say what is in a checkpoint: format, architecture, parts, parameters, training arguments, hash.
 
@@ -77,13 +57,12 @@ def inspect(
     say(as_json(found) if json else describe(found))
 
 
-@app.command(rich_help_panel="Files and lists")
+@command("Files and lists")
 def convert(
-    what: Annotated[
-        str, typer.Argument(help="A checkpoint file, or an encoder, `source:id[@weights][?option=value]`.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A file that ends in .safetensors, or a folder.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier conversion.")] = False,
+    what: Annotated[str, "A checkpoint file, or an encoder, `source:id[@weights][?option=value]`."],
+    *,
+    out: Annotated[Path, "A file that ends in .safetensors, or a folder."],
+    overwrite: Annotated[bool, "Replace an earlier conversion."] = False,
 ) -> None:
     """Write an encoder so that timm can load it without Sightline, and print the line that does.
 
@@ -104,8 +83,8 @@ def convert(
     say(found.load)
 
 
-@app.command(rich_help_panel="Files and lists")
-def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")]) -> None:
+@command("Files and lists")
+def report(run: Annotated[Path, "Folder of a run or a study, as given to -o."]) -> None:
     """Write `report.html` of a run or a study again; needs no model and no images.
 
     Example: `sightline report runs/x`
@@ -127,13 +106,12 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run or a study,
     say(report_of(found)[0])
 
 
-@app.command(rich_help_panel="Files and lists")
+@command("Files and lists")
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run or a study, as given to -o.")],
-    format: Annotated[Literal["csv", "parquet", "netcdf"], typer.Option(help="csv, parquet or netcdf.")] = "csv",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the files; RUN/export by default.")
-    ] = None,
+    run: Annotated[Path, "Folder of a run or a study, as given to -o."],
+    *,
+    format: Annotated[Literal["csv", "parquet", "netcdf"], "csv, parquet or netcdf."] = "csv",
+    out: Annotated[Path | None, "Folder for the files; RUN/export by default."] = None,
 ) -> None:
     """Write the results as tables: one row per number, its coordinates in columns.
 

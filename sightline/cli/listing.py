@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 
-FOLDERS = {
+PLUGINS = {
     "encoders": ("sources", "source"),
     "images": ("datasets", "source"),
     "analyses": ("analyses", "analysis"),
@@ -16,10 +16,32 @@ FOLDERS = {
 }
 
 
-def list_plugins(what: str) -> str:
-    """The files of one kind, each with the first line of its docstring."""
-    folder, heading = FOLDERS[what]
-    return _table({name: _about(folder, name) for name in plugins.names(folder)}, heading)
+def listed(what: str) -> str:
+    """What there is of a kind, by name, with a line about each."""
+    if what in PLUGINS:
+        folder, heading = PLUGINS[what]
+        rows = {name: _about(folder, name) for name in plugins.names(folder)}
+        return _table(rows, heading)
+    if what == "recipes":
+        from sightline.training.recipe import FOLDER, recipe_names
+
+        heads = {name: (FOLDER / f"{name}.toml").read_text("utf-8").partition("\n")[0] for name in recipe_names()}
+        return _table({name: head.lstrip("# ") for name, head in heads.items()}, "recipe")
+    if what == "studies":
+        from sightline.studies.papers import STUDIES
+
+        return _table({name: f"the findings of {about}" for name, (about, _) in STUDIES.items()}, "study")
+    if what == "findings":
+        from sightline.studies.findings import all_findings
+
+        found = all_findings().values()
+        where = max((len(one.where) for one in found), default=0)
+        steps = max((len(one.step) for one in found), default=0)
+        return _table({one.id: f"{one.where:<{where}}  {one.step:<{steps}}  {one.claim}" for one in found}, "finding")
+    from sightline.studies.figures import all_figures
+
+    figures = all_figures().items()
+    return _table({name: f"{one.title} ({', '.join(one.results)}; {one.roles})" for name, one in figures}, "figure")
 
 
 def _about(folder: str, name: str) -> str:
@@ -29,40 +51,6 @@ def _about(folder: str, name: str) -> str:
     except InputError as error:
         text = str(error)
     return (text.splitlines() or [""])[0]
-
-
-def list_recipes() -> str:
-    """The recipes that come with Sightline, each with its first line, which says what it is."""
-    from sightline.training.recipe import FOLDER, recipe_names
-
-    heads = {name: (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0] for name in recipe_names()}
-    return _table({name: head.lstrip("# ") for name, head in heads.items()}, "recipe")
-
-
-def list_studies() -> str:
-    """The studies that come with Sightline."""
-    from sightline.studies.papers import STUDIES
-
-    return _table({name: f"the findings of {about}" for name, (about, _) in STUDIES.items()}, "study")
-
-
-def list_findings() -> str:
-    """Every finding: where it stands, the steps that decide it, and the claim."""
-    from sightline.studies.findings import all_findings
-
-    found = all_findings().values()
-    where = max((len(one.where) for one in found), default=0)
-    steps = max((len(one.step) for one in found), default=0)
-    return _table({one.id: f"{one.where:<{where}}  {one.step:<{steps}}  {one.claim}" for one in found}, "finding")
-
-
-def list_figures() -> str:
-    """Every figure and table of the papers that is a measurement: what it shows, and what it needs."""
-    from sightline.studies.figures import all_figures
-
-    return _table(
-        {name: f"{one.title} ({', '.join(one.results)}; {one.roles})" for name, one in all_figures().items()}, "figure"
-    )
 
 
 def list_sites(reference: str | None) -> str:

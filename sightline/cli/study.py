@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
-from sightline.cli.application import app
-from sightline.cli.ending import stoppable
-from sightline.cli.options import Device, Workers
+from sightline.api import ShowProgress, Workers
+from sightline.cli.command import command
 from sightline.cli.saying import say
 from sightline.cli.verdicts import show_verdicts
 from sightline.core.errors import InputError, counted
@@ -23,94 +20,65 @@ if TYPE_CHECKING:
     from sightline.studies.running import Ended, Outcome
     from sightline.studies.study import Study
 
-Encoders = list[str] | None
+Encoders: TypeAlias = Mapping[str, str] | None
 GIVEN = "`NAME=REFERENCE`; may be repeated."
 
 
-def _words(option: str, text: str | None) -> list[str] | None:
-    """Words between commas; an option that names nothing is an error, and not all that there is."""
-    if text is None:
-        return None
-    if words := [word.strip() for word in text.split(",") if word.strip()]:
-        return words
-    raise InputError(f"{option} {text!r} names nothing; leave it out to have all")
-
-
-@app.command(rich_help_panel="Published findings")
+@command("Published findings")
 def study(
-    what: Annotated[str, typer.Argument(help="A study of `sightline list studies`, such as `papers`, or FILE.toml.")],
-    encoder: Annotated[Encoders, typer.Option(help=f"An encoder whose role is known: {GIVEN}")] = None,
-    je: Annotated[Encoders, typer.Option(help=f"A joint-embedding ViT (SimCLR, MoCo, DINO): {GIVEN}")] = None,
-    rec: Annotated[Encoders, typer.Option(help=f"A ViT trained by reconstruction (MAE, SimMIM, BEiT): {GIVEN}")] = None,
-    sl: Annotated[Encoders, typer.Option(help=f"A supervised ViT: {GIVEN}")] = None,
-    hybrid: Annotated[Encoders, typer.Option(help=f"A ViT trained with both objectives: {GIVEN}")] = None,
-    masked_je: Annotated[
-        Encoders,
-        typer.Option("--masked-je", "--mje", help=f"A joint-embedding ViT that sees masked images (MSN): {GIVEN}"),
-    ] = None,
-    cnn_je: Annotated[Encoders, typer.Option(help=f"A joint-embedding CNN: {GIVEN}")] = None,
-    cnn_rec: Annotated[Encoders, typer.Option(help=f"A CNN trained by reconstruction: {GIVEN}")] = None,
-    cnn_sl: Annotated[Encoders, typer.Option(help=f"A supervised CNN: {GIVEN}")] = None,
+    what: Annotated[str, "A study of `sightline list studies`, such as `papers`, or FILE.toml."],
+    *,
+    encoder: Annotated[Encoders, f"An encoder whose role is known: {GIVEN}"] = None,
+    je: Annotated[Encoders, f"A joint-embedding ViT (SimCLR, MoCo, DINO): {GIVEN}"] = None,
+    rec: Annotated[Encoders, f"A ViT trained by reconstruction (MAE, SimMIM, BEiT): {GIVEN}"] = None,
+    sl: Annotated[Encoders, f"A supervised ViT: {GIVEN}"] = None,
+    hybrid: Annotated[Encoders, f"A ViT trained with both objectives: {GIVEN}"] = None,
+    masked_je: Annotated[Encoders, f"A joint-embedding ViT that sees masked images (MSN): {GIVEN}"] = None,
+    cnn_je: Annotated[Encoders, f"A joint-embedding CNN: {GIVEN}"] = None,
+    cnn_rec: Annotated[Encoders, f"A CNN trained by reconstruction: {GIVEN}"] = None,
+    cnn_sl: Annotated[Encoders, f"A supervised CNN: {GIVEN}"] = None,
     role: Annotated[
-        Encoders,
-        typer.Option(help="More about an encoder: `mae-ft:tuned_from=mae,seed=1`; also size, window, weight, method."),
+        list[str] | None, "More about an encoder: `mae-ft:tuned_from=mae,seed=1`; also size, window, weight, method."
     ] = None,
-    images: Annotated[
-        str | None, typer.Option(help="Images with classes for passes, fine-tuning and rcdm; without it, `shapes`.")
+    images: Annotated[str | None, "Images with classes for passes, fine-tuning and rcdm; by default `shapes`."] = None,
+    detection: Annotated[str | None, "Images with boxes and masks; by default those of the recipe."] = None,
+    segmentation: Annotated[str | None, "Images with segmentation maps; by default those of the recipe."] = None,
+    second: Annotated[str | None, "A second set of images with classes, for probes on it."] = None,
+    further: Annotated[
+        Mapping[str, str] | None, "Images that an analysis asks for, `conflict=folder:PATH`; may be repeated."
     ] = None,
-    detection: Annotated[
-        str | None, typer.Option(help="Images with boxes and masks; without it, those of the recipe.")
-    ] = None,
-    segmentation: Annotated[
-        str | None, typer.Option(help="Images with segmentation maps; without it, those of the recipe.")
-    ] = None,
-    second: Annotated[str | None, typer.Option(help="A second set of images with classes, for probes on it.")] = None,
-    conflict: Annotated[
-        str | None, typer.Option(help="Cue-conflict images, for shape bias; the embedded images have their own.")
+    limit: Annotated[
+        int | None, "In each pass, at most this many images of each split; 0: all. By default 1024."
     ] = None,
     steps: Annotated[
-        str | None,
-        typer.Option(
-            help="Run only these, and what they need: `passes,minibatch,finetune,dynamics,reinit,detect,segment,rcdm,"
-            "pretrain`, or for a file the names of its steps."
-        ),
+        Sequence[str] | None,
+        "Run only these, and what they need, `passes,finetune`: passes, minibatch, finetune, dynamics, reinit, detect, "
+        "segment, rcdm, pretrain; for a file, names of its steps.",
     ] = None,
     findings: Annotated[
-        str | None, typer.Option(help="Only these findings, `S1,P3,P4`, and the steps that decide them.")
+        Sequence[str] | None, "Only these findings, `S1,P3,P4`, and the steps that decide them."
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="`STEPS.key=value`: `passes.limit=512`, `passes.knn.k=10`, `finetune.epochs=2`, "
-            "`detect.recipe=detect_vitdet`; may be repeated.",
-        ),
+    settings: Annotated[
+        Mapping[str, Mapping[str, Any]] | None,
+        "`STEPS.key=value`: `passes.knn.k=10`, `finetune.epochs=2`, `detect.recipe=detect_vitdet`; may be repeated.",
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the study; run the same command again to resume.")
-    ] = Path("runs/study"),
+    out: Annotated[Path, "Folder of the study, which the same command continues."] = Path("runs/study"),
     steps_folder: Annotated[
-        Path | None, typer.Option(help="Folder of the steps, which several studies may share; by default STUDY/steps.")
+        Path | None, "Folder of the steps, which several studies may share; by default STUDY/steps."
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(help="Steps to run at a time, each in its own process; by default 1, on a cluster all at once."),
+        int | None, "Steps to run at a time, each in its own process; by default 1, on a cluster all at once."
     ] = None,
-    on: Annotated[
-        str | None, typer.Option(help="`slurm` or `ray`: run the steps there; all machines must see the folder.")
-    ] = None,
+    on: Annotated[str | None, "`slurm` or `ray`: run the steps there; all machines must see the folder."] = None,
     cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="`account=mine`, `timeout_min=600`, `gpus_per_node=1`; for Ray `address=auto`, `num_gpus=1`."
-        ),
+        Mapping[str, Any] | None,
+        "`account=mine`, `timeout_min=600`, `gpus_per_node=1`; for Ray `address=auto`, `num_gpus=1`.",
     ] = None,
-    dry: Annotated[bool, typer.Option("--dry", help="Print the plan, and run nothing.")] = False,
-    device: Device = "auto",
+    dry: Annotated[bool, "Print the plan, and run nothing."] = False,
+    device: Annotated[str, "cpu, cuda, cuda:1, or auto."] = "auto",
     workers: Workers = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="End with a table of all findings, their effects and claims.")
-    ] = False,
+    show_progress: ShowProgress = True,
+    verbose: Annotated[bool, "End with a table of all findings, their effects and claims."] = False,
 ) -> None:
     """See which published findings hold for your encoders: run everything that decides them, and end with verdicts.
 
@@ -129,29 +97,16 @@ def study(
     Several processes or machines may run it at the same time. A step that fails stops only the steps that need it.
     """
     from sightline.core.progress import showing
-    from sightline.core.settings import parse_settings
     from sightline.studies.commands import Machine
     from sightline.studies.findings import all_findings
     from sightline.studies.keys import Contents
     from sightline.studies.study import make_study, run_study
 
-    given = {
-        "je": je,
-        "rec": rec,
-        "sl": sl,
-        "hybrid": hybrid,
-        "masked_je": masked_je,
-        "cnn_je": cnn_je,
-        "cnn_rec": cnn_rec,
-        "cnn_sl": cnn_sl,
-    }
-    encoders, roles = _roles({"": encoder, **given}, role or [])
-    settings = parse_settings(set_ or [])
-    for key, value in settings.items():
-        if not isinstance(value, Mapping):
-            raise InputError(f"--set {key}={value}: write STEPS.key=value, such as --set finetune.epochs=2")
-    contents, machine = Contents(), Machine(device, workers)
-    with showing(True):  # large sets of images are read for the first time
+    vits = {"je": je, "rec": rec, "sl": sl, "hybrid": hybrid, "masked_je": masked_je}
+    cnns = {"cnn_je": cnn_je, "cnn_rec": cnn_rec, "cnn_sl": cnn_sl}
+    encoders, roles = _roles({"": encoder, **vits, **cnns}, role or [])
+    contents, machine = Contents(), Machine(device, workers, show_progress)
+    with showing(show_progress):  # large sets of images are read for the first time
         made = make_study(
             what,
             encoders,
@@ -160,9 +115,10 @@ def study(
             detection=detection,
             segmentation=segmentation,
             second=second,
-            conflict=conflict,
-            steps=_words("--steps", steps),
-            findings=_words("--findings", findings),
+            further=further,
+            limit=limit,
+            steps=steps,
+            findings=findings,
             settings=settings,
             out=out,
             steps_folder=steps_folder,
@@ -172,8 +128,7 @@ def study(
     del contents  # encoders that are only planned with
     if dry:
         return
-    with stoppable("run the same command again to continue"):
-        outcome = run_study(made, jobs=jobs, on=on, cluster=parse_settings(cluster or []), machine=machine, tell=_tell)
+    outcome = run_study(made, jobs=jobs, on=on, cluster=cluster, machine=machine, tell=_tell)
     evidence = made.evidence
     verdicts = made.verdicts(evidence)
     made.save(verdicts)
@@ -194,13 +149,10 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
     encoders: dict[str, str] = {}
     flags: dict[str, str] = {}
     roles: dict[str, Role] = {}
-    for flag, words in given.items():
-        for word in words or ():
-            name, equals, reference = word.partition("=")
-            if not equals or not name or ":" in name:
-                raise InputError(
-                    f"--{flag.replace('_', '-') or 'encoder'} {word}: write NAME=REFERENCE, such as dino=timm:NAME"
-                )
+    for flag, members in given.items():
+        for name, reference in (members or {}).items():
+            if ":" in name:
+                raise InputError(f"An encoder is called {name!r}; write NAME=REFERENCE, such as dino=timm:NAME")
             if name in encoders:
                 raise InputError(f"Two encoders are called {name!r}; give one of them another name")
             encoders[name] = reference
@@ -326,15 +278,6 @@ def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
         console().print(f"The process of {name} ended ({ended.why}); it starts again")
 
 
-TITLES = {
-    "000": 'Shekhar et al. 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning of Vision '
-    'Transformers"',
-    "001": 'Shekhar et al. 2023, "Objectives Matter"',
-    "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
-    "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
-}
-
-
 def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) -> Path:
     """Write the report of a study, with the figures of the papers that its results can draw."""
     from dataclasses import replace
@@ -344,6 +287,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
     from sightline.studies.evidence import Missing
     from sightline.studies.figures import all_figures, draw
     from sightline.studies.findings import all_findings, by_chance
+    from sightline.studies.papers import PAPERS
 
     figures, missing, notes = {}, {}, [by_chance(verdicts).sentence]
     with showing(True), bar_of_steps("Drawing figures", len(all_figures())) as move:
@@ -371,7 +315,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
         }
         for placed in study.steps
     }
-    kinds = {role.name: in_words(role) for role in study.roles}
+    kinds = {role.name: role.in_words() for role in study.roles}
     title = f"Study: {study.name}"
     return study_page(
         study.path,
@@ -380,7 +324,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
         title=title,
         figures=figures,
         missing=missing,
-        papers=TITLES,
+        papers=PAPERS,
         kinds=kinds,
         together=evidence.seeds,
         steps=steps,
@@ -388,21 +332,11 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
     )
 
 
-def in_words(role: Role) -> str:
-    """What encoders of a hue have in common.
-
-    >>> from sightline.studies.roles import Role
-    >>> in_words(Role("a", "joint-embedding")), in_words(Role("b", "supervised", network="cnn", tuned_from="x"))
-    ('joint-embedding ViT', 'supervised CNN, fine-tuned')
-    """
-    return f"{role.family} {'ViT' if role.network == 'vit' else 'CNN'}{', fine-tuned' if role.tuned else ''}"
-
-
 def _end(outcome: Outcome) -> None:
     """What has failed is told last, and is the exit status."""
     for name, why in outcome.failed.items():
-        say(f"Step {name} failed: {why}", fg=typer.colors.RED, err=True)
+        say(f"Step {name} failed: {why}", fg="red", err=True)
     for name, broken in outcome.left.items():
-        say(f"Step {name} was not run, because {broken} failed", fg=typer.colors.RED, err=True)
+        say(f"Step {name} was not run, because {broken} failed", fg="red", err=True)
     if outcome.failed:
         raise SystemExit(1)

@@ -30,8 +30,8 @@ def to_toml(values: Mapping[str, Any]) -> str:
     return tomli_w.dumps(values)
 
 
-def parse_settings(words: Sequence[str]) -> dict[str, Any]:
-    """`--set` words as values.
+def parse_settings(words: Sequence[str], option: str = "--set") -> dict[str, Any]:
+    """Words of an option as values.
 
     >>> parse_settings(["lr=1e-3", "depth=12", "backbone=resnet18", "moco_v3.temperature=0.1"])
     {'lr': 0.001, 'depth': 12, 'backbone': 'resnet18', 'moco_v3': {'temperature': 0.1}}
@@ -40,17 +40,17 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"--set {word!r}: settings are written key=value, such as --set lr=1e-3")
+            raise InputError(f"{option} {word!r}: settings are written key=value, such as {option} lr=1e-3")
         try:
             value = tomllib.loads(f"x = {text}")["x"]
         except RecursionError as error:
-            raise InputError(f"--set {key}=…: the value is nested too deeply") from error
+            raise InputError(f"{option} {key}=…: the value is nested too deeply") from error
         except ValueError:  # no TOML, or a number of thousands of digits
             value = {"True": True, "False": False}.get(text.strip(), text.strip())
         table, dot, inner = key.strip().partition(".")
         if dot:
             if not isinstance(result.setdefault(table, {}), dict):
-                raise InputError(f"--set {word!r}: {table} already has a value; set only one of the two")
+                raise InputError(f"{option} {word!r}: {table} already has a value; set only one of the two")
             result[table][inner] = value
         else:
             result[table] = value

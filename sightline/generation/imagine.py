@@ -52,7 +52,7 @@ def imagine(
     between: bool = False,
     nearest_training: bool = False,
     seed: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> list[Imagined]:
     """Draw pictures from the representations of image files, with the model that `rcdm` has left in a run folder.
 
@@ -61,6 +61,8 @@ def imagine(
     training image that is nearest to the first sample: a model that draws its training images has memorised them.
     """
     run = Path(run)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = _checkpoint(run)
     model = load_model(checkpoint, device)
     recipe = make_recipe(read_recipe(run / "training" / "recipe.toml"))

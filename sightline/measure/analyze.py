@@ -54,39 +54,41 @@ from sightline.measure.resume import Reached, Sums
 
 def analyze(
     encoders: Mapping[str, Encoder | str | nn.Module] | Sequence[Encoder | str | nn.Module] | Encoder | str,
-    images: Images | str = "shapes",
-    analyses: Sequence[str] | Mapping[str, Any] | None = None,
+    images: Images | str | None = None,
+    only: Sequence[str] | Mapping[str, Any] | None = None,
     *,
     also: Sequence[str] | Mapping[str, Any] = (),
-    conflict: Images | str | None = None,
     further: Mapping[str, Images | str] | None = None,
     out: str | Path | None = None,
     cache: str | Path | None = None,
     sites: Sequence[str] | str | None = None,
+    limit: int = 0,
     batch: int = 32,
-    device: str = "auto",
-    precision: str = "float32",
     seed: int = 0,
-    workers: int | None = None,
+    precision: str = "float32",
+    strict: bool = False,
     overwrite: bool = False,
     lenient: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
     show_progress: bool = True,
 ) -> Run:
     """Measure encoders on images in one pass and return the results by analysis, `run["cka"]`.
 
-    `analyses` are names, or names with their settings, {"knn": {"k": 10}}; by default those that need one forward
-    pass of each image, with "all" all; `also` adds to them. What was not named, or with `lenient` anything, is left
-    out where it makes no sense, and `run.request` says why. `further` are images that analyses ask for by name;
-    `conflict` is short for further={"conflict": …}, the cue-conflict images. With `out` the run is a folder that
-    can be resumed: what is finished there is not computed again; `cache` is a folder for features that several runs
-    share, which is inside the run by default: what one of them has written, the others need not compute. `sites`
-    replaces the sites of those analyses that can take any. Started by torchrun, the processes share the images, and
-    the results are those of one process.
+    `images` are by default embedded ones of the size of the largest encoder; of each split at most `limit` are taken,
+    0: all, and with `strict` the first one that cannot be read is an error. `only` names analyses, with their settings
+    as {"knn": {"k": 10}}; by default those that need one forward pass of each image are made, with "all" all; `also`
+    adds to them. What was not named, or with `lenient` anything, is left out where it makes no sense, and `run.request`
+    says why. `further` are images that analyses ask for by name, such as {"conflict": …}, the cue-conflict images of
+    shape bias. With `out` the run is a folder that can be resumed: what is finished there is not computed again;
+    `cache` is a folder for features that several runs share, which is inside the run by default: what one of them has
+    written, the others need not compute. `sites` replaces the sites of those analyses that can take any. Started by
+    torchrun, the processes share the images, and the results are those of one process.
     """
     join(on_gpu=torch.cuda.is_available() and device in ("auto", "cuda"))
     target = _device(device)
     out = agreed(out)
-    configs, named = choose_analyses(analyses, also)
+    configs, named = choose_analyses(only, also)
     named = set() if lenient else named
     on_cpu_in_bf16 = target.type == "cpu" and (precision == "bf16" or _trains_in_bf16(configs))
     if on_cpu_in_bf16:
@@ -94,8 +96,11 @@ def analyze(
 
         bfloat16.ensure()  # before anything is computed
     members = named_encoders(encoders)
-    sets = {**(further or {}), **({} if conflict is None else {"conflict": conflict})}
-    images = with_further(load_images(images), sets, configs)
+    if images is None:  # drawn at the size of the largest encoder, not enlarged to it
+        images = f"shapes?size={max(max(encoder.preprocess.size) for encoder in members.values())}"
+    load = functools.partial(load_images, limit=limit or None, seed=seed, strict=strict)
+    sets = {name: load(others) for name, others in (further or {}).items()}
+    images = with_further(load(images), sets, configs)
     sites = [sites] if isinstance(sites, str) else sites
     settings = {"batch": batch, "seed": seed, "precision": precision}
     check_settings(batch, precision, seed)
@@ -259,7 +264,7 @@ def _stream(
                 sums.save(reached)
             if signalled and sums.path is not None:
                 where = f"image {done} of {total}"
-                raise Stopped(signalled[-1], f"Stopped and saved after {where}; run the same command again to continue")
+                raise Stopped(signalled[-1], f"Stopped and saved after {where}")
             if signalled:
                 raise KeyboardInterrupt
         move(total - done)

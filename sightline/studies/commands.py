@@ -24,6 +24,7 @@ from sightline.studies.rcdm import rcdm
 from sightline.studies.reinit import reinit
 from sightline.studies.segmenters import segment
 from sightline.studies.steps import Step
+from sightline.training.launch import Launch
 from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe as pretraining_recipe
 from sightline.training.recipe import read_recipe, recipe_names
@@ -270,19 +271,23 @@ def _arguments(work: Work) -> dict[str, Any]:
         "out": work.out,
         "recipe": _option(step, "recipe"),
         "settings": dict(_option(step, "set")),
-        "device": machine.device,
-        "workers": machine.workers,
-        "show_progress": machine.show_progress,
+        "launch": Launch(
+            resume=not work.anew,
+            overwrite=work.anew,
+            device=machine.device,
+            workers=machine.workers,
+            show_progress=machine.show_progress,
+        ),
     }
 
 
 def _pretrain(work: Work) -> None:
-    pretrain(_option(work.step, "objective"), **_arguments(work), resume=not work.anew, overwrite=work.anew)
+    pretrain(_option(work.step, "objective"), **_arguments(work))
 
 
 def _finetune(work: Work) -> None:
     (encoder,) = work.members.values()
-    finetune(encoder, **_arguments(work), resume=not work.anew, overwrite=work.anew)
+    finetune(encoder, **_arguments(work))
 
 
 def _trainings(function: Callable[..., Any]) -> Callable[[Work], None]:
@@ -290,10 +295,9 @@ def _trainings(function: Callable[..., Any]) -> Callable[[Work], None]:
 
     def run(work: Work) -> None:
         command = COMMANDS[work.step.command]
-        arguments = command.options.keys() - TRAINED.keys()
-        given = {key: value for key, value in work.step.options.items() if key in arguments and value is not None}
+        given = {key: _option(work.step, key) for key in command.options.keys() - TRAINED.keys()}
         shared = {"reuse": work.reuse} if command.apart else {}
-        function(work.members, **_arguments(work), **given, **shared, overwrite=work.anew)
+        function(work.members, **_arguments(work), **given, **shared)
 
     return run
 
@@ -322,7 +326,7 @@ COMMANDS: Mapping[str, Command] = {
         _trainings(reinit),
         trains=False,
         apart=True,
-        options={"counts": None, "ends": None},
+        options={"counts": None, "ends": ["first", "last"]},
     ),
     "segment": _command(_Training(SEGMENT, segmentation_recipe), _trainings(segment), trains=False, apart=True),
 }

@@ -18,7 +18,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,20 +31,17 @@ from sightline.core.provenance import fingerprint
 from sightline.core.results import ENDS, interval
 from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
-from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.sources.coco import Annotated
 from sightline.measure.estimators.intervals import jackknife
 from sightline.measure.request import named_encoders
 from sightline.report.figures import FIRST, Figure, KeyNumber, Table, curve_over_depth, of_encoders
-from sightline.training.folder import start
-from sightline.training.launch import Launch, Placed, launching
-from sightline.training.recipe import read_recipe
+from sightline.training.launch import Launch
 from sightline.transfer.detection.average_precision import KINDS, MEASURES, Range, parts_of, replicates
 from sightline.transfer.detection.detect import ALL, NAME, DetectConfig, check, make_recipe, train_detector, truth_of
 from sightline.transfer.detection.objects import Detections, Objects, objects_of
 from sightline.transfer.detection.pictures import CERTAIN, draw, misses
-from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, prepare, train_each
 
 TOPIC = "transfer"
 TITLE = "Detection"
@@ -59,7 +56,7 @@ already hold; one that is trained as well shows how good a start it is. AP50 ask
 masks are outlines. Small, medium and large refer to the area of the objects, with the limits given below. Intervals are
 over the test images; a difference between two encoders is more certain than the two intervals suggest, because both see
 the same images: its own interval is in the second table. Intervals do not say how much another seed of the training
-would change: for differences of a point or two, train several (--set seed=1)."""
+would change: for differences of a point or two, train several (--seed 1)."""
 SOURCE = (
     'Shekhar et al. 2023, "Objectives Matter", tables 6 and 7, fig. 7; Li et al. 2022, "Exploring Plain Vision '
     'Transformer Backbones for Object Detection"; Lin et al. 2014, "Microsoft COCO"'
@@ -72,50 +69,35 @@ BINS = 6  # sizes of the curve
 SHOWN = 10  # images of the gallery
 
 
-@launching(Placed)
 def detect(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
-    images: str | Images | None = None,
-    out: str | Path = "runs/detect",
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
     reuse: Reuse | None = None,
-    **arguments: Unpack[Placed],
 ) -> Run:
-    """Train a detector on each encoder and measure it on the test images; gives `run["detection"]`.
+    """Train a detector on each encoder, see `sightline.api`, and measure it on the test images.
 
-    `recipe` is the name of one of Sightline's or a file, by default `detect`, the small one; `settings` override it:
-    `detect(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"frozen": False})`. Called again it goes on where it
-    stopped. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
+    `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
     """
-    members, out = named_encoders(encoders), Path(out)
-    base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(resume=True, **arguments)
-    fabric, data = start(base, None if images is None else load_images(images), launch)
+    asked = prepare(make_recipe, named_encoders(encoders), images, out, recipe or NAME, settings, launch)
+    members, data, base = asked.members, asked.data, asked.recipe
     for encoder in members.values():
         check(base, encoder, data)
     results = functools.cache(lambda: _Results(data, base.config))  # of the first process alone
+
+    def train(name: str, folder: Path) -> Mapping[str, Detections]:
+        return train_detector(members[name], data, folder, recipe=recipe, settings=settings, launch=asked.each)
 
     def result(found: Mapping[str, Mapping[str, Detections]]) -> xr.Dataset:
         for name in found.keys() - results().scores.keys():
             results().add(name, found[name])
         return results().kept(list(members)).beside(results().dataset(list(members)))
 
-    return train_each(
-        "detection",
-        question("detection", members, data, base.values()),
-        out,
-        {name: folder_of(out, name) for name in members},
-        lambda name, folder: train_detector(
-            members[name], data, folder, recipe=recipe, settings=settings, launch=launch
-        ),
-        result,
-        fabric=fabric,
-        overwrite=overwrite,
-        reuse=reuse,
-    )
+    folders = {name: folder_of(asked.out, name) for name in members}
+    return train_each("detection", asked, folders, train, result, reuse=reuse)
 
 
 class _Scores(NamedTuple):

@@ -290,7 +290,11 @@ class Evidence:
         whose = f" of {' and '.join(dict.fromkeys(encoders))}" if encoders else ""
         if (step := STEPS.get(result)) is not None:
             return Missing(f"{result}{whose}: add `--steps {step}`")
-        more = " and, if your images are not the embedded ones, `--conflict IMAGES`" if result == "shape_bias" else ""
+        more = (
+            " and, if your images are not the embedded ones, `--further conflict=IMAGES`"
+            if result == "shape_bias"
+            else ""
+        )
         return Missing(f"the analysis {result}{whose}: add `--steps passes`{more}")
 
 

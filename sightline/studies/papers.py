@@ -14,12 +14,13 @@ pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from sightline.core import plugins
 from sightline.core.errors import InputError, nearest
 from sightline.core.files import file_name
 from sightline.core.references import parse_reference
@@ -41,6 +42,13 @@ STUDIES = {  # the findings of which papers
         'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
         "G",
     ),
+}
+PAPERS = {
+    "000": 'Shekhar et al. 2022, "Understanding Contrastive versus Reconstructive Self-Supervised Learning of Vision '
+    'Transformers"',
+    "001": 'Shekhar et al. 2023, "Objectives Matter"',
+    "003": 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"',
+    "004": 'Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?"',
 }
 SMALL = 128  # pixels up to which encoders have the small recipes
 RECIPES = {
@@ -117,7 +125,7 @@ class Sets:
     detection: str | None = None
     segmentation: str | None = None
     second: str | None = None  # other images for probes
-    conflict: str | None = None  # shapes of one class with the texture of another
+    further: Mapping[str, str] = field(default_factory=dict)  # what analyses ask for by name: "conflict"
 
 
 def papers(
@@ -126,17 +134,25 @@ def papers(
     sets: Sets,
     contents: Contents,
     *,
+    limit: int | None = None,
     steps: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Design:
-    """The study of the papers for these encoders, with all its steps or those that are chosen."""
+    """The study of the papers for these encoders, with all its steps or those that are chosen.
+
+    `limit` is the most images of each split in those passes that do not say it themselves.
+    """
+    splits = {split for name in plugins.names("analyses") for split in analysis(name).IMAGES}
+    for split in sets.further:
+        if split not in splits:
+            raise InputError(f"No analysis asks for images called {split!r}{nearest(split, splits)}")
     chosen = _findings(which, findings)
     groups = _groups(steps, chosen)
     plan = _Plan(_sized(given, contents), sets, contents, chosen, groups)
     every = plan.steps()
     wanted = with_needed([step for step in every if step.group in groups], every)
-    with_settings = _set(wanted, settings or {})
+    with_settings = _set([_limited(step, limit) for step in wanted], settings or {})
     names = {step.name for step in with_settings}
     roles = [one.role for one in plan.given.values() if not one.step or one.step in names]
     return Design(which, tuple(roles), tuple(with_settings), tuple(chosen))
@@ -201,6 +217,11 @@ def _set(steps: Sequence[Step], settings: Mapping[str, Mapping[str, Any]]) -> li
             for n in taken:
                 changed[n] = _with(changed[n], key, value)
     return changed
+
+
+def _limited(step: Step, limit: int | None) -> Step:
+    passes = step.command == "compare" and "limit" not in step.options
+    return step if limit is None or not passes else _with(step, "limit", limit)
 
 
 def _takes(step: Step, key: str) -> bool:
@@ -333,8 +354,9 @@ class _Plan:
 
     def _with_images(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a pass, with images that it needs beside its own, if they are given."""
-        given = self.sets.conflict is not None and "shape_bias" in options["only"]
-        return {**options, "lenient": True, **({"further": {"conflict": self.sets.conflict}} if given else {})}
+        wanted = {split for name in options["only"] for split in analysis(name).IMAGES}
+        further = {split: images for split, images in self.sets.further.items() if split in wanted}
+        return {**options, "lenient": True, **({"further": further} if further else {})}
 
     # Steps
 

@@ -12,12 +12,11 @@ RUN/results/reinit.nc, RUN/report.html, …        see core/run_folder.py
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +29,15 @@ from sightline.core.processes import by_first
 from sightline.core.results import ABSENT, ENDS
 from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
-from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.measure.estimators.intervals import difference_of, wilson
 from sightline.measure.groups import GROUPS, ImageGroups
 from sightline.measure.request import named_encoders
 from sightline.report.figures import FIRST, Figure, KeyNumber, curve_over_depth, key_number
-from sightline.training.folder import start
-from sightline.training.launch import Launch, Placed, launching
-from sightline.training.recipe import read_recipe
+from sightline.training.launch import Launch
 from sightline.transfer.evaluate import decisions
 from sightline.transfer.finetune import NAME, finetune, make_recipe
-from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, prepare, train_each
 
 TOPIC = "transfer"
 TITLE = "Re-initialised blocks"
@@ -62,63 +58,44 @@ SOURCE = 'Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"
 WHICH = ("first", "last")
 
 
-@launching(Placed)
 def reinit(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
-    images: str | Images | None = None,
-    out: str | Path = "runs/reinit",
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
     *,
-    counts: Sequence[int] | None = None,
-    ends: Sequence[str] = WHICH,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
+    counts: Sequence[int] | None,
+    ends: Sequence[str],
     reuse: Reuse | None = None,
-    **arguments: Unpack[Placed],
 ) -> Run:
-    """Fine-tune each encoder with the first and with the last n blocks re-initialised; gives `run["reinit"]`.
+    """Fine-tune each encoder with the first and with the last n blocks re-initialised, see `sightline.api`.
 
-    `counts` are the numbers n, by default 1, 2, 4, … below the depth; n = 0 belongs to it always. `recipe` and
-    `settings` are those of `finetune`. Called again it goes on where it stopped; of more counts only the new ones are
-    trained. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
+    `counts` are the numbers n, by default 1, 2, 4, … below the depth; n = 0 belongs to it always. `reuse` are runs by
+    encoder whose trainings are known to be the same: they are taken over.
     """
-    members, out = named_encoders(encoders), Path(out)
-    base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(resume=True, **arguments)
-    fabric, data = start(base, None if images is None else load_images(images), launch)
+    asked = prepare(make_recipe, named_encoders(encoders), images, out, recipe or NAME, settings, launch)
+    members, data, base = asked.members, asked.data, asked.recipe
     if not (data.labels_of("test") >= 0).any():
         raise InputError(f"The test images of {data.name} have no labels, so there is no accuracy; give others")
     variants = {name: _variants(encoder, counts, ends) for name, encoder in members.items()}
 
     def train(key: tuple[str, str], folder: Path) -> npt.NDArray[np.int64] | None:
         name, variant = key
-        tuned = finetune(
-            members[name],
-            data,
-            folder,
-            recipe=recipe,
-            settings={**(settings or {}), "reinit": variant},
-            **asdict(launch),
-        )
-        return by_first(
-            functools.partial(_decided, tuned, data, base.optimization.batch, fabric.device, launch.workers)
-        )
+        tuned = finetune(members[name], data, folder, recipe, {**settings, "reinit": variant}, asked.each)
+        device, batch = asked.fabric.device, base.optimization.batch
+        return by_first(lambda: _decided(tuned, data, batch, device, launch.workers))
 
-    return train_each(
-        "reinit",
-        question("reinit", members, data, base.values(), varies=["reinit"], also=variants),
-        out,
-        {
-            (name, variant): folder_of(out, name) / (variant.replace(":", "-") or "none")
-            for name, of in variants.items()
-            for variant in of
-        },
-        train,
-        lambda found: _result({k: one for k, one in found.items() if one is not None}, members, variants, data),
-        fabric=fabric,
-        overwrite=overwrite,
-        reuse=reuse,
-    )
+    def result(found: Mapping[tuple[str, str], npt.NDArray[np.int64] | None]) -> xr.Dataset:
+        return _result({key: one for key, one in found.items() if one is not None}, members, variants, data)
+
+    folders = {
+        (name, variant): folder_of(asked.out, name) / (variant.replace(":", "-") or "none")
+        for name, of in variants.items()
+        for variant in of
+    }
+    return train_each("reinit", asked, folders, train, result, reuse=reuse, varies=["reinit"], also=variants)
 
 
 def _decided(

@@ -51,6 +51,14 @@ class Role:
     def tuned(self) -> bool:
         return self.tuned_from is not None
 
+    def in_words(self) -> str:
+        """What encoders of one family, network and stage have in common.
+
+        >>> Role("a", "joint-embedding").in_words(), Role("b", "supervised", network="cnn", tuned_from="x").in_words()
+        ('joint-embedding ViT', 'supervised CNN, fine-tuned')
+        """
+        return f"{self.family} {'ViT' if self.network == 'vit' else 'CNN'}{', fine-tuned' if self.tuned else ''}"
+
 
 def of_one_size(size: float | None, other: float | None) -> bool:
     """Whether both sizes are about the same, or both unknown."""

@@ -188,7 +188,7 @@ class _Round:
             job.stop()
         while any(job.ended() is None for job in self.running.values()):
             time.sleep(PATIENCE)
-        raise Stopped(number, "Stopped; run the same command again to continue")
+        raise Stopped(number, "Stopped")
 
 
 # Where steps are run

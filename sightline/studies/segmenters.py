@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -29,18 +29,15 @@ from sightline.core.results import ENDS, interval
 from sightline.core.run_folder import Run
 from sightline.encoders.encoder import Encoder
 from sightline.images.label_maps import BACKGROUND, channels
-from sightline.images.loading import load_images
 from sightline.images.sets import Images
 from sightline.images.thumbnails import thumbnail_size
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes, miou_difference, miou_of
 from sightline.measure.request import named_encoders
 from sightline.report.figures import FIRST, Figure, KeyNumber, Table, class_figure, coloured, of_encoders
-from sightline.training.folder import start
-from sightline.training.launch import Launch, Placed, launching
-from sightline.training.recipe import read_recipe
+from sightline.training.launch import Launch
 from sightline.transfer.segmentation.segment import NAME, SegmentConfig, check, make_recipe, shown_ids, train_segmenter
 from sightline.transfer.segmentation.sliding import Segmented
-from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, question, train_each
+from sightline.transfer.trainings import NOT_YET, Reuse, folder_of, prepare, train_each
 
 TOPIC = "transfer"
 TITLE = "Segmentation with a trained head"
@@ -66,43 +63,32 @@ KIND = "segmenters"
 GROUPS = 50  # of test images, for intervals
 
 
-@launching(Placed)
 def segment(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
-    images: str | Images | None = None,
-    out: str | Path = "runs/segment",
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
     reuse: Reuse | None = None,
-    **arguments: Unpack[Placed],
 ) -> Run:
-    """Train a segmenter on each encoder and measure it on the test images; gives `run["segmenters"]`.
+    """Train a segmenter on each encoder, see `sightline.api`, and measure it on the test images.
 
-    `recipe` is the name of one of Sightline's or a file, by default `segment`, the small one; `settings` override it:
-    `segment(["zoo:mae", "zoo:moco_v3"], out="runs/x", settings={"head": "upernet"})`. Called again it goes on where it
-    stopped. `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
+    `reuse` are runs by encoder whose trainings are known to be the same: they are taken over.
     """
-    members, out = named_encoders(encoders), Path(out)
-    base = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {})
-    launch = Launch(resume=True, **arguments)
-    fabric, data = start(base, None if images is None else load_images(images), launch)
+    asked = prepare(make_recipe, named_encoders(encoders), images, out, recipe or NAME, settings, launch)
+    members, data, base = asked.members, asked.data, asked.recipe
     for encoder in members.values():
         check(base, encoder, data)
-    return train_each(
-        KIND,
-        question(KIND, members, data, base.values()),
-        out,
-        {name: folder_of(out, name) for name in members},
-        lambda name, folder: train_segmenter(
-            members[name], data, folder, recipe=recipe, settings=settings, launch=launch
-        ),
-        lambda found: _result(found, list(members), data, base.config),
-        fabric=fabric,
-        overwrite=overwrite,
-        reuse=reuse,
-    )
+
+    def train(name: str, folder: Path) -> Mapping[str, Segmented]:
+        return train_segmenter(members[name], data, folder, recipe=recipe, settings=settings, launch=asked.each)
+
+    def result(found: Mapping[str, Mapping[str, Segmented]]) -> xr.Dataset:
+        return _result(found, list(members), data, base.config)
+
+    folders = {name: folder_of(asked.out, name) for name in members}
+    return train_each(KIND, asked, folders, train, result, reuse=reuse)
 
 
 def _result(

@@ -144,7 +144,8 @@ def study(
     detection: str | None = None,
     segmentation: str | None = None,
     second: str | None = None,
-    conflict: str | None = None,
+    further: Mapping[str, str] | None = None,
+    limit: int | None = None,
     steps: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -161,10 +162,11 @@ def study(
 
     `encoders` are references by name, by default one of each role in the zoo; their `roles` are known for the zoo,
     official formats and much of timm, and are given otherwise: `roles={"mine": Role("mine", "joint-embedding")}`.
-    `steps` and `findings` choose, `settings` are those of steps: `{"finetune": {"epochs": 2}}`. Called again it goes on
-    where it stopped, and steps that are there already, also in a `steps_folder` that studies share, are not done again.
-    `jobs` steps run at a time, or elsewhere: `on="slurm"`, `on="ray"`, with the settings of the `cluster`. Steps that
-    fail are an InputError at the end, when all others are done and `verdicts.csv` is written.
+    `further` are images that analyses ask for by name, and `limit` the most images of each split in a pass. `steps` and
+    `findings` choose, `settings` are those of steps: `{"finetune": {"epochs": 2}}`. Called again it goes on where it
+    stopped, and steps that are there already, also in a `steps_folder` that studies share, are not done again. `jobs`
+    steps run at a time, or elsewhere: `on="slurm"`, `on="ray"`, with the settings of the `cluster`. Steps that fail are
+    an InputError at the end, when all others are done and `verdicts.csv` is written.
     """
     made = make_study(
         what,
@@ -174,7 +176,8 @@ def study(
         detection=detection,
         segmentation=segmentation,
         second=second,
-        conflict=conflict,
+        further=further,
+        limit=limit,
         steps=steps,
         findings=findings,
         settings=settings,
@@ -203,7 +206,8 @@ def make_study(
     detection: str | None = None,
     segmentation: str | None = None,
     second: str | None = None,
-    conflict: str | None = None,
+    further: Mapping[str, str] | None = None,
+    limit: int | None = None,
     steps: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -214,15 +218,17 @@ def make_study(
     """The study as it will be run; whatever cannot be is found here, and nothing is written."""
     contents = Contents() if contents is None else contents
     if Path(what).suffix == ".toml":
-        if encoders or roles or detection or segmentation or second or conflict or settings:
+        if encoders or roles or detection or segmentation or second or further or limit is not None or settings:
             raise InputError(
                 f"{str(what)!r} says itself which encoders, images and settings its steps have; change it there"
             )
         design = read_study(Path(what), images=images, steps=steps, findings=findings)
     elif str(what) in STUDIES:
         given = _given(encoders, roles or {}, contents)
-        sets = Sets(images, detection, segmentation, second, conflict)
-        design = papers(str(what), given, sets, contents, steps=steps, findings=findings, settings=settings)
+        sets = Sets(images, detection, segmentation, second, further or {})
+        design = papers(
+            str(what), given, sets, contents, limit=limit, steps=steps, findings=findings, settings=settings
+        )
     else:
         raise InputError(
             f"There is no study {str(what)!r}, nor is it a file that ends in .toml{nearest(str(what), STUDIES)}"

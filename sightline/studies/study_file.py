@@ -47,10 +47,6 @@ from sightline.studies.steps import Design, Step, in_order, step_of, with_needed
 KEYS = {"title": str, "images": str, "findings": list, "matrix": dict, "step": dict, "role": dict}
 FORMS = {str: "text", list: 'a list of names, such as ["S15"]', dict: "a table, such as [step.mae] begins"}
 MOST_STEPS = 10_000
-SHORTS: Mapping[str, Mapping[str, Any]] = {  # commands that are short for a pass
-    "dynamics": {"only": ["dynamics"]},
-    "minibatch": {"only": ["minibatch"], "batch": 1024, "limit": 0},
-}
 
 
 def read_study(
@@ -178,11 +174,8 @@ def _step(
         raise InputError(f'The images of the step {name!r} are {own!r}; write a reference, such as "shapes?size=48"')
     command = words.pop(0) if words else ""
     options = {key: value for key, value in table.items() if key not in ("command", "images", "name", "group")}
-    if command in SHORTS:
-        options = {**SHORTS[command], **options}
-    steps, command = command == "dynamics", "compare" if command in SHORTS else command
     if command not in COMMANDS:
-        raise InputError(f"The step {name!r} has no command {command!r}{nearest(command, [*COMMANDS, *SHORTS])}")
+        raise InputError(f"The step {name!r} has no command {command!r}{nearest(command, COMMANDS)}")
     if command == "pretrain":
         if len(words) != 1:
             raise InputError(f'The step {name!r}: write pretrain and one objective, such as "pretrain mae"')
@@ -195,7 +188,7 @@ def _step(
         options["set"] = _by_analysis(options["set"])
     encoders: dict[str, str] = {}
     for word in words:
-        for one, reference in _encoders(name, word, values, copies, steps):
+        for one, reference in _encoders(name, word, values, copies):
             if one in encoders:
                 raise InputError(
                     f"The step {name!r} has two encoders {one!r}; name one of them, such as other={reference}"
@@ -212,11 +205,7 @@ def _by_analysis(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoders(
-    step: str,
-    word: str,
-    values: Mapping[str, Any],
-    copies: Mapping[str, list[tuple[dict[str, Any], dict[str, Any]]]],
-    steps: bool,
+    step: str, word: str, values: Mapping[str, Any], copies: Mapping[str, list[tuple[dict[str, Any], dict[str, Any]]]]
 ) -> list[tuple[str, str]]:
     """What a word of a command stands for: `NAME=REFERENCE`, or a step, which may be several of a matrix."""
     given, _, reference = word.rpartition("=") if re.match(r"[^:?@=]+=", word) else ("", "", word)
@@ -226,7 +215,6 @@ def _encoders(
     if needed is None:
         return [(given or reference.partition(":")[2].partition("?")[0] or reference, reference)]
     query = "".join(f"{'&' if k else '?'}{key}={value}" for k, (key, value) in enumerate(needed.options.items()))
-    query = query or ("?step=*" if steps else "")
     if needed.id not in copies:
         exact = [str(table["name"]) for of in copies.values() for table, _ in of]
         if needed.id not in exact:

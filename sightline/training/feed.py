@@ -81,13 +81,13 @@ def check_batch(images: Images, n: int, batch: int, accumulate: int, fewest: int
         raise InputError(
             f"A batch of {counted(batch, 'image')} in {counted(accumulate, 'forward')} leaves "
             f"{counted(batch // accumulate, 'image')} to each, but this objective compares images or normalises over "
-            f"them and needs {fewest} or more; raise it with --set batch={least}{fewer_forwards}"
+            f"them and needs {fewest} or more; raise it with --batch {least}{fewer_forwards}"
         )
     if n < batch:
         lower = max(least, n // 2 // shares * shares)
         raise InputError(
             f"{images.name} has {counted(n, 'image')} to train on, fewer than one batch of {batch}; "
-            + (f"lower it with --set batch={lower}" if lower <= n else f"give {least} or more{fewer_forwards}")
+            + (f"lower it with --batch {lower}" if lower <= n else f"give {least} or more{fewer_forwards}")
         )
     return share
 

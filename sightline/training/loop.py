@@ -203,10 +203,7 @@ class Loop:
             watch.last_save = time.monotonic()
         watch.begun += time.monotonic() - before  # saving is not training
         if stop and not last:
-            raise Stopped(
-                stop,
-                f"Stopped and saved after step {done.step} of {done.steps}; continue with --resume -o {self.folder}",
-            )
+            raise Stopped(stop, f"Stopped and saved after step {done.step} of {done.steps}")
 
     def _fail(self, what: str) -> None:
         """End the training in all processes, before anything can be saved over the last good checkpoint."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from sightline.images.sets import Images
 from sightline.training.backbones import build
 from sightline.training.feed import Feed
 from sightline.training.folder import check_unchanged, compile_blocks, kept_recipe, start, tell_skipped, training_folder
-from sightline.training.launch import Launch, Launched, launching
+from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective
 from sightline.training.optimization import Optimization
@@ -33,23 +33,17 @@ from sightline.training.recipe import PretrainingRecipe, make_recipe, read_recip
 from sightline.training.watchers import make_watchers
 
 
-@launching(Launched)
 def pretrain(
-    objective: str | None = None,
-    images: str | Images | None = None,
-    out: str | Path = "runs/pretrain",
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **arguments: Unpack[Launched],
+    objective: str | None,
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
 ) -> Encoder:
-    """Train an encoder; the result is also `load_encoder(f"run:{out}")`.
-
-    `recipe` is the name of one of Sightline's or a file, by default the small one of the objective; `settings` override
-    it: `pretrain("moco_v3", "shapes?size=48", "runs/moco", settings={"epochs": 5, "depth": 4})`.
-    """
-    launch, out = Launch(**arguments), Path(out)
-    layers = [dict(settings or {})]
+    """Train an encoder, see `sightline.api`; it is also `load_encoder(f"run:{out}")`."""
+    out = Path(out)
+    layers = [dict(settings)]
     if images is not None:
         layers.append({"images": images if isinstance(images, str) else images.name})
     wanted = _resolve(out, objective, recipe, layers, launch)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -26,7 +26,7 @@ from sightline.images.augment.policy import RADII, Policy
 from sightline.images.sets import Images
 from sightline.training.feed import Feed
 from sightline.training.folder import compile_blocks, start, tell_skipped, training_folder
-from sightline.training.launch import Launch, Launched, launching
+from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.monitor import read_metrics
 from sightline.training.soft_labels import Mixing
@@ -82,25 +82,18 @@ def make_recipe(*layers: Mapping[str, Any]) -> TransferRecipe[FinetuneConfig]:
     return assemble(NAME, FinetuneConfig, layers)
 
 
-@launching(Launched)
 def finetune(
-    what: str | Encoder | None = None,
-    images: str | Images | None = None,
-    out: str | Path = "runs/finetune",
-    *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **arguments: Unpack[Launched],
+    encoder: str | Encoder | None,
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
 ) -> Encoder:
-    """Fine-tune an encoder, or a reference to one, to the classes of images; gives the classifier, `run:{out}`.
-
-    `recipe` is the name of one of Sightline's or a file, by default `finetune`, the small one; `settings` override it:
-    `finetune("zoo:moco_v3", "shapes?size=48", "runs/tuned", settings={"epochs": 2, "reinit": "last:2"})`.
-    Its accuracies are in `run.json`, and those on the way in `metrics.csv`.
-    """
-    launch, out = Launch(**arguments), Path(out)
-    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, what), launch)
-    begins_with = what if isinstance(what, Encoder) else load_encoder(wanted.config.encoder)
+    """Fine-tune an encoder, see `sightline.api`; gives the classifier, `run:{out}`."""
+    out = Path(out)
+    wanted = resolve(make_recipe, NAME, out, recipe, overrides(settings, images, encoder), launch)
+    begins_with = encoder if isinstance(encoder, Encoder) else load_encoder(wanted.config.encoder)
     fabric, data = start(wanted, images, launch)
     parts = _prepare(wanted, own_tables(begins_with), data, fabric, launch)
     with training_folder(out, NAME, wanted, data, resume=launch.resume, begins_with=begins_with) as folder:

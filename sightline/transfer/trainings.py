@@ -12,6 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -23,7 +24,12 @@ from sightline.core.provenance import fingerprint, provenance
 from sightline.core.run_folder import Run, plan_run
 from sightline.core.version import NUMBERS
 from sightline.encoders.encoder import Encoder
+from sightline.images.loading import load_images
 from sightline.images.sets import Images
+from sightline.training.folder import start
+from sightline.training.launch import Launch
+from sightline.training.recipe import read_recipe
+from sightline.transfer.recipe import TransferRecipe
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,48 +46,69 @@ Outcome = TypeVar("Outcome")
 Reuse: TypeAlias = Mapping[str, Sequence[str | Path]]
 
 
-def question(
-    kind: str,
-    members: Mapping[str, Encoder],
-    data: Images,
-    settings: Mapping[str, Any],
-    *,
-    varies: Collection[str] = (),
-    also: Any = None,
-) -> tuple[dict[str, Any], str]:
-    """What the run folder remembers, and the hash of all that the result depends on.
+@dataclass(frozen=True)
+class Trainings:
+    """What is asked for: trainings on several encoders, in the folder of one run."""
 
-    `settings` are those of a recipe, of which those that vary between the trainings are left out; `also` is whatever
-    else decides the result.
-    """
-    about = {
-        "encoders": [encoder.describe() for encoder in members.values()],
-        "images": data.describe(),
-        "settings": {key: value for key, value in settings.items() if key not in {"encoder", "images", *varies}},
-    }
-    key = fingerprint([NUMBERS, about, also])
-    return {"kind": kind, **about, "analyses": {kind: {"splits": ["test"]}}, **provenance()}, key
+    members: Mapping[str, Encoder]
+    data: Images
+    recipe: TransferRecipe[Any]
+    out: Path
+    launch: Launch
+    fabric: Fabric
+
+    @property
+    def each(self) -> Launch:
+        """How each of them is started: it goes on where it stopped, unless the run has removed it."""
+        return replace(self.launch, resume=True, overwrite=False)
+
+    def question(self, kind: str, varies: Collection[str], also: Any) -> tuple[dict[str, Any], str]:
+        """What the run folder remembers, and the hash of all that the result depends on."""
+        settings = {k: v for k, v in self.recipe.values().items() if k not in {"encoder", "images", *varies}}
+        about = {
+            "encoders": [encoder.describe() for encoder in self.members.values()],
+            "images": self.data.describe(),
+            "settings": settings,
+        }
+        key = fingerprint([NUMBERS, about, also])
+        return {"kind": kind, **about, "analyses": {kind: {"splits": ["test"]}}, **provenance()}, key
+
+
+def prepare(
+    make: Callable[..., TransferRecipe[Any]],
+    members: Mapping[str, Encoder],
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path,
+    settings: Mapping[str, Any],
+    launch: Launch,
+) -> Trainings:
+    """The recipe that all have in common, and the processes and images that they are made with."""
+    base = make(read_recipe(recipe), settings)
+    fabric, data = start(base, None if images is None else load_images(images), launch)
+    return Trainings(members, data, base, Path(out), launch, fabric)
 
 
 def train_each(
     kind: str,
-    asked: tuple[dict[str, Any], str],
-    out: Path,
-    trainings: Mapping[Key, Path],
+    asked: Trainings,
+    folders: Mapping[Key, Path],
     train: Callable[[Key, Path], Outcome],
     result: Callable[[Mapping[Key, Outcome]], xr.Dataset],
     *,
-    fabric: Fabric,
-    overwrite: bool,
     reuse: Reuse | None = None,
+    varies: Collection[str] = (),
+    also: Any = None,
 ) -> Run:
     """Make one training after the other, each in its folder, and save the result as far as it is known after each.
 
-    `asked` is the `question`; `train` is called by all processes, `result` by the first one. A run that is finished is
-    opened, and the trainings that are finished are not made again, here or in the runs that `reuse` names.
+    `train` is called by all processes, `result` by the first one. A run that is finished is opened, and the trainings
+    that are finished are not made again, here or in the runs that `reuse` names. The settings in `varies` differ
+    between the trainings; `also` is whatever else decides the result.
     """
-    request, fingerprinted = asked
-    for folder, times in Counter(trainings.values()).items():
+    request, fingerprinted = asked.question(kind, varies, also)
+    out, overwrite = asked.out, asked.launch.overwrite
+    for folder, times in Counter(folders.values()).items():
         if times > 1:
             raise InputError(
                 f"{times} trainings would be in one folder, {folder.relative_to(out).as_posix()!r}, since names of "
@@ -90,15 +117,15 @@ def train_each(
     run = plan_run(out, request, overwrite)
     if run.finished(kind, fingerprinted):
         return run
-    fabric.barrier()  # all have looked at the folder before one of them writes to it
+    asked.fabric.barrier()  # all have looked at the folder before one of them writes to it
     by_first(lambda: run.begin(anew=overwrite))
     outcomes: dict[Key, Outcome] = {}
 
     def save() -> None:
-        done = {"fingerprint": fingerprinted} if len(outcomes) == len(trainings) else {}
+        done = {"fingerprint": fingerprinted} if len(outcomes) == len(folders) else {}
         run.save(kind, *split(result(outcomes).assign_attrs(done)))
 
-    for key, folder in trainings.items():
+    for key, folder in folders.items():
         by_first(functools.partial(_take_over, out, folder, reuse or {}))
         outcomes[key] = train(key, folder)
         by_first(save)

@@ -23,7 +23,7 @@ from support.references import SMALL
 
 import sightline as sl
 from sightline import cli
-from sightline.cli.options import new_folder
+from sightline.cli.compare import _new_folder
 from sightline.measure import request
 
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def test_pairs_are_told_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_only_and_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "--sites", "block.*", "block.*.qkv", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST]
+    words = ["compare", "--sites", "block.*,block.*.qkv", SMALL, "--only", "cka", "-o", tmp_path / "x", *FAST]
     assert sightline(*words, capsys=capsys)[0] == 0
     found = sl.open_run(tmp_path / "x")
     assert list(found) == ["cka"]
@@ -183,7 +183,7 @@ def fails(words: list[object], sentence: str, capsys: pytest.CaptureFixture[str]
         ([SMALL, "--images", "foldr:x"], "did you mean 'folder'"),
         ([SMALL, "--only", "ckaa"], "did you mean 'cka'"),
         ([SMALL, "--sites", "blok.*"], "No site matches"),
-        ([SMALL, "--sites"], "--sites needs at least one pattern"),
+        ([SMALL, "--sites", ","], "--sites ',' names nothing"),
         ([SMALL, "--seed", "-1"], "The seed is -1"),
         ([SMALL, "--batch", "3"], "The batch size is 3"),
         ([SMALL, "--limit", "2"], "at least 4"),
@@ -233,7 +233,7 @@ def test_settings_of_analyses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sl.open_run(tmp_path / "x")["knn"].attrs["k"] == 3
     for setting, sentence in {
         "knn.kk=3": "There is no setting 'kk' of knn; did you mean 'k'",
-        "knn=3": "write analysis.key=value",
+        "knn=3": "--set knn=3: write --set knn.KEY=VALUE",
         "cka.tokens=all": "cka is not an analysis of --only",
         "kn.k=3": "There is no analysis 'kn'",
         "knn.k=many": "a whole number is expected",
@@ -360,12 +360,28 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"sightline {name}" in command.help
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_into_eighty_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option is on one line with its form, and no word is cut."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    _, out, _ = sightline(name, "--help", capsys=capsys)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    helps = [parameter.help for parameter in COMMANDS[name].params if parameter.help]
+    assert out.count("…") <= (COMMANDS[name].help + "".join(helps)).count("…")
+    for parameter in COMMANDS[name].params:
+        if parameter.opts[0].startswith("--") and parameter.metavar:
+            (line,) = [
+                one for one in lines if one.startswith("│") and one.strip("│ *").startswith(f"{parameter.opts[0]} ")
+            ]
+            assert f" {parameter.metavar} " in line
+
+
 def test_help_shows_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sightline("--help", capsys=capsys)
     assert code == 0
-    assert {"compare", "pretrain", "finetune", "dynamics", "reinit", "detect", "inspect", "convert", "list"} <= set(
-        COMMANDS
-    )
     for name, command in COMMANDS.items():
         assert name in out
         assert command.help is not None
@@ -378,7 +394,7 @@ def test_a_module_runs_as_the_command() -> None:
 
 
 def test_two_commands_of_the_same_second_choose_two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = new_folder()
+    first = _new_folder()
     monkeypatch.setattr(os, "getpid", lambda: 0)
-    assert new_folder().parent == first.parent
-    assert new_folder().name.rpartition("-")[2] != first.name.rpartition("-")[2]
+    assert _new_folder().parent == first.parent
+    assert _new_folder().name.rpartition("-")[2] != first.name.rpartition("-")[2]

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from support.processes import ended, on_two_nodes
 from support.references import SMALL
+from support.words import options
 
 import sightline as sl
 from sightline.cli import main
@@ -38,7 +39,7 @@ def test_a_comparison_on_two_nodes_is_that_of_one_process(tmp_path: Path) -> Non
 
 
 def test_a_training_on_two_nodes_is_that_of_one_process(tmp_path: Path) -> None:
-    words = [f"--set={key}={value}" for key, value in TINY.items()]
+    words = options(TINY)
     two = ["pretrain", "mae", "--images", IMAGES, *words, "--workers", "0", "-o", str(tmp_path / "two")]
     agents = on_two_nodes(*two)
     sl.pretrain("mae", IMAGES, tmp_path / "one", settings=TINY, workers=0, show_progress=False)
@@ -64,8 +65,7 @@ def test_a_lost_process_ends_the_others_with_a_sentence_and_the_command_goes_on(
     assert "Another process of this run has ended" in said[0]
     assert "pair.cc" not in said[0]  # nothing of what gloo says; the agent has words of its own
     monkeypatch.setattr(sys, "argv", ["sightline", *words])
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main()
+    main()
     assert list(sl.open_run(tmp_path / "run")) == ["cka", "knn"]
 
 
@@ -85,7 +85,7 @@ def test_what_is_said_of_a_lost_process(
     def lost(*_: object, **__: object) -> None:
         raise RuntimeError(text)
 
-    monkeypatch.setattr("sightline.cli.application.app", lost)
+    monkeypatch.setattr("sightline.cli.application.run", lost)
     if text == "other":
         with pytest.raises(RuntimeError, match="other"):
             main()

@@ -9,19 +9,10 @@ from support.evidence import made_run
 from typer.testing import CliRunner
 
 from sightline.cli import app
-from sightline.cli.compare import _every_step
 from sightline.cli.contrast import _for_both, parse_choice
 from sightline.cli.listing import matching_encoders
 from sightline.core.errors import InputError
 from sightline.studies import study
-
-
-def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("runs/lr=0.1/tuned").mkdir(parents=True)
-    assert _every_step("runs/lr=0.1/tuned") == "run:runs/lr=0.1/tuned?step=*"
-    assert _every_step("mine=runs/lr=0.1/tuned") == "mine=run:runs/lr=0.1/tuned?step=*"
-    assert _every_step("runs/plain") == "run:runs/plain?step=*"
 
 
 def test_a_range_has_two_numbers() -> None:

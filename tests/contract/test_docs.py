@@ -15,7 +15,7 @@ from support.documents import PAGES, ROOT, Block, blocks, commands
 
 import sightline as sl
 from sightline import cli
-from sightline.cli.arguments import chosen_analyses, spread_sites
+from sightline.cli.arguments import chosen_analyses
 from sightline.core import plugins
 from sightline.core.settings import parse_settings
 from sightline.training.recipe import make_recipe
@@ -78,26 +78,29 @@ def test_a_command_can_be_typed(words: list[str]) -> None:
     """It parses, and its recipes, references, images, analyses and settings are of things that are there."""
     name, known = words[0], known_commands()
     assert name in known, name
-    given = known[name].make_context(name, spread_sites(words)[1:]).params
+    given = known[name].make_context(name, words[1:]).params
+    for key in parse_settings(given.get("settings") or []):
+        assert key not in given, f"--set {key}= instead of --{key}"
     if given.get("recipe"):
         assert given["recipe"] in RECIPES
     for reference in _encoders(name, given):
         assert reference.partition("=")[2].partition(":")[0] in plugins.names("sources") or (
             reference.partition(":")[0] in plugins.names("sources")
         ), reference
-    for images in (given.get("images"), given.get("conflict")):
+    for images in (given.get("images"), *(word.partition("=")[2] for word in given.get("further") or ())):
         if isinstance(images, str) and images and images not in ("…", *PLACEHOLDERS):  # `imagine` takes files
             assert images.partition(":")[0].partition("?")[0] in plugins.names("datasets"), images
     if name == "compare":
-        chosen_analyses(given["only"], given["also"], given["set_"] or [])
+        only, also = ([name for word in given[key] or () for name in word.split(",")] for key in ("only", "also"))
+        chosen_analyses(only or None, also, parse_settings(given["settings"] or []))
     if name == "pretrain" and given["objective"] and not given["recipe"]:
-        make_recipe(given["objective"], parse_settings(given["set_"] or []))
+        make_recipe(given["objective"], parse_settings(given["settings"] or []))
 
 
 def _encoders(name: str, given: dict[str, Any]) -> list[str]:
     """References among the parameters of a command."""
-    if name not in ("compare", "finetune", "reinit", "detect", "dynamics", "rcdm"):
+    if name not in ("compare", "finetune", "reinit", "detect", "segment", "rcdm"):
         return []
-    values = [given.get(key) for key in ("encoders", "encoder", "with_")]
+    values = [given.get(key) for key in ("encoders", "encoder")]
     flat = [word for value in values if value for word in ([value] if isinstance(value, str) else value)]
     return [word for word in flat if word not in PLACEHOLDERS]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sightline as sl
-from sightline.cli.listing import list_plugins, matching_encoders
+from sightline.cli.listing import listed, matching_encoders
 from sightline.core import plugins
 from sightline.core.plugins import PluginWarning
 from sightline.measure.contract import analysis
@@ -187,7 +187,7 @@ def test_what_cannot_be_used_is_said_and_breaks_nothing() -> None:
     )
     with pytest.raises(sl.InputError, match="'empty' of package 'acme-sightline' lacks TITLE, QUESTION, FORMULA"):
         analysis("empty")
-    rows = dict(line.split(maxsplit=1) for line in list_plugins("analyses").splitlines()[1:])
+    rows = dict(line.split(maxsplit=1) for line in listed("analyses").splitlines()[1:])
     assert rows["brightness"] == "Brightness: the mean of the pixels that an encoder sees."
     assert "cannot be imported" in rows["broken"]
     with pytest.warns(PluginWarning) as warned:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.api import pretrain
 from sightline.core import plugins
 from sightline.core.folders import latest
 from sightline.core.schedules import Progress
@@ -27,7 +28,6 @@ from sightline.training.loop import Loop
 from sightline.training.objective import First, Objective, Views, objective_named
 from sightline.training.objectives.hybrid import possible_parts
 from sightline.training.optimization import Optimization, make_optimizer
-from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
 
 OBJECTIVES = plugins.built_in("objectives")

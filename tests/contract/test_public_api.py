@@ -17,7 +17,7 @@ def test_the_public_names_are_there() -> None:
 
 def test_the_public_names_are_all_that_is_shown() -> None:
     shown = {name for name in dir(sl) if not name.startswith("_")}
-    rooms = {"analyses", "cli", "core", "encoders", "generation", "images", "measure", "report"}
+    rooms = {"analyses", "api", "cli", "core", "encoders", "generation", "images", "measure", "report"}
     rooms |= {"studies", "training", "transfer"}
     others = {"TYPE_CHECKING", "Any", "annotations", "importlib"}
     assert shown - rooms - others == {name for name in sl.__all__ if not name.startswith("_")}

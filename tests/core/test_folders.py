@@ -21,21 +21,17 @@ from typer.testing import CliRunner
 
 import sightline as sl
 from sightline import cli
+from sightline.api import detect, finetune, pretrain, reinit, segment
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.folders import KINDS, MARK
 from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.report.tables import export_run
-from sightline.studies.detection import detect
-from sightline.studies.reinit import reinit
-from sightline.studies.segmenters import segment
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
-from sightline.training.pretrain import pretrain
 from sightline.training.recipe import make_recipe
 from sightline.transfer.detection.detect import train_detector
-from sightline.transfer.finetune import finetune
 from sightline.transfer.segmentation.segment import train_segmenter
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"

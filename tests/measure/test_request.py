@@ -125,9 +125,9 @@ def test_shape_bias_needs_conflict_images(images: Images) -> None:
     with pytest.raises(InputError, match="shape_bias needs cue-conflict images"):
         measure(CNN, mine, ["shape_bias"])
     with pytest.raises(InputError, match="used only by shape_bias"):
-        measure(CNN, images, ["cka"], conflict="shapes:conflict?size=32")
+        measure(CNN, images, ["cka"], further={"conflict": "shapes:conflict?size=32"})
     with pytest.raises(InputError, match="has no texture labels"):
-        measure(CNN, images, ["shape_bias"], conflict="shapes?size=32")
+        measure(CNN, images, ["shape_bias"], further={"conflict": "shapes?size=32"})
     run = measure(CNN, images, ["shape_bias"])
     assert run.request["analyses"]["shape_bias"]["conflict"] == {
         "images": "shapes:conflict?size=32&seed=0",

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 import xarray as xr
 from PIL import Image
+from support.words import options
 from typer.testing import CliRunner
 
 import sightline as sl
+from sightline.api import detect
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.groups import split
 from sightline.images.targets import Targets
 from sightline.measure.estimators.intervals import jackknife
-from sightline.studies.detection import detect, figures, headlines, limits_of, tables
+from sightline.studies.detection import figures, headlines, limits_of, tables
 from sightline.transfer.detection.average_precision import Range, ap_of, parts_of, replicates
 from sightline.transfer.detection.detect import DetectConfig, train_detector, truth_of
 from sightline.transfer.detection.masks import run_lengths
@@ -223,7 +225,7 @@ def test_the_page_has_tables_the_curve_and_the_gallery(run: sl.Run) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     words = ["detect", f"a={VIT}", "--images", IMAGES, "-o", str(tmp_path / "x"), "--workers", "0"]
-    sets = [word for key, value in (TINY | {"epochs": 0.4}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    sets = options(TINY | {"epochs": 0.4})
     done = CliRunner().invoke(app, [*words, *sets, "--verbose"])
     assert done.exit_code == 0, done.output
     assert "box AP, frozen" in done.output

@@ -15,12 +15,14 @@ import torch
 from typer.testing import CliRunner
 
 from sightline import Encoder, Run, load_encoder, load_images, open_run
+from sightline.api import reinit
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.results import ABSENT
 from sightline.core.stopping import Stopped
 from sightline.measure.estimators.intervals import difference_of, wilson
-from sightline.studies.reinit import figures, headlines, reinit
+from sightline.studies.reinit import figures, headlines
+from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
 from sightline.transfer.trainings import NOT_YET
 
@@ -100,9 +102,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The variants that are handed to fine-tuning, which is replaced by taking those that are there."""
     asked: list[str] = []
 
-    def already(what: Encoder, images: Any, out: Path, **more: Any) -> Encoder:
-        asked.append(f"{out.parent.name} {more['settings']['reinit']}".strip())
-        assert more["resume"]
+    def already(encoder: Encoder, images: Any, out: Path, recipe: Any, settings: Any, launch: Launch) -> Encoder:
+        asked.append(f"{out.parent.name} {settings['reinit']}".strip())
+        assert launch.resume
         return load_encoder(f"run:{out}")
 
     monkeypatch.setattr(MODULE, "finetune", already)
@@ -121,11 +123,11 @@ def test_a_finished_study_is_not_repeated(run: Run, trained: list[str]) -> None:
 def test_a_stopped_study_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune, begun = MODULE.finetune, []
 
-    def stopping(*words: Any, **more: Any) -> Encoder:
-        begun.append(more["settings"]["reinit"])
+    def stopping(encoder: Encoder, images: Any, out: Path, recipe: Any, settings: Any, launch: Launch) -> Encoder:
+        begun.append(settings["reinit"])
         if len(begun) == 3:
-            raise Stopped(signal.SIGTERM, f"Stopped and saved after step 1 of 2; continue with --resume -o {words[2]}")
-        tuned: Encoder = tune(*words, **more)
+            raise Stopped(signal.SIGTERM, "Stopped and saved after step 1 of 2")
+        tuned: Encoder = tune(encoder, images, out, recipe, settings, launch)
         return tuned
 
     brief = {**SETTINGS, "epochs": 1}
@@ -192,7 +194,7 @@ def test_another_study_is_refused_unless_it_may_replace_the_old_one(run: Run, tr
 
 
 def test_the_command_writes_report_and_tables(tmp_path: Path) -> None:
-    out, words = tmp_path / "x", ["--set", "epochs=1", "--set", "batch=16", "--workers", "0", "--verbose"]
+    out, words = tmp_path / "x", ["--set", "epochs=1", "--batch", "16", "--workers", "0", "--verbose"]
     command = ["reinit", f"mine={TINY}", "--images", SHAPES, "--counts", "2", "--ends", "last", *words, "-o", str(out)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

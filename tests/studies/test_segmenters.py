@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.words import options
 from typer.testing import CliRunner
 
 import sightline as sl
+from sightline.api import segment
 from sightline.cli.application import app
 from sightline.measure.estimators.overlap import iou_of, mean_over_classes
-from sightline.studies.segmenters import figures, headlines, segment, tables
+from sightline.studies.segmenters import figures, headlines, tables
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=0&test=6"
@@ -67,7 +69,7 @@ def test_the_page_has_tables_figures_and_a_gallery(run: sl.Run) -> None:
 
 def test_the_command_finds_what_is_trained(run: sl.Run) -> None:
     words = ["segment", f"a={VIT}", f"b={VIT}&seed=1", "--images", IMAGES, "-o", str(run.path), "--workers", "0"]
-    told = CliRunner().invoke(app, [*words, "--verbose", *(f"--set={key}={value}" for key, value in TINY.items())])
+    told = CliRunner().invoke(app, [*words, "--verbose", *options(TINY)])
     assert told.exit_code == 0, told.output
     assert "mIoU, linear head, frozen" in " ".join(told.output.split())
 

@@ -51,7 +51,8 @@ command = "compare step:mae step:tuned"
 only = ["cka", "fourier"]
 set = {{ "cka.bootstrap" = 10 }}
 [step.path]
-command = "dynamics step:tuned"
+command = "compare step:tuned?step=*"
+only = ["dynamics"]
 [role]
 mae = {{ family = "reconstruction", method = "mae" }}
 tuned = {{ family = "reconstruction", method = "mae", tuned_from = "mae" }}
@@ -370,7 +371,7 @@ def test_cue_conflict_images_are_for_the_pass_that_measures_shape_bias():
         encoders,
         roles=roles,
         images=IMAGES,
-        conflict=conflict,
+        further={"conflict": conflict},
         steps=["passes"],
         findings=["P9", "P10"],
         out="x",
@@ -382,8 +383,23 @@ def test_cue_conflict_images_are_for_the_pass_that_measures_shape_bias():
     (verdict,) = without.verdicts()  # nothing was run
     assert verdict.needs == (
         "the analysis shape_bias of a: add `--steps passes` and, if your images are not the embedded ones, "
-        "`--conflict IMAGES`"
+        "`--further conflict=IMAGES`"
     )
+
+
+def test_a_limit_is_that_of_every_pass_but_of_the_one_that_varies_it():
+    given = {name: ENCODERS[name] for name in ("a", "c")}
+    roles = {name: ROLES[name] for name in given}
+    steps = ["passes", "minibatch", "finetune"]
+    made = make_study("papers", given, roles=roles, images=IMAGES, limit=8, steps=steps, out="x")
+    limits = {placed.step.name: placed.step.options.get("limit") for placed in made.steps}
+    assert limits["passes"] == limits["passes-noise-sign"] == limits["tuned"] == 8
+    assert limits["minibatch"] == 0
+    assert limits["finetune-c"] is None
+    changed = {"passes": {"limit": 4}}
+    made = make_study("papers", given, roles=roles, images=IMAGES, limit=8, steps=steps, settings=changed, out="x")
+    limits = {placed.step.name: placed.step.options.get("limit") for placed in made.steps}
+    assert (limits["passes"], limits["tuned"]) == (4, 8)
 
 
 def test_sizes_are_known_where_a_method_has_several():
@@ -459,4 +475,4 @@ def test_a_failed_step_is_told_at_the_end(made, tmp_path, monkeypatch):
 @pytest.mark.parametrize("option", ["--steps", "--findings"])
 def test_an_option_that_names_nothing_is_not_all(option, tmp_path):
     ended = CliRunner().invoke(app, ["study", "papers", option, " ,", "-o", str(tmp_path / "x")])
-    assert str(ended.exception) == f"{option} ' ,' names nothing; leave it out to have all"
+    assert str(ended.exception) == f"{option} ' ,' names nothing; leave it out or write {option} A,B"

@@ -29,7 +29,8 @@ set = { "knn.k" = 10, cka = { bootstrap = 10 } }
 command = "compare step:mae-1 zoo:mae"
 images = "shapes?size=64"
 [step.path]
-command = "dynamics step:tuned"
+command = "compare step:tuned?step=*"
+only = ["dynamics"]
 [role]
 mae = { family = "reconstruction", method = "mae", seed = "{seed}" }
 tuned = { family = "reconstruction", method = "mae", seed = "{seed}", tuned_from = "mae" }

@@ -346,7 +346,7 @@ def test_images_of_different_sizes_stream(sizes: list[tuple[int, int]]) -> None:
 
 
 def test_too_few_images_are_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"44 images to train on, fewer than one batch of 64; .*--set batch=22"):
+    with pytest.raises(InputError, match=r"44 images to train on, fewer than one batch of 64; .*--batch 22"):
         make(make_images(), batch=64)
     with pytest.raises(InputError, match="has no split 'train'"):
         make(replace(make_images(), splits={"test": np.arange(N)}))
@@ -357,10 +357,10 @@ def test_an_objective_that_compares_images_gets_several_in_each_forward(monkeypa
     with pytest.raises(
         InputError,
         match=r"A batch of 4 images in 4 forwards leaves 1 image to each, .* needs 2 or more; "
-        "raise it with --set batch=8, or lower accumulate",
+        "raise it with --batch 8, or lower accumulate",
     ):
         make(images, batch=4, accumulate=4, fewest=2)
-    with pytest.raises(InputError, match=r"1 image in 1 forward leaves 1 image to each, .* --set batch=2$"):
+    with pytest.raises(InputError, match=r"1 image in 1 forward leaves 1 image to each, .* --batch 2$"):
         make(images, batch=1, fewest=2)
     make(images, batch=4, accumulate=4)
     make(images, batch=8, accumulate=4, fewest=2)
@@ -371,11 +371,11 @@ def test_an_objective_that_compares_images_gets_several_in_each_forward(monkeypa
 @pytest.mark.parametrize(
     ("n", "settings", "advice"),
     [
-        (3, (4, 1, 1), "lower it with --set batch=1"),
-        (3, (4, 1, 2), "lower it with --set batch=2"),
+        (3, (4, 1, 1), "lower it with --batch 1"),
+        (3, (4, 1, 2), "lower it with --batch 2"),
         (1, (4, 1, 2), "give 2 or more"),
-        (11, (16, 4, 1), "lower it with --set batch=4"),  # of four forwards with as many images
-        (11, (16, 4, 2), "lower it with --set batch=8"),
+        (11, (16, 4, 1), "lower it with --batch 4"),  # of four forwards with as many images
+        (11, (16, 4, 2), "lower it with --batch 8"),
         (7, (16, 4, 2), "give 8 or more, or lower accumulate"),
     ],
 )

@@ -18,13 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import Started
+from support.words import options
 
 import sightline as sl
+from sightline.api import pretrain
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
-from sightline.training.pretrain import pretrain
 from sightline.training.watchers import FeatureWatch
 
 TINY: dict[str, Any] = {
@@ -130,7 +131,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     asked = Loop._told_to_stop
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
-        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; continue with --resume"):
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12$"):
             train(tmp_path / "run")
     assert Loop._told_to_stop is asked
     before = sl.load_encoder(f"run:{tmp_path / 'run'}")
@@ -292,8 +293,7 @@ def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def started(run: Path, *words: str, **settings: Any) -> Started:
     values = TINY | SIMCLR | {"evaluate_every": 0} | settings
-    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    return Started("-m", "sightline", "pretrain", "simclr", "-o", str(run), *sets, *words)
+    return Started("-m", "sightline", "pretrain", "simclr", "-o", str(run), *options(values), *words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -363,12 +363,12 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "settings", "word"),
     [
-        ("simclr", {"batch": 1}, "leaves 1 image to each, .* raise it with --set batch=2"),
-        ("moco_v3", {"batch": 4, "accumulate": 4}, "4 forwards leaves 1 image to each, .* --set batch=8, or lower"),
+        ("simclr", {"batch": 1}, "leaves 1 image to each, .* raise it with --batch 2"),
+        ("moco_v3", {"batch": 4, "accumulate": 4}, "4 forwards leaves 1 image to each, .* --batch 8, or lower"),
         ("msn", {"batch": 1}, "leaves 1 image to each"),
         ("dino", {"batch": 1, "batch_norm": True}, "leaves 1 image to each"),
         ("hybrid", {"batch": 1}, "leaves 1 image to each"),
-        ("simclr", {"batch": 128, "limit": 4}, "4 images to train on, .* --set batch=2$"),
+        ("simclr", {"batch": 128, "limit": 4}, "4 images to train on, .* --batch 2$"),
         ("simclr", {"batch": 128, "limit": 4, "accumulate": 4}, "4 images to train on, .* give 8 or more, or lower"),
         ("dino", CONVNEXT | {"size": 48}, "Small crops of 21 pixels .* total stride of ConvNeXt is 32"),
         ("simclr", CONVNEXT, "Images of 16 pixels .* total stride of ConvNeXt is 32"),

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import in_two
+from support.words import options
 
+from sightline.api import pretrain
 from sightline.core.folders import latest
 from sightline.core.settings import parse_settings
-from sightline.training.pretrain import pretrain
 
 SETTINGS: dict[str, Any] = {
     "backbone": "vit",
@@ -45,9 +46,10 @@ OBJECTIVES = {
 @pytest.fixture(scope="module", params=OBJECTIVES)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     name, folder = request.param, tmp_path_factory.mktemp("runs")
-    words = [f"{key}={value}" for key, value in SETTINGS.items()] + OBJECTIVES[name]
-    pretrain(name, out=folder / "one", settings=parse_settings(words), device="cpu", show_progress=False)
-    in_two("pretrain", name, "-o", str(folder / "two"), "--device", "cpu", *(f"--set={word}" for word in words))
+    own = parse_settings(OBJECTIVES[name])
+    pretrain(name, out=folder / "one", settings=SETTINGS | own, device="cpu", show_progress=False)
+    sets = [*options(SETTINGS), *(f"--set={word}" for word in OBJECTIVES[name])]
+    in_two("pretrain", name, "-o", str(folder / "two"), "--device", "cpu", *sets)
     return folder / "one", folder / "two"
 
 

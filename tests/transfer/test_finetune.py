@@ -13,9 +13,11 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.words import options
 from typer.testing import CliRunner
 
 import sightline as sl
+from sightline.api import finetune
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
@@ -23,7 +25,7 @@ from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.training.loop import Loop
 from sightline.training.recipe import read_recipe, recipe_names
-from sightline.transfer.finetune import FinetuneConfig, finetune, make_recipe
+from sightline.transfer.finetune import FinetuneConfig, make_recipe
 from sightline.transfer.recipe import TransferRecipe
 
 VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
@@ -105,7 +107,7 @@ def test_a_stopped_training_goes_on_bit_exactly(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
-        with pytest.raises(Stopped, match=f"after step {stop_after} of 12; continue with --resume"):
+        with pytest.raises(Stopped, match=f"after step {stop_after} of 12$"):
             tune(run, keep=3, ema=0.9)
     assert len(list((run / "steps").iterdir())) == 1 + stop_after // 6
     finetune(out=run, resume=True, show_progress=False)  # the rest is in the folder
@@ -352,7 +354,7 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    sets = [word for key, value in (TINY | {"epochs": 0.2}).items() for word in ("--set", f"{key}={value}")]
+    sets = options(TINY | {"epochs": 0.2})
     done = CliRunner().invoke(app, ["finetune", VIT, "--images", IMAGES, "-o", str(tmp_path / "run"), *sets])
     assert done.exit_code == 0, done.output
     assert "Test accuracy: " in done.output

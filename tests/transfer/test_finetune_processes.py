@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import in_two
+from support.words import options
 
+from sightline.api import finetune
 from sightline.core.folders import latest
-from sightline.transfer.finetune import finetune
 
 ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 SETTINGS: dict[str, Any] = {
@@ -40,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     finetune(ENCODER, out=folder / "one", settings=SETTINGS, device="cpu", show_progress=False)
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={str(value).lower()}")]
+    sets = options(SETTINGS)
     in_two("finetune", ENCODER, "-o", str(folder / "two"), "--device", "cpu", *sets)
     return folder / "one", folder / "two"
 

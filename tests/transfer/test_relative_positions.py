@@ -15,6 +15,7 @@ from torch import Tensor
 
 import sightline as sl
 from sightline.analyses.dynamics.paths import paths_of, trainings_of
+from sightline.api import finetune
 from sightline.encoders.encoder import build_encoder
 from sightline.encoders.files.convert import convert
 from sightline.encoders.modules.vit import embed, encode, grid_of, restrict
@@ -25,7 +26,6 @@ from sightline.transfer.classification import ClassificationObjective
 from sightline.transfer.classifier_head import layers_of, with_classifier
 from sightline.transfer.detection.detect import train_detector
 from sightline.transfer.detection.features import FeatureMaps, trainable
-from sightline.transfer.finetune import finetune
 from sightline.transfer.relative_positions import own_tables
 from sightline.transfer.segmentation.segment import train_segmenter
 

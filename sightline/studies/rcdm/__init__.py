@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from sightline.core.groups import split
 from sightline.core.processes import by_first
@@ -41,7 +42,7 @@ from sightline.studies.rcdm.page import headlines as headlines
 from sightline.studies.rcdm.page import key_numbers as key_numbers
 from sightline.studies.rcdm.page import summary as summary
 from sightline.training.folder import start
-from sightline.training.launch import Launch, Placed, launching
+from sightline.training.launch import Launch
 from sightline.training.recipe import read_recipe
 
 TOPIC = "structure"
@@ -64,35 +65,27 @@ SOURCE = (
 )
 
 
-@launching(Placed)
 def rcdm(
     encoders: Mapping[str, Encoder | str] | Sequence[Encoder | str] | Encoder | str,
-    images: str | Images | None = None,
-    out: str | Path = "runs/rcdm",
+    images: str | Images | None,
+    out: str | Path,
+    recipe: str | Path | None,
+    settings: Mapping[str, Any],
+    launch: Launch,
     *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    samples: int = 8,
-    sources: int = 32,
-    compared: int = 256,
-    transformations: Sequence[str] = TRANSFORMATIONS,
-    overwrite: bool = False,
-    **arguments: Unpack[Placed],
+    samples: int,
+    sources: int,
+    compared: int,
+    transformations: Sequence[str] | None,
 ) -> Run:
-    """Train one diffusion model on the representations of encoders and measure what they keep; gives `run["rcdm"]`.
-
-    `recipe` is the name of one of Sightline's or a file, by default `rcdm`, the small one; `settings` override it:
-    `rcdm(["zoo:mae", "zoo:moco_v3"], "shapes?size=48", settings={"feature": "norm.cls", "epochs": 4})`. Called again it
-    continues where it stopped. `samples` pictures are drawn for each of `sources` test images, and the likelihood gaps
-    of `compared` ones measured, for each of `transformations`.
-    """
+    """Train one diffusion model on the representations of encoders and measure what they keep, see `sightline.api`."""
     diffusers()
-    extent = Extent(samples, sources, compared, tuple(transformations))
-    launch, out = Launch(resume=True, **arguments), Path(out)
+    extent = Extent(samples, sources, compared, TRANSFORMATIONS if transformations is None else tuple(transformations))
+    out, overwrite, launch = Path(out), launch.overwrite, replace(launch, resume=True, overwrite=False)
     named = named_encoders(encoders)
     given = {} if images is None else {"images": images if isinstance(images, str) else images.name}
     own = {"encoders": [encoder.reference for encoder in named.values()]}
-    wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), settings or {}, given, own)
+    wanted = make_recipe(read_recipe(NAME if recipe is None else recipe), settings, given, own)
     members = {name: (encoder, feature_of(encoder, wanted.config.feature)) for name, encoder in named.items()}
     fabric, data = start(wanted, None if images is None else load_images(images), launch)
     request, key = _question(members, data, wanted, extent)

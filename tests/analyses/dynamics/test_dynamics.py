@@ -198,8 +198,9 @@ def test_too_few_images_and_cost(tmp_path: Path) -> None:
 
 
 def test_the_command_and_every_step(folder: Path, tmp_path: Path) -> None:
-    words = ["--with", f"other={SMALL}", "--images", "shapes?size=32", "--limit", "16", "--batch", "8", "--verbose"]
-    done = CliRunner().invoke(app, ["dynamics", f"mine={folder / 'mae'}", *words, "-o", str(tmp_path / "x")])
+    words = ["compare", f"mine=run:{folder / 'mae'}?step=*", f"other={SMALL}", "--only", "dynamics", "--verbose"]
+    words += ["--images", "shapes?size=32", "--limit", "16", "--batch", "8", "-o", str(tmp_path / "x")]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "mine: " in done.output
     assert "path efficiency after 3 steps" in done.output
@@ -218,6 +219,6 @@ def test_the_command_and_every_step(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_without_epochs_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, sentence in (("empty", "No steps are kept"), ("nothing", "There is no run folder")):
-        done = CliRunner().invoke(app, ["dynamics", str(tmp_path / name)])
+        done = CliRunner().invoke(app, ["compare", f"run:{tmp_path / name}?step=*", "--only", "dynamics"])
         assert isinstance(done.exception, InputError)
         assert sentence in str(done.exception)

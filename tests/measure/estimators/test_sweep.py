@@ -74,7 +74,7 @@ def test_what_is_given_overrides_the_preset() -> None:
     assert len(given.settings) == 108
     assert Sweep(preset="default") == Sweep()
     assert replace(Sweep(preset="a1"), epochs=(9.0,)) == Sweep(preset="a1", epochs=(9.0,))
-    assert chosen_analyses("probes", None, ["probes.preset=table4", "probes.epochs=[100]"])[1]["probes"].settings == [
+    assert chosen_analyses(["probes"], (), {"probes": {"preset": "table4", "epochs": [100]}})[1]["probes"].settings == [
         setting for setting in Sweep(preset="table4").settings if setting.epochs == 100
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.processes import in_two
+from support.words import options
 
 import sightline as sl
 from sightline.transfer.detection.objects import read_detections
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize("frozen", [True, False])
 def test_two_processes_share_steps_and_test_images(frozen: bool, tmp_path: Path) -> None:
     values = SETTINGS | {"frozen": frozen}
-    sets = [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    sets = options(values)
     in_two("detect", f"a={ENCODER}", "--images", IMAGES, "-o", str(tmp_path / "x"), "--device", "cpu", *sets)
     table = pd.read_csv(tmp_path / "x" / "trainings" / "a" / "metrics.csv")
     assert table.step.tolist() == [1, 2]

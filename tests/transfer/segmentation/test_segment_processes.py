@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from support.processes import in_two
+from support.words import options
 
 import sightline as sl
-from sightline.studies.segmenters import segment
+from sightline.api import segment
 
 ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=4&test=6"
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def test_two_processes_make_the_steps_of_one(tmp_path: Path) -> None:
-    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    sets = options(SETTINGS)
     in_two("segment", f"a={ENCODER}", "--images", IMAGES, "-o", str(tmp_path / "two"), "--device", "cpu", *sets)
     one = segment({"a": ENCODER}, IMAGES, tmp_path / "one", settings=SETTINGS, workers=0, show_progress=False)
     tables = [pd.read_csv(tmp_path / name / "trainings" / "a" / "metrics.csv") for name in ("one", "two")]
