@@ -21,13 +21,14 @@ from typer.testing import CliRunner
 
 import sightline as sl
 from sightline import cli
-from sightline.api import detect, finetune, pretrain, reinit, segment
+from sightline.api import detect, finetune, pretrain, segment
 from sightline.cli.application import app
 from sightline.core.errors import InputError
 from sightline.core.folders import KINDS, MARK
 from sightline.core.settings import to_toml
 from sightline.core.stopping import Stopped
 from sightline.report.tables import export_run
+from sightline.studies.reinit import reinit
 from sightline.training.launch import Launch
 from sightline.training.loop import Loop
 from sightline.training.recipe import make_recipe
@@ -121,16 +122,17 @@ def compare_and_export(out: Path, what: str = VIT, **more: Any) -> None:
         export_run(run, format)
 
 
-def study(out: Path, what: str = VIT, **more: Any) -> sl.Run:
+def study(out: Path, what: str = VIT, reuse: Any = None, **more: Any) -> sl.Run:
     settings = BRIEF | {"epochs": 1, "mixup": 0.0, "cutmix": 0.0}
-    return reinit({"a": what}, IMAGES, out, counts=[1], ends=["last"], settings=settings, **QUIET, **more)
+    launch = Launch(**QUIET, **more)
+    return reinit({"a": what}, IMAGES, out, None, settings, launch, counts=[1], ends=["last"], reuse=reuse)
 
 
 def draw(out: Path, what: str = VIT, **more: Any) -> None:
     few: dict[str, Any] = {"samples": 2, "sources": 2, "compared": 4, "transformations": ("mirror",)}
     sl.write_report(sl.rcdm({"a": what}, None, out, settings=DIFFUSION, **few, **QUIET, **more))
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(out.parent / "dog.png")
-    words = ["imagine", str(out), "--images", str(out.parent / "dog.png"), "--samples", "1"]
+    words = ["imagine", str(out), str(out.parent / "dog.png"), "--samples", "1"]
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
