@@ -6,8 +6,7 @@ saying        lines that cannot command the terminal
 ending        the report and its headlines
 compare       compare, demo
 contrast      contrast
-train         pretrain, finetune, reinit, detect, segment, rcdm
-generate      imagine
+train         pretrain, finetune, reinit, detect, segment, rcdm, imagine
 study         study
 verdicts      how a study ends
 figure        figure
