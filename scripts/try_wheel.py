@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Build the package, install it into a new environment, and try it there: `sightline demo` at a small setting.
 
-scripts/try_wheel.py              uses the libraries of the environment that runs it: no network, seconds to install
-scripts/try_wheel.py --whole      installs all that the package asks for, from wherever pip finds it
+scripts/try_wheel.py                       uses the libraries of the environment that runs it: seconds to install
+scripts/try_wheel.py --libraries newest    installs what the package and its trainings ask for, with pip
+scripts/try_wheel.py --libraries lowest    the same with each library that pyproject.toml names at its lower bound
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 LEFT = shutil.ignore_patterns(
     ".git", ".venv", "weights", "runs", "build", "dist", "site", "*.egg-info", "__pycache__", ".*_cache"
 )
 DEMO = ("demo", "--only", "knn", "--limit", "16", "--device", "cpu")
+SMALL = ("size=32", "depth=1", "width=24", "heads=2", "decoder_depth=1", "epochs=1", "batch=16", "watch=[]")
+TRAINING = ("pretrain", "mae", "--images", "shapes?size=32&train=32&val=16&test=16", "--device", "cpu")
+LIBRARIES = ("these", "newest", "lowest")
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -33,30 +40,35 @@ def build(folder: Path) -> tuple[Path, Path]:
     return wheel, source
 
 
-def install(wheel: Path, folder: Path, whole: bool) -> Path:
+def lowest() -> list[str]:
+    """The lower bounds of pyproject.toml, for the package and its trainings, as constraints of pip."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = map(Requirement, [*about["dependencies"], *about["optional-dependencies"]["training"]])
+    bounds = [(one.name, bound) for one in asked for bound in one.specifier if bound.operator == ">="]
+    return [f"{name}=={bound.version}" for name, bound in bounds]
+
+
+def install(wheel: Path, folder: Path, libraries: str) -> Path:
     """A new environment with the package; gives the folder of its commands."""
-    venv.create(folder, with_pip=whole)
+    venv.create(folder, with_pip=libraries != "these")
     python = folder / "bin" / "python"
-    if whole:
-        run([str(python), "-m", "pip", "install", "--quiet", str(wheel)])
-    else:
+    if libraries == "these":
         (place,) = folder.glob("lib/*/site-packages")
         (place / "libraries.pth").write_text(sysconfig.get_path("purelib"))
-        run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "--python",
-                str(python),
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--no-index",
-                str(wheel),
-            ]
-        )
+        alone = ["--quiet", "--no-deps", "--no-index", str(wheel)]
+        run([sys.executable, "-m", "pip", "--python", str(python), "install", *alone])
+        return python.parent
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(lowest() if libraries == "lowest" else []))
+    whole = ["--quiet", "--no-compile", "--constraint", str(constraints), f"{wheel}[training]"]
+    run([str(python), "-m", "pip", "install", *whole])
     return python.parent
+
+
+def reachable() -> bool:
+    """Whether pip finds libraries: a small one."""
+    asked = ["install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "tomli-w"]
+    return subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True).returncode == 0
 
 
 def run(command: list[str], folder: Path | None = None) -> str:
@@ -68,13 +80,17 @@ def run(command: list[str], folder: Path | None = None) -> str:
     return done.stdout
 
 
-def trial(folder: Path, whole: bool = False) -> dict[str, str]:
-    """Build, install, run the demo; what came of it."""
+def trial(folder: Path, libraries: str = "these") -> dict[str, str]:
+    """Build, install, run the demo, read its numbers, train for a moment; what came of it."""
     wheel, source = build(folder)
-    commands = install(wheel, folder / "environment", whole)
+    commands = install(wheel, folder / "environment", libraries)
     where = run([str(commands / "python"), "-c", "import sightline; print(sightline.__file__)"], folder)
-    version = run([str(commands / "sightline"), "--version"], folder)
-    said = run([str(commands / "sightline"), *DEMO, "-o", str(folder / "demo")], folder)
+    sightline = str(commands / "sightline")
+    version = run([sightline, "--version"], folder)
+    said = run([sightline, *DEMO, "-o", str(folder / "demo")], folder)
+    run([sightline, "export", str(folder / "demo")], folder)
+    settings = [word for value in SMALL for word in ("--set", value)]
+    run([sightline, *TRAINING, *settings, "-o", str(folder / "training")], folder)
     return {
         "wheel": wheel.name,
         "source": source.name,
@@ -86,7 +102,7 @@ def trial(folder: Path, whole: bool = False) -> dict[str, str]:
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--whole", action="store_true", help="install the libraries as well")
+    arguments.add_argument("--libraries", choices=LIBRARIES, default="these", help="which libraries it is tried with")
     with tempfile.TemporaryDirectory(prefix="sightline-wheel-") as place:
-        for name, value in trial(Path(place), arguments.parse_args().whole).items():
+        for name, value in trial(Path(place), arguments.parse_args().libraries).items():
             print(f"{name}: {value}")

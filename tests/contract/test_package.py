@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -47,6 +49,30 @@ def test_the_wheel_runs_in_a_new_environment(script: Any, tmp_path: Path) -> Non
     with tarfile.open(tmp_path / "dist" / told["source"]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
     assert {"README.md", "LICENSE", "pyproject.toml", "sightline/zoo/mae/encoder.safetensors"} <= inside
+
+
+def test_lower_bounds_are_constraints(script: Any) -> None:
+    bounds = script.lowest()
+    assert {"typer==0.19", "numpy==2.0", "lightning==2.4"} <= set(bounds)
+    assert len(bounds) > 20
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", bound) for bound in bounds)
+
+
+@pytest.mark.machines
+@pytest.mark.parametrize("libraries", ["lowest", "newest"])
+def test_it_runs_with_the_lowest_and_the_newest_libraries(script: Any, tmp_path: Path, libraries: str) -> None:
+    """Measures, draws, exports and trains; gigabytes are fetched and taken away again."""
+    pytest.importorskip("build", reason="no build: pip install 'sightline[dev]' to test the package")
+    if not script.reachable():
+        pytest.skip("pip finds no libraries to install")
+    try:
+        told = script.trial(tmp_path, libraries)
+        assert told["module"].startswith(str(tmp_path / "environment"))
+        assert (tmp_path / "demo" / "report.html").is_file()
+        assert (tmp_path / "demo" / "export" / "knn.csv").is_file()
+        assert (tmp_path / "training" / "latest.json").is_file()
+    finally:
+        shutil.rmtree(tmp_path / "environment", ignore_errors=True)
 
 
 def test_the_citation_is_whole() -> None:

@@ -50,7 +50,8 @@ def test_paths_stay_in_the_folder_of_the_data_set(saved):
     for name in ("train/1.png", "../secret.png"):
         Image.new("RGB", (4, 4), (9, 9, 9)).save(saved / name)
     paths = [str(saved / "train" / "1.png"), "train/1.png", "../secret.png"]
-    images.source.tables = [[{"img": {"bytes": None, "path": path}} for path in paths]]
+    rows = [{"img": {"bytes": None, "path": path}} for path in paths]
+    images.source.tables = [rows]  # type: ignore[attr-defined]
     first, second, third = images.source.read([0, 1, 2])
     assert first.image.tolist() == second.image.tolist()
     assert third.error == "its path '../secret.png' leads out of the folder of its data set"
