@@ -6,21 +6,16 @@
 By default two ViT-S/16 (224 px, random weights), batches of 32, a round is a batch. Before each batch the same encoders
 see as many images bare; `step` is the median ratio of a step of the pass to the bare forwards before and after it, with
 the tenths of the rounds on either side, and `around` the seconds before the first step and after the last: hashes of
-the weights, figures drawn from samples, intervals. `usual` is what one would write instead: a forward pass for each
-analysis, attention maps unfused, activations kept, plain functions on them.
+the weights, what is computed from samples, intervals.
 """
 
 from __future__ import annotations
 
 import statistics
 
-import torch
-from shared import TINY, Beside, arguments, bare_pass, begin, in_turn, ratio
-from torch import Tensor
+from shared import TINY, Beside, arguments, begin
 
 import sightline as sl
-from sightline.analyses.attention import attention_distance, attention_nmi
-from sightline.analyses.diversity import token_cosine
 
 VIT = "timm:vit_small_patch16_224@random"
 TRAIN = 32  # images, for the analyses that fit a classifier
@@ -53,14 +48,6 @@ def main() -> None:
     line(f"all {len(chosen)} in one pass", together)
     for name in [] if asked.together else chosen:
         line(name, measured(analyses=[name])[0])
-    if not asked.together and all(hasattr(one.module, "blocks") for one in encoders.values()):
-        bare = bare_pass(encoders, asked.batch)
-        pixels = torch.randint(0, 256, (asked.batch, 3, asked.size, asked.size), dtype=torch.uint8)
-        with torch.inference_mode():
-            taken = in_turn(
-                {"bare": bare, "usual": lambda: usual(encoders, pixels)}, asked.rounds // 3 + 1, asked.clock
-            )
-        print(f"{'usual':24}   {ratio(taken['usual'], taken['bare'])}")
 
 
 def line(label: str, beside: Beside) -> None:
@@ -68,52 +55,6 @@ def line(label: str, beside: Beside) -> None:
     ratios = beside.ratios()
     tenths = f"{ratios[len(ratios) // 10]:.3f} … {ratios[-1 - len(ratios) // 10]:.3f}"
     print(f"{label:24}{statistics.median(ratios):8.3f}{tenths:>18}{beside.around:8.2f} s", flush=True)
-
-
-def usual(encoders: dict[str, sl.Encoder], pixels: Tensor) -> None:
-    """The default analyses without Sightline's pass: each has a forward pass of its own."""
-    for encoder in encoders.values():
-        inputs, tokens = encoder.preprocess.normalize(pixels), encoder.tokens
-        assert tokens is not None
-
-        def forward(*sites: str, encoder: sl.Encoder = encoder, inputs: Tensor = inputs) -> dict[str, Tensor]:
-            with sl.capture(encoder, list(sites)) as acts:
-                encoder(inputs)
-            return acts
-
-        for maps in unfused_maps(encoder, inputs):  # attention
-            attention_distance(maps, tokens.grid, 16, tokens.prefix)
-            attention_nmi(maps, tokens.prefix)
-        for site, x in forward("block.*", "block.*.mid", "block.*.heads").items():  # diversity
-            if site.endswith("heads"):
-                unit = torch.nn.functional.normalize(x, dim=-1)
-                torch.einsum("bhnd,bgnd->bhg", unit, unit)
-            else:
-                token_cosine(x[:, tokens.prefix :])
-        for x in forward("block.*").values():  # fourier
-            maps = x[:, tokens.prefix :].mT.unflatten(2, tokens.grid)
-            (torch.fft.fft2(maps).abs() + 1e-6).log().mean((0, 1))
-        for x in forward("block.*").values():  # spectra, of two images of a batch
-            torch.linalg.svdvals(x[:2, tokens.prefix :])
-        forward("block.*")  # tokens
-        kept = forward("block.*.norm1", "block.*.qkv", "block.*.fc1")  # cka
-        grams = torch.stack([x.flatten(1) @ x.flatten(1).T for x in kept.values()])
-        grams.flatten(1) @ grams.flatten(1).T
-        {site: (x[:, 0].clone(), x.mean(1)) for site, x in forward("block.*", "norm").items()}  # k-NN
-
-
-def unfused_maps(encoder: sl.Encoder, inputs: Tensor) -> list[Tensor]:
-    """Attention maps as hooks on the dropout of unfused attention give them."""
-    maps: list[Tensor] = []
-    layers = [block.attn for block in encoder.module.blocks]
-    handles = [layer.attn_drop.register_forward_hook(lambda _, __, x: maps.append(x)) for layer in layers]
-    for layer in layers:
-        layer.fused_attn = False
-    encoder(inputs)
-    for layer, handle in zip(layers, handles, strict=True):
-        layer.fused_attn = True
-        handle.remove()
-    return maps
 
 
 if __name__ == "__main__":

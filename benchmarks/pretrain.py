@@ -1,11 +1,10 @@
-"""Images per second of pre-training: our step, its forward and backward alone, lightly's step, the pipeline.
+"""Images per second of pre-training: our step, lightly's step, the pipeline.
 
     python benchmarks/pretrain.py [--objectives simclr,dino] [--rounds 5] [--steps 10] [--bf16]
 
 Backbone, heads, batch and views are those of the objective's small recipe. Each round runs the same number of steps of
 
     step        our training loop on views that are made already: forward, backward, clipping, optimiser, teacher
-    passes      the objective's forward and backward alone
     lightly     the same method, views, masks and widths, with the modules of `lightly` in the manner of its examples
     pipeline    the views alone, of images that are decoded already
     together    our training loop with its pipeline
@@ -78,18 +77,6 @@ def train(
         Loop(objective, feed, recipe.optimization, Path(folder), fabric, recipe.objective, show_progress=False).run()
     # Without the first step, which allocates the optimiser's state, and the last one, which saves a checkpoint.
     return (feed.steps - 2) * feed.batch / (ticks[-1] - ticks[1])
-
-
-def passes(objective: nn.Module, made: list[Views]) -> Work:
-    """Forward and backward of a copy, which no optimiser changes."""
-    ours = copy.deepcopy(objective)
-
-    def step() -> None:
-        for views in made:
-            ours(views)[0].backward()
-        ours.zero_grad()
-
-    return step
 
 
 # ---- lightly ----------------------------------------------------------------------------------------------------
@@ -227,20 +214,18 @@ def measure(name: str, asked: argparse.Namespace) -> None:
     feed = Feed(images, recipe.plugin.views(recipe.config, recipe.backbone), batch=batch, epochs=1)
     objective = recipe.plugin.Objective(build(recipe.backbone).module, recipe.config)
     made = next(feed.views())
-    fixed = {"passes": passes(objective, made)}
-    if peer("lightly"):
-        fixed["lightly"] = PEERS[name](recipe, made[0].pixels)
+    lightly = PEERS[name](recipe, made[0].pixels) if peer("lightly") else None
 
     def run(tool: str, steps: int) -> float:
-        if tool in fixed:
-            return speed(fixed[tool], steps, batch, asked.clock)
+        if tool == "lightly" and lightly is not None:
+            return speed(lightly, steps, batch, asked.clock)
         fed = feed.over(feed.policies, (steps + 2) / feed.order.per_epoch)
         if tool == "pipeline":
             return speed(functools.partial(next, fed.views()), steps, batch, asked.clock)
         again = None if tool == "together" else made
         return train(objective, fed, recipe, "bf16" if tool == "bf16" else "float32", asked.clock, again)
 
-    tools = ["step", *fixed, "pipeline", "together", *(["bf16"] if asked.bf16 else [])]
+    tools = ["step", *(["lightly"] if lightly else []), "pipeline", "together", *(["bf16"] if asked.bf16 else [])]
     rates: dict[str, list[float]] = {tool: [] for tool in tools}
     for number in range(asked.rounds + 1):
         for tool in tools[number % len(tools) :] + tools[: number % len(tools)]:
