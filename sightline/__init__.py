@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sightline.api import detect, finetune, pretrain, rcdm, reinit, segment
     from sightline.core.contrast import Contrast, Estimate, contrast, estimate
     from sightline.core.errors import InputError
+    from sightline.core.replicates import depth, interval
     from sightline.core.run_folder import Run, open_run
     from sightline.core.stopping import Stopped
     from sightline.encoders.encoder import Encoder
@@ -53,9 +54,11 @@ _HOME = {
     "capture": "encoders.watching",
     "detect": "api",
     "contrast": "core.contrast",
+    "depth": "core.replicates",
     "estimate": "core.contrast",
     "finetune": "api",
     "imagine": "generation.imagine",
+    "interval": "core.replicates",
     "load_encoder": "encoders.loading",
     "load_images": "images.loading",
     "open_run": "core.run_folder",
@@ -86,10 +89,12 @@ __all__ = [
     "analyze",
     "capture",
     "contrast",
+    "depth",
     "detect",
     "estimate",
     "finetune",
     "imagine",
+    "interval",
     "load_encoder",
     "load_images",
     "open_run",

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+MOST_NUMBERS = 100_000  # of a variable whose replicates are computed without being named
+
+
 class Run(Mapping[str, "xr.Dataset"]):
     """Results by the name of their analysis, `run["cka"]`; with a path they live in a folder, without in memory."""
 
@@ -59,6 +62,20 @@ class Run(Mapping[str, "xr.Dataset"]):
             if kept.attrs.get("fingerprint") == result.attrs.get("fingerprint"):
                 self._kept[name] = kept
         return Measured(name, result, self._kept.get(name))
+
+    def replicates(self, name: str) -> xr.Dataset:
+        """The numbers of a result with what they are without each group of images: `run.replicates("knn").accuracy`.
+
+        One more axis, `left_out`: nothing, then each group. `sl.interval` of anything computed from them has its ends.
+        A single variable is named as in "cka.cka", which among all pairs of layers is computed only if it is asked for.
+        """
+        import xarray as xr
+
+        analysis, _, variable = name.partition(".")
+        measured = self.measured(analysis)
+        names = [measured.chosen(variable)] if variable else measured.variables
+        few = [one for one in names if variable or measured.table[one].size <= MOST_NUMBERS]
+        return xr.Dataset({one: measured.replicates(one) for one in few if measured.rule(one) is not None})
 
     def contrast(self, name: str, this: Where, that: Where | float = 0.0, **more: Any) -> Contrast:
         """`sl.contrast` of this run: `run.contrast("knn.accuracy", {"encoder": "dino"}, {"encoder": "mae"}, …)`."""

@@ -12,6 +12,8 @@ import numpy as np
 from sightline.core.errors import InputError, nearest
 from sightline.core.groups.kept import Axis
 from sightline.core.groups.rules import RULES
+from sightline.core.replicates import with_replicates
+from sightline.core.results import relative_depths
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -101,3 +103,24 @@ class Measured:
         rule = self.rule(variable)
         assert rule is not None
         return rule.used(self, variable, cells)
+
+    def replicates(self, variable: str) -> xr.DataArray:
+        """All numbers of a variable, and what they are without each group of images, along the axis `left_out`."""
+        array = self.table[variable]
+        known = np.isfinite(array.values)
+        groups = self.groups(variable)
+        cells = dict(zip(map(str, array.dims), np.nonzero(known), strict=True))
+        values = self.values(variable, cells, np.concatenate([np.ones((1, groups)), 1 - np.eye(groups)]))
+        without = np.full((groups, *array.shape), np.nan)
+        # What is kept may be rounded, or belong to another estimate of the same number: its variation is what counts.
+        without[:, known] = array.values[known] + (values[1:] - values[0])
+        unused = ~self.used(variable, cells) if known.any() else np.zeros(groups, bool)
+        without[unused] = np.nan
+        found = with_replicates(array, without, self.axis(variable)[1].words)
+        return found.assign_coords(self._depths(array))
+
+    def _depths(self, array: xr.DataArray) -> dict[str, tuple[tuple[str, str], Numbers]]:
+        """The relative depth of each layer of each encoder, where the numbers have both axes."""
+        pairs = [("depth", "encoder", "site")] + [(f"depth_{end}", f"encoder_{end}", f"site_{end}") for end in "ab"]
+        there = [(name, (encoder, site)) for name, encoder, site in pairs if {encoder, site} <= set(array.dims)]
+        return {name: (dims, relative_depths(self.table)) for name, dims in there}
