@@ -1,7 +1,5 @@
 """What many tests share: small encoders, small images."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """What analyses are tested on: encoders of all kinds of tokens, and images for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Agreement against SciPy and scikit-learn, image by image, and as a stream."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

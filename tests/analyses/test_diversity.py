@@ -1,7 +1,5 @@
 """Diversity: cosines against all pairs written out, their invariances, and the stream."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

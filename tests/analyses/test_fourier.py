@@ -1,7 +1,5 @@
 """Fourier: the half-diagonal against numpy's whole transform, pictures with a known spectrum, and the stream."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Augmentation invariance against CKA of whole arrays of captured activations, and cases whose answer is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Inversion: encoders whose answer is known, and the analysis against the measure on whole arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

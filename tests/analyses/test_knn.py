@@ -1,7 +1,5 @@
 """k-NN in the pass: streamed, in any batches, with reasons for what has no value."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Minibatch CKA of all batch sizes and numbers of images from one pass, against CKA of whole arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

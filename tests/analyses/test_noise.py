@@ -1,7 +1,5 @@
 """Accuracy under noise: paired drops, and as a stream."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The orientation probe: what is told, what cannot be told, and as a stream."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings that cannot be are refused before the pass, with the nearest valid choice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Shape bias: shares by hand, and as a stream over cue-conflict images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

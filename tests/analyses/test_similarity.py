@@ -1,7 +1,5 @@
 """The pass gives what the functions on arrays give, for all pairs of layers, with null, interval and reasons."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How far transformations move an image in a layer: closed forms, plain twins, and what cannot be told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

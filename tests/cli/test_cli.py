@@ -1,7 +1,5 @@
 """The command line as a user meets it: what it writes, what it says, and one clear sentence for every mistake."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

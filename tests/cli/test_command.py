@@ -1,7 +1,5 @@
 """A command is what its function's signature says, and the same thing has the same name in every one, and in Python."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path

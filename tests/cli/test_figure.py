@@ -1,7 +1,5 @@
 """`sightline figure` and `sightline list figures`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Two machines, as two agents of torchrun on the loopback address: the results of one, a sentence if one is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What the words of a study say about its encoders."""
 
-from __future__ import annotations
-
 from sightline.cli.study import _roles
 
 

@@ -1,7 +1,5 @@
 """`torchrun --nproc-per-node 2 -m sightline compare`: two processes share the images, with the results of one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a study ends: conclusions first, in few lines."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

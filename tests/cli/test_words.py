@@ -1,7 +1,5 @@
 """What the words of commands mean where they could mean two things, and one sentence where they mean nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

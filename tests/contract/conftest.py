@@ -1,7 +1,5 @@
 """What the checks of several kinds of plugins share."""
 
-from __future__ import annotations
-
 import pytest
 from support.references import SMALL
 

@@ -1,7 +1,5 @@
 """Contracts: every plugin fulfils its own, and what it leaves out has its default."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """README and docs say what is there: imports, calls and commands as they are written."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

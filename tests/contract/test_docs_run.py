@@ -1,7 +1,5 @@
 """The Python of README and docs, run as it is written on small encoders and few images."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The same checks over every source of encoders."""
 
-from __future__ import annotations
-
 import pytest
 
 import sightline as sl

@@ -1,7 +1,5 @@
 """Plugins of other packages: installed ones are found and used, broken ones stand in nobody's way."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A base installation, without the libraries of the extras: what works there, and what the rest says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

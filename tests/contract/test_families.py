@@ -1,7 +1,5 @@
 """The same checks over every family of encoders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The same checks over every objective: a new one is tested without a line of test code."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import signal

@@ -1,7 +1,5 @@
 """The measure that docs/howto/measure.md has as an example, installed as a package and measured."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

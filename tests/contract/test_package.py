@@ -1,7 +1,5 @@
 """The package as a file: it builds, installs into a new environment, has all that it needs, and runs there."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

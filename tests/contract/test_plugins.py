@@ -1,7 +1,5 @@
 """Which plugins there are."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The site: every link leads somewhere, and it is built without a warning and without a network."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

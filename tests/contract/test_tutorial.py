@@ -1,7 +1,5 @@
 """The tutorial notebook, run as it is written; in the repository it has no outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

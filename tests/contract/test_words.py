@@ -1,7 +1,5 @@
 """docs/words.md: words that are not used appear in nothing that users read."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """Array in, array out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

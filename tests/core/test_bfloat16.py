@@ -1,7 +1,5 @@
 """bfloat16 where it works, where it kills the process, and where a variable cures that; stand-ins for the products."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Contrasts on made results: exactness, pairing, seeds, and whether intervals cover the truth as often as they say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Locks that one process at a time holds, and files that are written whole."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

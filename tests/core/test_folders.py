@@ -1,7 +1,5 @@
 """Only what Sightline has written is ever replaced or removed: in others' folders, behind links, after kills."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Random numbers by key: uniform, independent, and the same for ever."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a notebook shows of an encoder, of images and of a run: HTML that is whole, and escaped."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

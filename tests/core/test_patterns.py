@@ -1,7 +1,5 @@
 """Patterns of sites: what a wildcard stands for."""
 
-from __future__ import annotations
-
 import pytest
 
 from sightline.core.patterns import site_pattern

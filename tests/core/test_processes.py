@@ -1,7 +1,5 @@
 """Processes: what several of them agree on, gather and share, and that one alone needs nothing of the kind."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bars: who sees them."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

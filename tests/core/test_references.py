@@ -1,7 +1,5 @@
 """References: one grammar, what each reader takes from it, and that what is written is read as it was."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

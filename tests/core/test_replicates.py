@@ -1,7 +1,5 @@
 """Intervals of anything computed from replicates: against contrasts, against formulas, and where there is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

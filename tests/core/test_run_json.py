@@ -1,7 +1,5 @@
 """A run.json that cannot be read is a sentence; going on changes nothing in it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which numbers of a result are meant by words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

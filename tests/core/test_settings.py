@@ -1,7 +1,5 @@
 """Settings as words and tables: reading, layering, kinds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention maps as layers compute them: scale, mask, bias, shared keys, what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoders around modules: what they are told, what they tell, and their modes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Encoders in folders: saved and loaded again, rounded, changed or incomplete."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

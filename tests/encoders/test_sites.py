@@ -3,8 +3,6 @@
 B images, N tokens, D width, H heads.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Watching activations: what is captured is the user's, and no hook stays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

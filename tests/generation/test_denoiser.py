@@ -1,7 +1,5 @@
 """The denoiser: RCDM's conditioning in diffusers' own UNet, and its files."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from pathlib import Path

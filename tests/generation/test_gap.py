@@ -1,7 +1,5 @@
 """The likelihood gap: signs, floors and ceilings that are known without training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Processes of noise: closed forms, orders, and the schedulers of diffusers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples: deterministic by seed, which way they face, and the images nearest to them."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The training: what a step sees, stop and go, and encoders that stay as they are."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

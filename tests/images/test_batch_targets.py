@@ -1,7 +1,5 @@
 """Targets on the way to the model: in batches, in views, in joined sets, by hand and by the pixels themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Hashes of files: new pixels under old names and sizes are noticed, and no file is read twice."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

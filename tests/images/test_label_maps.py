@@ -1,7 +1,5 @@
 """Maps and grids: which pixels an encoder sees, shares of classes in patches, and interpolation to pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Noise of a frequency band: where its power lies, how strong it is, on what it depends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Preprocessing: torchvision's numbers, sizes that are not square, grey and float images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

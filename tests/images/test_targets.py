@@ -1,7 +1,5 @@
 """Boxes, masks and maps in a view, against loops in exact fractions and against torchvision."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

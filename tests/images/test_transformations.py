@@ -1,7 +1,5 @@
 """Transformations by name: where pixels go, what stays, and what cannot be made."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

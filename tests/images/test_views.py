@@ -1,7 +1,5 @@
 """Views: what is random in them depends on image, seed and copy alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

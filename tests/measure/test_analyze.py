@@ -1,7 +1,5 @@
 """The pass: shared out or mistreated, it gives the same numbers or one clear sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

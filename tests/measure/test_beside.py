@@ -1,7 +1,5 @@
 """A result does not depend on which other analyses are measured beside it, to the last bit."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Coarse classes from fine ones: the file that comes along, files of users, and the scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

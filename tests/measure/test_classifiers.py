@@ -1,7 +1,5 @@
 """Who decides: own heads and probes, what they see, and what they cannot decide."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Contrasts of results of a real pass: exactly the numbers of the tables, and exactly what fewer images would give."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

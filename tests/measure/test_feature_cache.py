@@ -1,7 +1,5 @@
 """The feature cache: keys, interruptions, several writers, full disks."""
 
-from __future__ import annotations
-
 import errno
 import os
 from dataclasses import replace

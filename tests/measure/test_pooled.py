@@ -1,7 +1,5 @@
 """Pooled features on disk: names, views in the key, rows that are missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

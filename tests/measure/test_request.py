@@ -1,7 +1,5 @@
 """What is asked of a pass: the analyses that run, what is left out and why, images beside the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs that stop and go on, and what may not be mixed with them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

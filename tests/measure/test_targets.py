@@ -1,7 +1,5 @@
 """Targets in the pass: an analysis that asks for them sees them in its batches, and images without any are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tests of the report share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

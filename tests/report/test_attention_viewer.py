@@ -1,7 +1,5 @@
 """The attention viewer: the maps that reach the page, and what a reader sees, points at and chooses."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

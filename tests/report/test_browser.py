@@ -1,7 +1,5 @@
 """The report in a real browser: what a reader sees, hovers, chooses and downloads."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

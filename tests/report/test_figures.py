@@ -1,7 +1,5 @@
 """The chart shapes: what is drawn is what the table says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Names of encoders, classes, folders and files do no harm, wherever they are shown or written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """The page as a file: complete, escaped, compact, and the same numbers as the results."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html.parser

@@ -1,7 +1,5 @@
 """Sheets of pictures: what the page shows of them, and the files."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """Headline numbers, conclusions and the map: what a run ends in and a report begins with."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report of a study: verdicts first, each with what stands behind it."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

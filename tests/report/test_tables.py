@@ -1,7 +1,5 @@
 """Results as tables: which rows are there."""
 
-from __future__ import annotations
-
 import numpy as np
 import xarray as xr
 

@@ -1,7 +1,5 @@
 """What a plan says of time and disk: of every command, by one trial for each architecture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

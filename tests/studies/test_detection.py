@@ -1,7 +1,5 @@
 """Detectors compared: their numbers and paired differences, what is trained and what is not trained again, the page."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

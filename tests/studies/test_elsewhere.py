@@ -1,7 +1,5 @@
 """Steps in other processes, by submitit and by Ray: the same results, and one whose process is killed is done again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

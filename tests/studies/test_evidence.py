@@ -1,7 +1,5 @@
 """Which run holds a number, which encoders have a role, and what is said where nothing is there."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

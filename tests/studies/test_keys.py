@@ -1,7 +1,5 @@
 """Keys of steps: what leaves them as they are, and what changes them."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

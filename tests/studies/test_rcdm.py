@@ -1,7 +1,5 @@
 """RCDM as a user has it: from encoders to pictures, numbers and a page; conditions whose answer is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The study of re-initialised blocks: its numbers, what is trained and what is not trained again, its page."""
 
-from __future__ import annotations
-
 import importlib
 import signal
 from collections.abc import Mapping

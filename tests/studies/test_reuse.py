@@ -1,7 +1,5 @@
 """A step with one more encoder trains for that one alone; what other steps have trained is taken over."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Roles that references tell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

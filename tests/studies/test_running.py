@@ -1,7 +1,5 @@
 """Running steps: order, failures, claims and what goes on, with commands that only write a file."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

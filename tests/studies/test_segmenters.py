@@ -1,7 +1,5 @@
 """Segmenters compared: their numbers and paired differences, what is not trained again, the page, the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

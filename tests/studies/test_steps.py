@@ -1,7 +1,5 @@
 """The order of steps, and what cannot be."""
 
-from __future__ import annotations
-
 import pytest
 
 import sightline as sl

@@ -1,7 +1,5 @@
 """Whole studies of tiny encoders: what they leave, that they go on, are shared, and can be moved."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Studies as files: matrices, roles, and one sentence for each that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 
 import sightline as sl

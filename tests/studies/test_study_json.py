@@ -1,7 +1,5 @@
 """A study whose files are damaged is a sentence, or what is left of it, wherever the damage is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

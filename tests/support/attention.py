@@ -1,7 +1,5 @@
 """Made products of queries and keys, and attention distance and mutual information of a map as loops."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

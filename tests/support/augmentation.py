@@ -1,7 +1,5 @@
 """Images for tests of augmentation, and how their distributions are compared."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real browser on the report: one tab, and all that went wrong in it."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

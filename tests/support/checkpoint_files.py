@@ -1,7 +1,5 @@
 """Tiny checkpoints of every format, as official code lays them out, for recognition and inspection."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

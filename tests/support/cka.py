@@ -1,7 +1,5 @@
 """CKA of the textbook, and arrays to compare."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

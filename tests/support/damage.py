@@ -1,7 +1,5 @@
 """JSON with one part missing, or of another kind, wherever that is."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

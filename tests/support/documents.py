@@ -1,7 +1,5 @@
 """README and docs as tests read them: their blocks of code and the commands that they show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A number is given as a function of the place it stands at: `at.encoder`, `at.sit
 out. Each number has the jackknife standard error `noise` exactly, independent of all others.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A study in which everything was measured, in small, with numbers drawn at random: for the figures of the papers."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Small image files."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Small objectives of joint embedding, views for them, steps as the loop makes them, and plain twins in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

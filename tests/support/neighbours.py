@@ -1,7 +1,5 @@
 """k-NN word for word, as the definition has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Made images, each filled with its number, and their batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

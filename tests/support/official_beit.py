@@ -3,8 +3,6 @@
 B images, N patches on a grid of rows × columns, T = 1 + N tokens, D width, H heads, d = D / H, R rows of a table.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.interpolate import RectBivariateSpline

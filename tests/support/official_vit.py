@@ -3,8 +3,6 @@
 B images, N patches, T = 1 + N tokens, D width, H heads, d = D/H.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

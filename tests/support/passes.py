@@ -1,7 +1,5 @@
 """A pass over images in this process, and what it sees, all at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans with made encoders, images and activations, for analyses that need no model to be tested."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ They are forked from a process that has imported Sightline, once for all tests: 
 what they do.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

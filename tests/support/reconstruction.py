@@ -1,7 +1,5 @@
 """Small objectives of reconstruction, and batches of an endless set of images."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,6 +1,4 @@
 """The small encoder that most tests use."""
 
-from __future__ import annotations
-
 # A ViT of two blocks on 32 pixels; options may be added: SMALL + "&seed=1".
 SMALL = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=48&num_heads=3"

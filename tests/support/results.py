@@ -1,7 +1,5 @@
 """Results as the analyses give them, made from formulas: the report and its figures are tested without any model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

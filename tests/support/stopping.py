@@ -1,7 +1,5 @@
 """Trainings that are stopped and go on."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Verdicts and findings as the report gets them, made up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings of a recipe as the words of a command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Backbones that a training builds: sizes, seeds, beginnings, what cannot be."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

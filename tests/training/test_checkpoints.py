@@ -1,7 +1,5 @@
 """Checkpoints: bit-exact, whole or not there, and one sentence for each that cannot be used."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two processes compute what one would: gathered batches, sums, batch statistics, with their gradients."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Which images a step sees, and that their views depend on nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

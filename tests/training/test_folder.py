@@ -1,7 +1,5 @@
 """The folder of a training, for an objective that is none of ours and ends in no encoder."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass, field

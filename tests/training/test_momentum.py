@@ -1,7 +1,5 @@
 """What objectives with a teacher share: the moving average of weights, Sinkhorn's balance, the spread of embeddings."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """metrics.csv: rows, new columns, kills in the middle of a line, and what is taken back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

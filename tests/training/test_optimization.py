@@ -1,7 +1,5 @@
 """Schedules against their closed forms, groups of parameters, and one step of each optimiser against plain algebra."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The training loop as a user has it: stop and go, kills, bad luck, several processes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

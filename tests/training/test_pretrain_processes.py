@@ -1,7 +1,5 @@
 """Two processes with half the batch each train what one process trains, through the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

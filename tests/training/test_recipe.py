@@ -1,7 +1,5 @@
 """Recipes: layers, TOML there and back, and a sentence for each mistake."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import tomllib

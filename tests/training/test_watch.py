@@ -1,7 +1,5 @@
 """Watching a training of one's own: the numbers of a pass, in a plain loop, with Lightning and with Hugging Face."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

@@ -2,8 +2,6 @@
 unchanged, collapse said once, the list in the recipe.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

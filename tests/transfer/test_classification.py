@@ -1,7 +1,5 @@
 """The loss against a plain one in float64, learning rates by hand, the average against a loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

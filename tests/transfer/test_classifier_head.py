@@ -1,7 +1,5 @@
 """Encoders that get a classifier: which weights stay, which are new, and in which layer each of them is."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Decisions of a classifier, against a loop over single images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fine-tuning as a user has it: from any reference to a classifier, stop and go, kept steps, re-initialised blocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

@@ -1,7 +1,5 @@
 """Two processes with half the batch each fine-tune what one process fine-tunes, through the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

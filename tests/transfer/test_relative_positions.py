@@ -1,7 +1,5 @@
 """Shared relative positions: trained as a table in each block, which changes no output, only what is learned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention in the pass: equal to the whole maps of real layers, with reasons, densities and the viewer."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Stages of residual networks on the axes of the charts of pairs of layers."""
 
-from __future__ import annotations
-
 import numpy as np
 import vl_convert
 import xarray as xr

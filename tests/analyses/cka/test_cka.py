@@ -1,7 +1,5 @@
 """The pass over images that measures CKA: equal to whole arrays, intervals, reasons, classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """CKA of all images at once as a part of the pass: what it equals, what it leaves out, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

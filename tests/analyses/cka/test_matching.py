@@ -1,7 +1,5 @@
 """What the matrix of all pairs says in short, against plain loops; the study of batch sizes; figures and headlines."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

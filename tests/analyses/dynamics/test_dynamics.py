@@ -1,7 +1,5 @@
 """CKA over the epochs of a training against the plain function, through real run folders, and what figures show."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Path efficiency against a plain NumPy reference, closed forms, and its invariances."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

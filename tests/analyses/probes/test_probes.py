@@ -1,7 +1,5 @@
 """Probes against scikit-learn and plain arithmetic, on features whose secrets are known."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The segmentation analysis on features that are known: perfect ones, useless ones, and wrong input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spectra: singular values against a full decomposition, what is lost in rounding, and the stream."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token clouds: silhouettes against loops and scikit-learn, clouds against a full decomposition, and the stream."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 B images, N tokens, D width, H heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """timm's ConvNeXt and ConvNeXt-V2, with linear layers on (B, h, w, C) or with 1 × 1 convolutions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Hugging Face ViTs: sites against the library's own hidden states and eager attention maps."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """ResNets of timm and torchvision: the branch before the addition, the block after it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

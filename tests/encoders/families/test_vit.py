@@ -1,7 +1,5 @@
 """timm's VisionTransformer, Beit and Eva: what their sites show, against timm itself and against formulas."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models whose classifier was deleted, replaced or never built: they load, are looked into and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

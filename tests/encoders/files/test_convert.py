@@ -1,7 +1,5 @@
 """Encoders written for timm, loaded there by the line that is printed; the network is out of reach."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import asdict, replace

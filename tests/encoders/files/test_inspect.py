@@ -1,7 +1,5 @@
 """Inspection: what is in a file, in numbers and in words, on any file and without a model."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Reading checkpoints: weights and plain data are kept, nothing is run, a wrong file gets one sentence."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import functools

@@ -1,7 +1,5 @@
 """Weights: nothing is run, nothing is hidden, the hash tells every bit."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import pickle

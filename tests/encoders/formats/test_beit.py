@@ -1,7 +1,5 @@
 """BEiT's official checkpoints: every site equal to the official model's, all kinds of file, other sizes of image."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

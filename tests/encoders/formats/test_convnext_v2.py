@@ -1,7 +1,5 @@
 """ConvNeXt-V2's official checkpoints: sparse, dense and fine-tuned, every site equal to the official model's."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

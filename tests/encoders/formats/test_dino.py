@@ -1,7 +1,5 @@
 """Checkpoints of DINO: student and teacher, with and without prefixes, its resize of positions, its ResNet."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

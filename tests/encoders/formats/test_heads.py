@@ -1,7 +1,5 @@
 """Projection heads of official files of MoCo-v3, DINO and MSN, written out in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints of MAE: training, released, fine-tuned, linear probe; its resize of positions; its decoder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints of MoCo-v3: base and momentum encoder, linear probes, DeiT's layout, its fixed positions, its ResNet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

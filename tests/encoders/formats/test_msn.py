@@ -1,7 +1,5 @@
 """Checkpoints of MSN: target and anchor encoder, its resize of positions."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """SimMIM's official checkpoints; what they share with BEiT's is tested there."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """ViTDet's checkpoints: every site equal to what the official model computes, by loops over pairs of patches."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of relative positions for other grids; the layouts themselves are tested with BEiT's and SimMIM's files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What the layouts of official ViTs share: measures, heads, sizes, the way back from a folder, and errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

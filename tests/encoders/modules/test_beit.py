@@ -1,7 +1,5 @@
 """timm's Beit as a backbone: its steps, masks, crops and windows against the official model, written out in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Patches, masks and mask units, against plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Projection heads: read off a training, saved with its encoder, shown as sites, and looked at by analyses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A ViT's forward pass in steps is timm's own; windows, masks and positions against plain twins."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

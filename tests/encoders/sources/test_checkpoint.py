@@ -1,7 +1,5 @@
 """`checkpoint:` tells formats apart, says what it took a file for, and what it is not."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict

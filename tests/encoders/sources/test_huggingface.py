@@ -1,7 +1,5 @@
 """Hugging Face as a source, from folders that the library itself has written; the network is out of reach."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Encoders from run folders, with and without the decoder that MAE trained."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

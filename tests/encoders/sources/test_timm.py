@@ -1,7 +1,5 @@
 """timm as a source: names, options, seeds, preprocessing."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

@@ -1,7 +1,5 @@
 """torchvision as a source. Its weights are put where the download would have put them, so nothing is downloaded."""
 
-from __future__ import annotations
-
 import socket
 
 import numpy as np

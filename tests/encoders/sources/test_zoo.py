@@ -1,7 +1,5 @@
 """The reference encoders that come with Sightline."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

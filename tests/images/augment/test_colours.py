@@ -1,7 +1,5 @@
 """Operations on colours against torchvision's on the same numbers, the numbers against its random classes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

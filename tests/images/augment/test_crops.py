@@ -1,7 +1,5 @@
 """Crops against torchvision's on the same boxes, and boxes against the distribution of torchvision's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random erasing against timm's, by its distributions; RandAugment and erasing in views, whatever the batch."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixup and CutMix against loops over pixels and labels, and the distribution of what is drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

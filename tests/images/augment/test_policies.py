@@ -1,7 +1,5 @@
 """Whole policies against torchvision's chain, what a view depends on, and the values of the papers."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """RandAugment: every operation against Pillow as timm uses it, the distribution of what is drawn, and the batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

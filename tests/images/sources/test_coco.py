@@ -1,7 +1,5 @@
 """A made COCO file: categories, polygons, run lengths, crowds, empty images, EXIF, and every kind of mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

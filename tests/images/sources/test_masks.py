@@ -1,7 +1,5 @@
 """Images with a class for every pixel: the layouts, what numbers mean, and what can be wrong with them."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention distance and mutual information of maps and products: plain loops, closed forms, masks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

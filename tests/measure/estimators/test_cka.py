@@ -1,7 +1,5 @@
 """CKA of arrays: the textbook, invariances, rounding, what has no value."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

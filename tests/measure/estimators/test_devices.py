@@ -4,8 +4,6 @@ There need not be a GPU to see this. PyTorch's default device is set to `meta`, 
 made without naming a device cannot take part in a computation on the CPU, as it could not on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """CKA of all images at once from sums over batches, against Gram matrices of all images."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

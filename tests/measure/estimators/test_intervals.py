@@ -1,7 +1,5 @@
 """Accuracies: intervals, and labels that make no accuracy possible."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

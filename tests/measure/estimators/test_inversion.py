@@ -1,7 +1,5 @@
 """Pixels from features in closed form, against scikit-learn and plain loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

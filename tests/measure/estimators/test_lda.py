@@ -1,7 +1,5 @@
 """LDA from sums against scikit-learn and against itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """k-NN of arrays: the definition, ties, rounding, invariances, bad input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """mIoU against torchmetrics and scikit-learn, and its interval."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The softmax on pixels: its scores of pixels, and that it finds the minimum."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Batches of rows in random order: each row once, mixed, the same by the seed, from memory and from disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Probes trained together against a plain loop that trains one, against scikit-learn, and their own promises."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The bootstrap of groups against NumPy's quantiles, and whether its intervals cover with few groups."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

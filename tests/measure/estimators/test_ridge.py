@@ -1,7 +1,5 @@
 """The ridge probe against scikit-learn, refits without the images, and its own promises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measures of similarity against their definitions, other people's numbers, and what they promise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

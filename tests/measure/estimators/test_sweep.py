@@ -1,7 +1,5 @@
 """Sweeps against probes trained one by one, and the rule that chooses among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

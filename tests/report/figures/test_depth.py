@@ -1,7 +1,5 @@
 """From a result to its numbers over depth."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the papers, drawn from a study in which everything was measured."""
 
-from __future__ import annotations
-
 import pytest
 from support.figures import everything
 

@@ -1,7 +1,5 @@
 """Every figure of the papers has a name, says what it needs, and becomes a file."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """Figures of Grigg et al. (004) show the numbers of the results, in the paper's arrangement."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.figures import BLOCKS, drawn_numbers, frames

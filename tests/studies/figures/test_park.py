@@ -1,7 +1,5 @@
 """Figures of Park et al. (003) show the numbers of the results, in the paper's arrangement."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

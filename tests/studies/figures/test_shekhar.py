@@ -1,7 +1,5 @@
 """Figures of Shekhar et al. (000, 001, 002) show the numbers of the results, in the paper's arrangement."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

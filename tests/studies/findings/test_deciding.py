@@ -1,7 +1,5 @@
 """From contrasts to verdicts: sides, cases, chance, Holm."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

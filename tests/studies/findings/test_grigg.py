@@ -3,8 +3,6 @@
 `sign` is 1 where the numbers are as the paper has them, −1 where they are the other way round, 0 where nothing differs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

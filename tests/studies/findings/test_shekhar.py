@@ -1,7 +1,5 @@
 """S1–S21 on made results: where each holds, fails and is unclear, and where the roles are exchanged."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """BEiT: the loss against plain loops, blocks that are blocks, and a tokenizer that stays as it is."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

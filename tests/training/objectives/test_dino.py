@@ -1,7 +1,5 @@
 """DINO: loss against loops in float64, head, temperature, centre and teacher, and the official loop step by step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

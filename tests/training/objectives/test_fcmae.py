@@ -1,7 +1,5 @@
 """MAE of a ConvNeXt-V2 (FCMAE): its sparse encoder against masked dense convolutions, its loss and its decoder."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """Hybrid: the weighted sum of two objectives on one backbone; λ = 0 and λ = 1 are the parts themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

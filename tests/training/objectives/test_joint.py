@@ -1,7 +1,5 @@
 """What SimCLR, MoCo-v3, DINO and MSN have in common: followers, gradients, states, settings, two processes."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """MAE: the loss against plain float64 loops, who sees which pixels, the order of tokens, and how it starts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

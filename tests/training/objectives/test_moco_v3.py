@@ -1,7 +1,5 @@
 """MoCo-v3: loss, heads and initialisation of the official code, and its loop step by step."""
 
-from __future__ import annotations
-
 import copy
 import math
 

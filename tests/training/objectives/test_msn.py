@@ -1,7 +1,5 @@
 """MSN: the three parts of its loss against loops in float64, masks and positions of its anchors, its momentum."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What supervised training, MAE, FCMAE and SimMIM share: gradients, states, windows, settings, two processes."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SimCLR: the loss against a loop in float64, and what its forward computes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

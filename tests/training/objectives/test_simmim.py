@@ -1,7 +1,5 @@
 """SimMIM: target and loss against plain float64 loops, and who sees which pixels."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Supervised training: the loss of smoothed and mixed labels against plain float64 loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

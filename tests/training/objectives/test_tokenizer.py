@@ -1,7 +1,5 @@
 """The tokenizer's loss, codebook and grid against plain computations, and that it learns."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

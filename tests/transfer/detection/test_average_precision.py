@@ -1,7 +1,5 @@
 """AP against pycocotools, to the last digit, and its intervals."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """A detector from any encoder: frozen or trained along, cached or not, stop and go, learned by heart."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

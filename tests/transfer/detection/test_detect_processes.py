@@ -1,7 +1,5 @@
 """Two processes train detectors together, frozen and end to end, through the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

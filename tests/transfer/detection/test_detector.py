@@ -1,7 +1,5 @@
 """The detector in its frame: anchors at their places, the same for every patch, mirror images."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

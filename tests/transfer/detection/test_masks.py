@@ -1,7 +1,5 @@
 """Pasted masks against loops, and what perfect boxes and masks reach."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The pyramids against plain layers, written out as they are published, with the same weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

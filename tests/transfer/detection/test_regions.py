@@ -1,7 +1,5 @@
 """What maps show in boxes: at their places, as torchvision's kernel has it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

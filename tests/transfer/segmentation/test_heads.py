@@ -1,7 +1,5 @@
 """UperNet against the head of transformers with the same weights, and the maps that a ViT gives it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

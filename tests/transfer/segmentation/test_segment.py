@@ -1,7 +1,5 @@
 """Segmenters: what is learned, what is left alone, windows that slide, and wrong input."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two processes train a segmenter together, through the command line, and make the steps of one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
