@@ -16,7 +16,7 @@ plugins        plugins by their name
 extras         libraries that a base installation leaves out
 notebook       how things show themselves in a notebook
 references     `source:id[@weights][?option=value]`
-replicates    numbers without each group of images, and the interval of anything computed from them
+replicates     numbers without each group of images, and the interval of anything computed from them
 settings       dataclasses from TOML and `--set`, and back
 schedules      progress, warm-up, cosine
 lars           LARS, for pre-training and probes
