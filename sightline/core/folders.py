@@ -114,12 +114,12 @@ def refuse_links(folder: Path) -> None:
             _refuse_link(path)
 
 
-def remove_checkpoints(run: Path, keep: Path, also: Collection[str] = ()) -> None:
+def remove_checkpoints(run: Path, keep: Path | None, also: Collection[str] = ()) -> None:
     """Remove all checkpoints of a training but one, and what kills have left; `also` are more names of their files."""
-    for folder in sorted(keep.parent.glob(STEP)):
+    for folder in sorted((run / "checkpoints").glob(STEP)) if keep is not None else ():
         if folder != keep and not folder.is_symlink():
             _remove(run, [folder / name for name in {*CHECKPOINT, *also}])
-    _remove(run, drafts(keep.parent))
+    _remove(run, [*drafts(run / "checkpoints"), *drafts(run / "steps")])
 
 
 def latest(run: Path) -> Path | None:

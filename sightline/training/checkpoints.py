@@ -65,8 +65,7 @@ def save_checkpoint(
 
 def tidy(run: Path) -> None:
     """Remove what a kill has left beside the latest checkpoint: the one before it, or a part of the one after it."""
-    if (folder := latest(run)) is not None:
-        remove_checkpoints(run, keep=folder)
+    remove_checkpoints(run, keep=latest(run))
 
 
 def load(

@@ -134,6 +134,14 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path, monkeypatch: 
     ]
 
 
+def test_what_a_kill_has_left_before_the_first_one_is_removed(tmp_path: Path) -> None:
+    for part in ("checkpoints", "steps"):
+        (tmp_path / part / ".00000000.99-0123abcd.tmp").mkdir(parents=True)
+        (tmp_path / part / ".00000000.99-0123abcd.tmp" / ".encoder.json.99-0123abcd.tmp").touch()
+    tidy(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_others_have_put_among_the_checkpoints_stays(tmp_path: Path) -> None:
     net, optimizer = make("sgd")
     save(tmp_path, 1, net, optimizer)

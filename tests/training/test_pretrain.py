@@ -176,7 +176,7 @@ def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path,
     shutil.copytree(whole, run)
     kept = files_of(run)
     drafted = run / "checkpoints" / ".00000012.99-0123abcd.tmp"
-    for folder in (run / "checkpoints" / "00000007", drafted):
+    for folder in (run / "checkpoints" / "00000007", drafted, run / "steps" / drafted.name):
         shutil.copytree(next((whole / "checkpoints").iterdir()), folder)
     train(run, resume=True)
     assert files_of(run) == kept
