@@ -1,9 +1,10 @@
-"""Trainings that are stopped and go on."""
+"""Tiny trainings that are stopped and go on."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 import sightline as sl
 from sightline.core.folders import latest
 from sightline.training.loop import Loop
+
+TINY_VIT: dict[str, Any] = {"backbone": "vit", "size": 16, "width": 16, "depth": 2, "heads": 2, "patch": 4}
 
 
 @contextmanager

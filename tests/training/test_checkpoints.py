@@ -51,9 +51,8 @@ def train(net: Net, optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def save(run: Path, step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-    return save_checkpoint(
-        run, step, net, optimizer, {"cpu": torch.get_rng_state().unsqueeze(0)}, {"steps": 3, "loss": 0.5}
-    )
+    generators = {"cpu": torch.get_rng_state().unsqueeze(0)}
+    return save_checkpoint(run, step, net, optimizer, generators, {"steps": 3, "loss": 0.5})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -127,11 +126,8 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path, monkeypatch: 
     second = save(tmp_path, 2, net, optimizer)
     assert latest(tmp_path) == second != first
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000002"]
-    assert sorted(path.name for path in second.iterdir()) == [
-        "optimizer.safetensors",
-        "state.json",
-        "training.safetensors",
-    ]
+    names = ["optimizer.safetensors", "state.json", "training.safetensors"]
+    assert sorted(path.name for path in second.iterdir()) == names
 
 
 def test_what_a_kill_has_left_before_the_first_one_is_removed(tmp_path: Path) -> None:
@@ -214,8 +210,8 @@ def test_a_pointer_to_nothing_is_a_sentence(tmp_path: Path) -> None:
         latest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "12"])
-def test_an_unreadable_pointer_is_a_sentence(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"checkpoint": "../../elsewhere"}'])
+def test_a_pointer_that_leads_to_no_checkpoint_is_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "latest.json").write_text(text)
     with pytest.raises(InputError, match=r"Cannot read .*latest\.json"):
         latest(tmp_path)
@@ -244,29 +240,11 @@ def test_a_damaged_checkpoint_is_a_sentence(name: str, damage: str, tmp_path: Pa
         load(folder, *make("adamw"))
 
 
-DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no step": lambda state: state.pop("step"),
-    "a step in words": lambda state: state.update(step="three"),
-    "no optimiser": lambda state: state.pop("optimizer"),
-    "groups that are a number": lambda state: state["optimizer"].update(groups=3),
-    "fewer groups": lambda state: state["optimizer"]["groups"].pop(),
-    "sums in words": lambda state: state.update(sums={"loss": "low"}),
-    "sums that are a list": lambda state: state.update(sums=[1]),
-}
-
-
-@pytest.mark.parametrize("how", list(DAMAGE))
-def test_a_state_of_another_form_is_a_sentence(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda state: state.pop("step"), lambda state: state["optimizer"]["groups"].pop()])
+def test_a_state_of_another_form_is_a_sentence(damage: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
     folder = save(tmp_path, 1, *make("adamw"))
     state = json.loads((folder / "state.json").read_text())
-    DAMAGE[how](state)
+    damage(state)
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match=r"Cannot read the checkpoint .*; start over"):
         load(folder, *make("adamw"))
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"checkpoint": "../../elsewhere"}', '{"checkpoint": 3}'])
-def test_a_pointer_leads_nowhere_else(text: str, tmp_path: Path) -> None:
-    (tmp_path / "latest.json").write_text(text)
-    with pytest.raises(InputError, match=r"Cannot read .*latest\.json"):
-        latest(tmp_path)

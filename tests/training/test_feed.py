@@ -66,6 +66,12 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "RESIDENT", 0)
 
 
+@pytest.fixture(params=[10**9, 0], ids=["resident", "streamed"])
+def _either(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Images decoded once, or in every epoch."""
+    monkeypatch.setattr(feeding, "RESIDENT", request.param)
+
+
 def as_process(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
     monkeypatch.setattr(feeding, "rank", lambda: rank)
     monkeypatch.setattr(feeding, "world", lambda: world)
@@ -178,9 +184,8 @@ def test_the_number_of_processes_decides_nothing_about_memory(monkeypatch: pytes
     assert make(make_images(), PLAIN).resident is not None
 
 
-@pytest.mark.parametrize("resident", [10**9, 0])
-def test_labels_are_those_of_the_images(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "RESIDENT", resident)
+@pytest.mark.usefixtures("_either")
+def test_labels_are_those_of_the_images() -> None:
     for (views,) in make(make_images(), PLAIN).views():
         assert grey(views) == views.labels.tolist()
 
@@ -216,23 +221,15 @@ def test_cubic_overshoot_is_clipped_between_the_passes_of_a_worker(monkeypatch: 
     assert found.max() < 32
 
 
-@pytest.mark.usefixtures("streamed")
+@pytest.mark.usefixtures("_either")
 def test_workers_change_nothing() -> None:
-    alone = [views for (views,) in make(make_images()).views()]
-    with_workers = [views for (views,) in make(make_images(), workers=2).views()]
-    for one, other in zip(alone, with_workers, strict=True):
-        assert_same(one, other)
-
-
-def test_decoding_in_workers_changes_nothing() -> None:
     for one, other in zip(make(make_images()).views(), make(make_images(), workers=2).views(), strict=True):
         assert_same(one[0], other[0])
 
 
-@pytest.mark.parametrize("resident", [10**9, 0])
+@pytest.mark.usefixtures("_either")
 @pytest.mark.parametrize("start", [1, 5, 9, 10])
-def test_a_later_start_gives_the_same_views(start: int, resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "RESIDENT", resident)
+def test_a_later_start_gives_the_same_views(start: int) -> None:
     whole = list(make(make_images()).views())[start:]
     later = list(make(make_images()).views(start))
     assert len(later) == 10 - start
@@ -240,12 +237,9 @@ def test_a_later_start_gives_the_same_views(start: int, resident: int, monkeypat
         assert_same(one[0], other[0])
 
 
-@pytest.mark.parametrize("resident", [10**9, 0])
+@pytest.mark.usefixtures("_either")
 @pytest.mark.parametrize(("world", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 2)])
-def test_processes_and_forwards_share_the_batch(
-    world: int, accumulate: int, resident: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feeding, "RESIDENT", resident)
+def test_processes_and_forwards_share_the_batch(world: int, accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [views for (views,) in make(make_images()).views()]
     shares = []
     for rank in range(world):
@@ -260,9 +254,8 @@ def test_processes_and_forwards_share_the_batch(
 @pytest.mark.usefixtures("streamed")
 def test_worker_processes_know_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     as_process(monkeypatch, 1, 2)
-    for one, other in zip(
-        make(make_images(), accumulate=2).views(), make(make_images(), accumulate=2, workers=2).views(), strict=True
-    ):
+    alone, with_workers = (make(make_images(), accumulate=2, workers=workers).views() for workers in (0, 2))
+    for one, other in zip(alone, with_workers, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             assert_same(mine, theirs)
 
@@ -319,9 +312,8 @@ def test_an_image_in_the_place_of_another_keeps_its_own_label() -> None:
         assert grey(views) == views.labels.tolist()
 
 
-@pytest.mark.parametrize("resident", [10**9, 0])
-def test_strict_images_are_not_skipped(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "RESIDENT", resident)
+@pytest.mark.usefixtures("_either")
+def test_strict_images_are_not_skipped() -> None:
     images = replace(broken(make_images(), 3), strict=True)
     with pytest.raises(InputError, match=r"000003.*damaged 3"):
         list(make(images, PLAIN).views())
@@ -424,8 +416,7 @@ def test_targets_do_not_depend_on_workers_processes_and_forwards(monkeypatch: py
     assert told(make(images, POLICIES[:1], targets=True, epochs=1, accumulate=2)) == whole
     shares = []
     for rank in range(2):
-        monkeypatch.setattr(feeding, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(feeding, "world", lambda: 2)
+        as_process(monkeypatch, rank, 2)
         shares.append(told(make(images, POLICIES[:1], targets=True, epochs=1)))
     assert [one + other for one, other in zip(*shares, strict=True)] == whole
 

@@ -1,7 +1,6 @@
 """The folder of a training, for an objective that is none of ours and ends in no encoder."""
 
 import json
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.stopping import stopped
 from torch import Tensor, nn
 
 import sightline as sl
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
-from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import Encoder
 from sightline.images.augment.policy import Policy
 from sightline.training.feed import Feed
@@ -70,10 +69,8 @@ def test_an_objective_without_an_encoder_trains_stops_and_goes_on(
 ) -> None:
     whole = train(tmp_path / "whole", Launch(workers=0))
     assert whole["step"] == 8
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) == 3 else 0)
-        with pytest.raises(Stopped, match="after step 3 of 8"):
-            train(tmp_path / "stopped", Launch(workers=0))
+    with stopped(3, 8, monkeypatch):
+        train(tmp_path / "stopped", Launch(workers=0))
     with pytest.raises(InputError, match="holds a training already; pass --resume"):
         train(tmp_path / "stopped", Launch(workers=0))
     last = train(tmp_path / "stopped", Launch(resume=True, workers=2))  # the lock was let go

@@ -16,23 +16,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import Started
+from support.stopping import TINY_VIT, stopped
 from support.words import options
 
 import sightline as sl
 from sightline.api import pretrain
+from sightline.core import plugins
 from sightline.core.errors import InputError
 from sightline.core.folders import latest
-from sightline.core.stopping import Stopped
-from sightline.training.loop import Loop
-from sightline.training.watchers import FeatureWatch
+from sightline.core.schedules import Progress
+from sightline.training import backbones
+from sightline.training.objective import Views
+from sightline.training.objectives.simclr import SimclrObjective
+from sightline.training.watchers import COLLAPSED, FeatureWatch
 
 TINY: dict[str, Any] = {
-    "backbone": "vit",
-    "size": 16,
-    "width": 16,
-    "depth": 2,
-    "heads": 2,
-    "patch": 4,
+    **TINY_VIT,
     "images": "shapes?size=16&train=96&val=32&test=32",
     "batch": 16,
     "epochs": 2,
@@ -126,12 +125,8 @@ def test_the_encoder_is_the_one_that_was_evaluated(whole: Path) -> None:
 def test_a_stopped_training_goes_on_bit_exactly(
     whole: Path, tmp_path: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Loop._told_to_stop
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= stop_after else 0)
-        with pytest.raises(Stopped, match=f"after step {stop_after} of 12$"):
-            train(tmp_path / "run")
-    assert Loop._told_to_stop is asked
+    with stopped(stop_after, 12, monkeypatch):
+        train(tmp_path / "run")
     before = sl.load_encoder(f"run:{tmp_path / 'run'}")
     assert before.weights != sl.load_encoder(f"run:{whole}").weights
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -144,10 +139,8 @@ def test_a_stopped_cnn_goes_on_bit_exactly(tmp_path: Path, monkeypatch: pytest.M
     """Its weights lie in memory with channels last, in files with channels first."""
     cnn = {"backbone": "resnet18", "width": 8, "stem": "small", "depth": 0, "heads": 0, "patch": 0, "epochs": 1}
     train(tmp_path / "whole", **cnn)
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 3 else 0)
-        with pytest.raises(Stopped):
-            train(tmp_path / "stopped", **cnn)
+    with stopped(3, 6, monkeypatch):
+        train(tmp_path / "stopped", **cnn)
     train(tmp_path / "stopped", resume=True, **cnn)
     assert_same(tmp_path / "whole", tmp_path / "stopped")
 
@@ -180,11 +173,6 @@ def test_what_a_kill_has_left_beside_the_last_checkpoint_is_removed(whole: Path,
         shutil.copytree(next((whole / "checkpoints").iterdir()), folder)
     train(run, resume=True)
     assert files_of(run) == kept
-
-
-def _finished(loop: Loop) -> int:
-    assert loop.monitor is not None
-    return int(loop.monitor.rows[-1]["step"]) if loop.monitor.rows else 0
 
 
 def test_the_number_of_workers_and_where_crops_are_taken_change_nothing_but_rounding(
@@ -236,15 +224,13 @@ def test_overwriting_starts_anew(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_a_number_ends_with_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sightline.training.objectives import simclr
-
-    forward = simclr.SimclrObjective.forward
+    forward = SimclrObjective.forward
 
     def spoiled(self: Any, views: Any) -> Any:
         loss, scalars = forward(self, views)
         return loss * (float("nan") if views.progress.step >= 7 else 1), scalars
 
-    monkeypatch.setattr(simclr.SimclrObjective, "forward", spoiled)
+    monkeypatch.setattr(SimclrObjective, "forward", spoiled)
     with pytest.raises(InputError, match=r"The loss became nan .* last good checkpoint is 0000000[1-7].* lower lr"):
         train(tmp_path / "run", save_minutes=0.0)
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values() if value.is_floating_point())
@@ -275,12 +261,8 @@ def test_a_full_disk_ends_with_a_sentence_and_the_last_good_checkpoint(
 
 
 def test_collapse_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    from sightline.training.objectives import simclr
-
-    forward = simclr.SimclrObjective.forward
-    monkeypatch.setattr(
-        simclr.SimclrObjective, "forward", lambda self, views: (forward(self, views)[0], {"std": torch.tensor(0.01)})
-    )
+    forward, std = SimclrObjective.forward, {"std": torch.tensor(0.01)}
+    monkeypatch.setattr(SimclrObjective, "forward", lambda self, views: (forward(self, views)[0], std))
     train(tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("nearly collapsed at step 1: std = 0.010") == 1
@@ -335,12 +317,6 @@ def _step(run: Path) -> int:
 
 @pytest.mark.parametrize("objective", ["simclr", "moco_v3", "dino", "msn"])
 def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
-    from sightline.core import plugins
-    from sightline.core.schedules import Progress
-    from sightline.training import backbones
-    from sightline.training.objective import Views
-    from sightline.training.watchers import COLLAPSED
-
     plugin = plugins.find("objectives", objective)
     names = {field.name for field in dataclasses.fields(plugin.Config)}
     small = {"hidden": 16, "out": 16, "bottleneck": 8, "prototypes": 8, "local_crops": 1, "focal_views": 1}
@@ -350,11 +326,9 @@ def test_collapse_is_noticed_behind_batch_normalisation(objective: str) -> None:
     for norm in (part.norm for name, part in module.named_modules() if name.rpartition(".")[2].endswith("backbone")):
         torch.nn.init.constant_(norm.weight, 1e-3)  # features: a constant, and next to nothing of the image
         torch.nn.init.uniform_(norm.bias, 0.5, 1.0)
-    sizes = [policy.size for policy in plugin.views(config, backbone)]
-    pixels = [torch.randn(8, 3, size, size) for size in sizes]
-    _, scalars = module(
-        Views(pixels, torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64), Progress(0, 9, 3))
-    )
+    pixels = [torch.randn(8, 3, policy.size, policy.size) for policy in plugin.views(config, backbone)]
+    labels, keys = torch.zeros(8, dtype=torch.int64), np.arange(8, dtype=np.uint64)
+    _, scalars = module(Views(pixels, labels, keys, Progress(0, 9, 3)))
     assert scalars["std"] < COLLAPSED
 
 
@@ -395,16 +369,14 @@ def test_dino_trains_a_convnext_with_small_crops_that_fit(tmp_path: Path) -> Non
     assert pd.read_csv(tmp_path / "run" / "metrics.csv").rank_gap.notna().any()
 
 
-def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path) -> None:
+def test_supervised_training_takes_what_fine_tuning_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RandAugment, erasing and mixing; odd shares of a batch are refused before anything is written."""
     strong = {"randaugment": [9, 0.5], "erase": 0.5, "mixup": 0.8, "cutmix": 1.0, "evaluate_every": 0}
     with pytest.raises(InputError, match="15 images in 1 process with 1 forward each are odd shares"):
         train(tmp_path / "odd", "supervised", batch=15, **strong)
     assert not (tmp_path / "odd").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if _finished(loop) >= 4 else 0)
-        with pytest.raises(Stopped):
-            train(tmp_path / "stopped", "supervised", **strong)
+    with stopped(4, 12, monkeypatch):
+        train(tmp_path / "stopped", "supervised", **strong)
     train(tmp_path / "stopped", "supervised", resume=True, **strong)
     train(tmp_path / "whole", "supervised", **strong)
     assert_same(tmp_path / "stopped", tmp_path / "whole")

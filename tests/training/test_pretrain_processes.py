@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import in_two
+from support.stopping import TINY_VIT
 from support.words import options
 
 from sightline.api import pretrain
@@ -16,12 +17,7 @@ from sightline.core.folders import latest
 from sightline.core.settings import parse_settings
 
 SETTINGS: dict[str, Any] = {
-    "backbone": "vit",
-    "size": 16,
-    "width": 16,
-    "depth": 2,
-    "heads": 2,
-    "patch": 4,
+    **TINY_VIT,
     "images": "shapes?size=16&train=48&val=16&test=16",
     "batch": 16,
     "epochs": 2,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stopping import TINY_VIT
 
 from sightline.core import plugins
 from sightline.core.errors import InputError
@@ -33,15 +34,7 @@ def test_layers_override_each_other() -> None:
 
 
 def test_measures_of_a_recipe_fall_away_with_its_backbone() -> None:
-    base: dict[str, Any] = {
-        "backbone": "vit",
-        "size": 48,
-        "width": 96,
-        "depth": 8,
-        "heads": 6,
-        "patch": 8,
-        "init": "xavier",
-    }
+    base = TINY_VIT | {"size": 48, "init": "xavier"}
     assert make_recipe("simclr", base, {"lr": 0.1}).backbone == Backbone(**base)
     assert make_recipe("simclr", base, {"backbone": "resnet18"}).backbone == Backbone("resnet18", size=48)
     changed = make_recipe("simclr", base, {"backbone": "resnet18", "stem": "small"}).backbone
@@ -119,9 +112,8 @@ def test_keys_are_unambiguous(objective: str) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_toml_there_and_back(objective: str) -> None:
-    recipe = make_recipe(
-        objective, {"lr": 1e-5, "images": 'folder:/tmp/ein "Bild" \\ Öl', "size": 64, "betas": [0.8, 0.9]}
-    )
+    images = 'folder:/tmp/ein "Bild" \\ Öl'
+    recipe = make_recipe(objective, {"lr": 1e-5, "images": images, "size": 64, "betas": [0.8, 0.9]})
     assert make_recipe(objective, tomllib.loads(recipe.to_toml())) == recipe
 
 
@@ -132,9 +124,8 @@ def test_any_path_survives_toml(images: str) -> None:
 
 
 def test_tables_survive_toml() -> None:
-    recipe = make_recipe(
-        "hybrid", {"mim": "mae", "cl": "dino", "mae": {"crop": [0.5, 1.0]}, "dino": {"multi_crop": False, "out": 64}}
-    )
+    parts = {"mae": {"crop": [0.5, 1.0]}, "dino": {"multi_crop": False, "out": 64}}
+    recipe = make_recipe("hybrid", {"mim": "mae", "cl": "dino", **parts})
     again = make_recipe("hybrid", tomllib.loads(recipe.to_toml()))
     assert again.config.part("mae") == recipe.config.part("mae")
     assert again.config.part("dino") == recipe.config.part("dino")
@@ -160,12 +151,8 @@ def test_our_recipes_resolve(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in recipe_names() if read_recipe(name)["objective"] in COMMANDS])
 def test_our_recipes_of_transfer_resolve(name: str) -> None:
     values = read_recipe(name)
-    make: Any = {
-        "detect": make_detection,
-        "finetune": make_finetuning,
-        "rcdm": make_rcdm,
-        "segment": make_segmentation,
-    }[values["objective"]]
+    ours = {"detect": make_detection, "finetune": make_finetuning, "rcdm": make_rcdm, "segment": make_segmentation}
+    make: Any = ours[values["objective"]]
     recipe = make(values)
     assert make(tomllib.loads(to_toml(recipe.values()))) == recipe
 

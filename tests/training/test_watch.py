@@ -85,10 +85,8 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
         encoder = sl.load_encoder(SMALL + "&drop_rate=0.3")
         torch.manual_seed(0)
         encoder.module.train()
-        watched = (
-            sl.watch(encoder, IMAGES, every=1, out=tmp_path / name, limit=16, show_progress=False) if name else None
-        )
-        train(encoder.module, watched, steps=2)
+        how: dict[str, Any] = {"every": 1, "out": tmp_path / name, "limit": 16, "show_progress": False}
+        train(encoder.module, sl.watch(encoder, IMAGES, **how) if name else None, steps=2)
         ends.append((encoder.module.state_dict(), torch.rand(4), encoder.module.training))
     assert ends[0][2] is ends[1][2] is True
     torch.testing.assert_close(ends[0][1], ends[1][1], rtol=0, atol=0)
@@ -98,13 +96,8 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_resumed_training_keeps_its_start(tmp_path: Path) -> None:
     encoder = sl.load_encoder(SMALL)
-    how: dict[str, Any] = {
-        "analyses": ["cka"],
-        "every": 1,
-        "out": tmp_path / "run",
-        "limit": 16,
-        "show_progress": False,
-    }
+    how: dict[str, Any] = {"analyses": ["cka"], "every": 1, "out": tmp_path / "run"}
+    how |= {"limit": 16, "show_progress": False}
     first = sl.watch(encoder, IMAGES, **how)
     train(encoder.module, first, steps=3)  # rows 0, 1, 2
     first.close()
@@ -123,14 +116,8 @@ def test_a_resumed_training_keeps_its_start(tmp_path: Path) -> None:
 def test_networks_without_attention_or_of_no_known_family(tmp_path: Path) -> None:
     cnn = sl.load_encoder("timm:resnet10t@random?size=32")
     row = sl.watch(cnn, IMAGES, out=tmp_path / "cnn", limit=16, show_progress=False)(0)
-    assert {key.partition(".")[0] for key in row} == {
-        "step",
-        "knn_gap",
-        "rank_gap",
-        "centred_rank_gap",
-        "cka_start",
-        "seconds",
-    }
+    names = {"step", "knn_gap", "rank_gap", "centred_rank_gap", "cka_start", "seconds"}
+    assert {key.partition(".")[0] for key in row} == names
     own = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 6))
     known = sl.load_encoder(own, preprocess=sl.Preprocess(size=(32, 32), resize=32))
     row = sl.watch(known, IMAGES, out=tmp_path / "own", limit=16, show_progress=False)(0)
@@ -207,15 +194,8 @@ def test_lightning_calls_it(tmp_path: Path) -> None:
 def test_hugging_face_calls_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    config = transformers.ViTConfig(
-        image_size=32,
-        patch_size=8,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=4,
-    )
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=4, **sizes)
     model = transformers.ViTForImageClassification(config)
     data = [{"pixel_values": torch.randn(3, 32, 32), "labels": number % 4} for number in range(24)]
     watched = sl.watch(model, IMAGES, every=2, out=tmp_path / "run", limit=16, show_progress=False)

@@ -2,25 +2,12 @@
 
 import math
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.joint_embedding import (
-    FOLLOWERS,
-    OBJECTIVES,
-    PER_EPOCH,
-    RESNET,
-    STEPS,
-    VIT,
-    batch,
-    make,
-    optimizer_of,
-    pairs,
-    train_step,
-)
+from support.joint_embedding import OBJECTIVES, PER_EPOCH, RESNET, STEPS, batch, make, optimizer_of, pairs
 from support.processes import python_in_two
 
 from sightline.core.errors import InputError
@@ -28,8 +15,6 @@ from sightline.core.schedules import Progress
 from sightline.training.backbones import Backbone
 from sightline.training.collectives import sync_batch_norm
 from sightline.training.objectives import dino, moco_v3, msn, simclr
-from sightline.training.optimization import Optimization
-from sightline.training.recipe import Pretraining
 
 
 @pytest.mark.parametrize(
@@ -54,55 +39,17 @@ def test_followers_follow_with_a_momentum_that_rises(name: str, momenta: list[fl
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_gradients_reach_the_whole_student_and_no_teacher(name: str) -> None:
+def test_the_student_learns_and_what_is_kept_is_the_encoder(name: str) -> None:
     objective = make(name)
     loss, scalars = objective(batch(name, objective))
     loss.backward()
-    assert loss.shape == ()
-    for key, value in scalars.items():
-        assert value.shape == (), key
-        assert not value.requires_grad, key
     assert 0.02 < scalars["std"].item() <= 1.0
     frozen = {"moco_v3": {"patch_embed.proj.weight", "patch_embed.proj.bias", "pos_embed"}}.get(name, set())
     for key, p in objective.backbone.named_parameters():
         assert (p.grad is None) == (key in frozen), key
         assert p.grad is None or p.grad.abs().max() > 0, key
-    followers = tuple(FOLLOWERS[name])
-    for key, p in objective.named_parameters():
-        if key.startswith(followers or ("-",)):
-            assert not p.requires_grad, key
-            assert p.grad is None, key
-        elif not key.startswith("backbone.") and p.requires_grad:
-            assert p.grad is not None, key
     kept = {"dino": "teacher_backbone", "msn": "target_backbone"}.get(name, "backbone")
     assert objective.encoder is getattr(objective, kept)
-
-
-@pytest.mark.parametrize(("name", "backbone"), [*((name, VIT) for name in OBJECTIVES), ("simclr", RESNET)])
-def test_steps_on_one_batch_lower_the_loss(name: str, backbone: Backbone) -> None:
-    objective = make(name, backbone)
-    optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], 3e-3)
-    seen = batch(name, objective, backbone)
-    objective.after_step = lambda progress: None  # targets that stay
-    losses = [train_step(objective, optimizer, seen) for _ in range(10 if backbone is VIT else 3)]
-    assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_state_dict_restores_everything(name: str) -> None:
-    objective = make(name, momentum=0.8) if name != "simclr" else make(name)
-    optimizer = optimizer_of(objective)
-    for step in range(3):
-        train_step(objective, optimizer, batch(name, objective, step=step))
-    state = {key: value.clone() for key, value in objective.state_dict().items()}
-    other = make(name, seed=1, **({"momentum": 0.8} if name != "simclr" else {}))
-    other.load_state_dict(state)
-    losses = [
-        [train_step(x, optimizer_of(x), batch(name, x, step=step)) for step in (3, 4)] for x in (objective, other)
-    ]
-    assert losses[0] == losses[1]
-    for key, value in objective.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -121,12 +68,10 @@ def test_bfloat16_changes_the_loss_little(name: str) -> None:
 
 def test_views_have_the_sizes_and_crops_of_the_settings() -> None:
     backbone = Backbone("vit", size=48, patch=8)
-    assert [(v.size, v.crop) for v in simclr.views(simclr.SimclrConfig(crop=(0.2, 1.0)), backbone)] == [
-        (48, (0.2, 1.0))
-    ] * 2
-    assert [(v.jitter, v.blur) for v in simclr.views(simclr.SimclrConfig(), backbone)] == [
-        ((0.8, 0.8, 0.8, 0.2), 0.5)
-    ] * 2
+    crops = simclr.views(simclr.SimclrConfig(crop=(0.2, 1.0)), backbone)
+    assert [(v.size, v.crop) for v in crops] == [(48, (0.2, 1.0))] * 2
+    strong = simclr.views(simclr.SimclrConfig(), backbone)
+    assert [(v.jitter, v.blur) for v in strong] == [((0.8, 0.8, 0.8, 0.2), 0.5)] * 2
     cifar = simclr.views(simclr.SimclrConfig(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.0), backbone)
     assert [(v.jitter, v.blur, v.gray) for v in cifar] == [((0.4, 0.4, 0.4, 0.1), 0.0, 0.2)] * 2
     assert [v.solarize for v in moco_v3.views(moco_v3.MocoV3Config(), backbone)] == [0.0, 0.2]
@@ -163,12 +108,6 @@ def test_views_have_the_sizes_and_crops_of_the_settings() -> None:
 def test_settings_that_make_no_sense_are_told(name: str, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(InputError, match=word):
         OBJECTIVES[name].Config(**settings)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_settings_have_names_of_their_own_in_a_recipe(name: str) -> None:
-    others = {entry.name for part in (Backbone, Optimization, Pretraining) for entry in fields(part)}
-    assert not others & {entry.name for entry in fields(OBJECTIVES[name].Config)}
 
 
 def test_what_needs_patches_says_so() -> None:

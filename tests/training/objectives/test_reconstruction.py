@@ -42,9 +42,8 @@ def test_registers_and_no_cls_shift_no_patch(name: str) -> None:
 ALL = [("supervised", VIT), ("mae", VIT), ("simmim", VIT), ("mae", CONVNEXT)]
 
 
-@pytest.mark.parametrize(("name", "backbone"), ALL)
-def test_gradients_reach_all_that_is_trained_and_the_loss_falls(name: str, backbone: Backbone) -> None:
-    objective, views = make(name, backbone), make_views(4, size=backbone.size)
+def test_gradients_reach_all_of_fcmae_and_its_loss_falls() -> None:
+    objective, views = make("mae", CONVNEXT), make_views(4, size=CONVNEXT.size)
     trained = {key: p for key, p in objective.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=2e-3)
     losses = []
@@ -57,13 +56,9 @@ def test_gradients_reach_all_that_is_trained_and_the_loss_falls(name: str, backb
         objective.after_step(views.progress)
         losses.append(loss.item())
         assert all(value.ndim == 0 and not value.requires_grad for value in scalars.values())
-    assert all(objective.encoder.get_parameter(key).grad.abs().sum() > 0 for key in some_weights(backbone))
+    for key in ("stem.0.weight", "stages.3.blocks.1.mlp.fc2.weight"):
+        assert objective.encoder.get_parameter(key).grad.abs().sum() > 0
     assert losses[-1] < 0.97 * losses[0]
-
-
-def some_weights(backbone: Backbone) -> list[str]:
-    vit = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "norm.weight", "cls_token"]
-    return vit if backbone is VIT else ["stem.0.weight", "stages.3.blocks.1.mlp.fc2.weight"]
 
 
 @pytest.mark.parametrize(("name", "backbone"), ALL)
@@ -77,18 +72,6 @@ def test_bfloat16_changes_the_loss_little(name: str, backbone: Backbone) -> None
     rough.backward()
     assert rough.dtype == torch.float32
     assert rough.item() == pytest.approx(loss.item(), rel=0.02)
-
-
-@pytest.mark.parametrize(("name", "backbone"), ALL)
-def test_the_state_can_be_saved_and_loaded(name: str, backbone: Backbone) -> None:
-    objective, views = make(name, backbone), make_views(2, size=backbone.size)
-    twin = make(name, backbone)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.add_(1)
-    assert not torch.equal(twin(views)[0], objective(views)[0])
-    twin.load_state_dict(objective.state_dict())
-    assert torch.equal(twin(views)[0], objective(views)[0])
 
 
 @pytest.mark.parametrize("name", ["supervised", "mae", "simmim"])
