@@ -191,6 +191,7 @@ def _pairs(said: str, words: Sequence[str], inner: tuple[Any, ...]) -> dict[str,
 def _check_settings(options: Sequence[_Option], settings: Mapping[str, Any] | None) -> None:
     """A setting that has an option of its own is given by that alone."""
     for option in options:
-        if option.name in (settings or {}) and option.name != "settings":
+        # Objectives have a setting `out`, too: how many numbers their heads give.
+        if option.name in (settings or {}) and option.name not in ("settings", "out"):
             said = option.name.upper() if option.argument else option.words[0]
             raise InputError(f"--set {option.name}=…: {option.name} is an argument of its own; write {said}")
