@@ -87,6 +87,23 @@ def test_a_study_leaves_run_folders_and_verdicts(made):
     assert f"run:{made.steps[1].folder.name}" in told
 
 
+def test_files_of_yours_in_a_study_stay(made, tmp_path):
+    shutil.copytree(made.path.parent, tmp_path / "copy")
+    out = tmp_path / "copy" / "whole"
+    folder = out / "steps" / made.steps[2].folder.name
+    about = json.loads((folder / "run.json").read_text())
+    assert about.pop("step")["name"] == "all"  # as if it had not been finished
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "results" / "fourier.nc").unlink()
+    mine = [path / "notes.txt" for path in (out, *out.rglob("*")) if path.is_dir()]
+    for path in mine:
+        path.write_text("mine")
+    again = sl.study(tmp_path / "copy" / "tiny.toml", out=out, device="cpu", workers=0, show_progress=False)
+    assert all(placed.done for placed in again.steps)
+    assert set(again.runs["all"]) == {"cka", "fourier"}
+    assert {path.read_text() for path in mine} == {"mine"}
+
+
 def test_no_spreadsheet_computes_with_verdicts(tmp_path):
     begin(tmp_path, "study")
     study = Study(tmp_path, "papers", (), (), ())

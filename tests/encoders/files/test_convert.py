@@ -157,11 +157,16 @@ def test_the_header_says_where_it_is_from(tmp_path):
 def test_what_is_there_stays_unless_asked(tmp_path):
     encoder = load_encoder(f"{VIT}&num_classes=0")
     convert(encoder, tmp_path)
+    (tmp_path / "mine").mkdir()
+    mine = [tmp_path / "notes.txt", tmp_path / "mine" / "config.json", tmp_path / "mine" / "model.safetensors"]
+    for path in mine:
+        path.write_text("mine")
     with pytest.raises(InputError, match=r"safetensors' exists; choose another name, or replace it with --overwrite"):
         convert(encoder, tmp_path)
     other = load_encoder(f"{VIT}&num_classes=3")
     convert(other, tmp_path, overwrite=True)
     assert json.loads((tmp_path / "config.json").read_text())["num_classes"] == 3
+    assert [path.read_text() for path in mine] == ["mine"] * 3
     with pytest.raises(InputError, match=r"model.safetensors' exists"):
         convert(encoder, tmp_path / "model.safetensors")
 
