@@ -10,8 +10,6 @@ Source: Kendall 1938 and 1945 (τ, ties), Cohen 1960 (κ); used on probes of ViT
 Shapes: n images, C classes, k of them, m images of a block, P pairs of encoders, K values of k.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass

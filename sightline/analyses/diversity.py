@@ -18,8 +18,6 @@ Source: Park et al. 2023, Figure 5.
 Shapes: B images, H heads, N tokens, D width, d width of a head; S layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

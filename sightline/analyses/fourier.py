@@ -17,8 +17,6 @@ k = ⌈g/2⌉ − 1; that number is `official` in the result.
 Shapes: B images, N patches, D channels, K frequencies, S layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import altair as alt

@@ -13,8 +13,6 @@ Shapes: n images of a batch, S layers (encoder, site), s of one encoder, C the s
 views, G groups of batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ Shekhar et al. 2023, section 2.2, without a diffusion model.
 Shapes: n images, D width, P = 3 · size² numbers of a picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any

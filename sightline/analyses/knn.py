@@ -10,8 +10,6 @@ k = 20 as in Caron et al. 2021, "Emerging Properties in Self-Supervised Vision T
 Shapes: n training images, b test images, D width, k neighbours.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any

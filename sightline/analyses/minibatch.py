@@ -11,8 +11,6 @@ Shapes: n images of a batch, T token views, C numbers of images, B batch sizes, 
 layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

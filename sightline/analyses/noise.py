@@ -8,8 +8,6 @@ Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", 
 2022, "How Do Vision Transformers Work?".
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ estimators/ridge.py): a fit that has seen the one knows too much about the other
 Source: Shekhar et al. 2023, "Objectives Matter", section 2.2, where pictures generated from features show it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

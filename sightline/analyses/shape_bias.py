@@ -10,8 +10,6 @@ Source: Geirhos et al. 2019; Park et al. 2023, "What Do Self-Supervised Vision T
 Shapes: n images, C classes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ blocks; RSA and mutual k-NN, which look at pairs of images, on a sample that is 
 Shapes: n images, m of them in the sample, S layers (encoder, site), T token views, M measures, G groups of images.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,6 @@ arguments     encoders and analyses as the user writes them
 listing       what `sightline list` shows
 """
 
-from __future__ import annotations
-
 import os
 
 # Threads of PyTorch that wait for each other spin for milliseconds, which on a busy machine takes the time of the one

@@ -1,7 +1,5 @@
 """The command line: the application, exit codes, and errors as one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -15,8 +15,6 @@ are `images` and `out` wherever they have a default. What the words of an option
     Mapping                      key=value, given several times: of `settings`, --set lr=1e-3
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`sightline list`, `inspect`, `convert`, `report` and `export`: what there is, and other forms of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

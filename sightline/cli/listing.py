@@ -1,7 +1,5 @@
 """What `sightline list` shows, as text: what there is by name, with a line about each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatch
 

@@ -1,7 +1,5 @@
 """What a command says: names of files and encoders are shown and cannot command the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer

@@ -1,7 +1,5 @@
 """Array in, array out: the measures on whole arrays take NumPy's arrays and tensors, and answer in kind."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -6,8 +6,6 @@ computes the products, reads ONEDNN_MAX_CPU_ISA when it is first used: where tha
 it is set here, also for processes that are started later.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import os

@@ -1,7 +1,5 @@
 """The one exception that users see as a sentence, and what such sentences are made of."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Libraries that a base installation leaves out: which extra brings them, and a sentence where one is missing."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Writing files so that an interruption, a full disk or a missing permission never leaves half of one."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

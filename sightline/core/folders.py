@@ -6,8 +6,6 @@ removes the files of these names, then folders that are empty, and leaves all el
 are not followed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -5,8 +5,6 @@ view, slot). So a resumed training, a training in several processes, and one wit
 the same numbers for the same image, and there is no generator whose state could be lost.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """LARS: steps whose length is in proportion to the norm of each layer; one rule for pre-training and probes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How things show themselves in a notebook: a card with facts, escaped, in the colours of the page around it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """Patterns of names of sites: `block.*`, `**.norm1`."""
 
-from __future__ import annotations
-
 import functools
 import re
 

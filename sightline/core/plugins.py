@@ -6,8 +6,6 @@ Other packages bring plugins by entry points of the groups in `GROUPS`, each of 
 when they are used, and one that cannot be used stands in nobody's way.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

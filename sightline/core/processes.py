@@ -3,8 +3,6 @@
 One process alone needs nothing of the kind: each function then gives back what it was given.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar

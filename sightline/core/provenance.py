@@ -1,7 +1,5 @@
 """Where numbers come from: a hash of all that decides them, and the versions and machine that made them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

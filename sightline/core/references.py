@@ -1,7 +1,5 @@
 """References: `source:where?key=value&…`, one grammar for encoders, images and augmentation policies."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote_plus

@@ -1,7 +1,5 @@
 """Schedules: how far a training is, and the curves along which its settings move."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Settings: dataclasses from TOML and `--set` words, and back."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as a wish that is granted when a step is whole, so that what was computed can be saved."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The version of Sightline, from the tag that it was built from, and that of its numbers."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 # Part of every fingerprint: what was computed under another one is computed again. It changes when numbers do; the

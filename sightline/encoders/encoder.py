@@ -1,7 +1,5 @@
 """Encoder: a vision model with all that is needed to use it. `load_encoder("timm:vit_small_patch16_224.dino")`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Loading encoders by reference: `load_encoder("timm:vit_small_patch16_224.dino")`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

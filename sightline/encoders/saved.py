@@ -1,7 +1,5 @@
 """Encoders in folders of ours: how they are written, and how they are read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

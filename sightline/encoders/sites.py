@@ -21,8 +21,6 @@
 B images, N tokens (prefix tokens first), D width, H heads, C channels or classes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

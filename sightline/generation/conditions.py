@@ -6,8 +6,6 @@ pass over the images, and lie on disk in the feature cache of the pass, where it
 B images, D width.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ conditions.json                                    encoders, features, size of t
 B pictures, D width of a representation, E of the embedding.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

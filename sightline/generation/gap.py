@@ -14,8 +14,6 @@ long before samples show the difference.
 n images, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

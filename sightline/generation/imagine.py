@@ -1,7 +1,5 @@
 """Pictures that a trained model draws for the user's own images, between two of them, and what they resemble."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

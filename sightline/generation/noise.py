@@ -15,8 +15,6 @@ smallest and the largest one (Nichol & Dhariwal 2021). Schedulers of diffusers d
 Pictures are in [−1, 1]; B pictures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Protocol

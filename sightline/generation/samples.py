@@ -5,8 +5,6 @@ What varies between pictures that were drawn for one representation is not in it
 n sources, k pictures of each.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

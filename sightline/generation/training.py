@@ -5,8 +5,6 @@ prior, and what differs between them are their conditions. Encoders are never tr
 before the first step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ and its place on the disk stay the same. A file that has changed in the last sec
 another change might leave its times as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -4,8 +4,6 @@
 name of the file, and start Ghostscript for one that holds PostScript; and it would decode whatever fits its own limit.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

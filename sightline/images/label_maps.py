@@ -7,8 +7,6 @@ interpolation between the centres of patches (`align_corners=False`), to be comp
 H × W pixels of a map, C classes, P = h · w patches, k × k samples of a patch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

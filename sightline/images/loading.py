@@ -1,7 +1,5 @@
 """Loading images by reference: `load_images("folder:/data/val")`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

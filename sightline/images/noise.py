@@ -23,8 +23,6 @@ Transformers Learn?", Figure 8.
 Shapes: B images of h × w pixels, K coefficients in the band.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The way of a set of images to the model, batch by batch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

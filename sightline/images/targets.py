@@ -3,8 +3,6 @@
 H × W pixels, k objects, a view of h × w pixels.
 """
 
-from __future__ import annotations
-
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np

@@ -15,8 +15,6 @@ is its mirror image: black borders would be what an encoder sees first of all. M
 shifts by whole pixels, move pixels without changing them; elsewhere they are interpolated bilinearly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

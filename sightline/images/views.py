@@ -9,8 +9,6 @@
 | `noise:…` | noise of a frequency band added, see noise.py |
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Worker processes that read ahead, and end with their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

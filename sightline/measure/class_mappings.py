@@ -7,8 +7,6 @@ index of its output; further columns and lines that begin with # are for readers
 categories of the cue-conflict images of Geirhos et al. 2019, who score them in this way.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import re

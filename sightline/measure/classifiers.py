@@ -4,8 +4,6 @@ Analyses of decisions (agreement, shape bias, noise) need a classifier for every
 Its input goes to disk in the pass like the features of k-NN; it is fitted to the training images when the pass is over.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

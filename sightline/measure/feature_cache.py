@@ -11,8 +11,6 @@ stopped. While it is being filled its name ends in .part; what is found under it
 sha256 over all that can change the numbers, see `describe_features`.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

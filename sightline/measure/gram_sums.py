@@ -3,8 +3,6 @@
 Shapes: n images of a batch, S layers or other rows, T token views, G groups of batches.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence

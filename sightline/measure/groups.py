@@ -6,8 +6,6 @@ runs on the same images have the same groups. Groups differ by one image at most
 Shapes: G groups, B images of a batch, n of a split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 B images of a batch, S layers, K numbers per image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

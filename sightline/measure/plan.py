@@ -1,7 +1,5 @@
 """The plan of a pass: which analysis sees which sites of which encoders on which images, and what that costs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass

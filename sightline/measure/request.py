@@ -1,7 +1,5 @@
 """What is asked of a pass: which encoders, which analyses on which images, and what of it cannot be done, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A pass that was interrupted goes on: the sums it keeps on disk."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ with the layers' sites in `viewer_layer_i`, the queries' places in the flat grid
 the page shows: finer ones would take a quarter more.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from collections.abc import Sequence

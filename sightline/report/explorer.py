@@ -1,7 +1,5 @@
 """The explorer of layer pairs within the report: what is packed into the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ with the captions of the rows in `gallery_row`, the names of the columns in `gal
 `gallery` its `title` and `caption`. The pictures lie in the page as PNG.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

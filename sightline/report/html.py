@@ -4,8 +4,6 @@ Whatever a template writes is made valid and escaped, unless it is `Markup`, whi
 script element are.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The first page of a report: the table of headline numbers, the map of encoders, a small picture of each analysis."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

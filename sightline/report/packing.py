@@ -7,8 +7,6 @@ subtracted from each other and the low bytes come before the high ones, since sm
 folder of the run has all digits (results/, figures/*.csv).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -9,8 +9,6 @@ A result with pictures has
 with the names of sheets and columns as coordinates. A sheet is what can be chosen alone, such as an encoder.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

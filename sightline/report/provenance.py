@@ -1,7 +1,5 @@
 """The last page: everything that is needed to reproduce the numbers of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

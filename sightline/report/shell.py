@@ -3,8 +3,6 @@
 The page's security policy allows its own scripts, by their hashes, and no request to anywhere.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

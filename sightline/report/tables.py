@@ -1,7 +1,5 @@
 """Results as tables for other programs: one row per number, its coordinates in columns."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

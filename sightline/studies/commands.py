@@ -3,8 +3,6 @@
 Settings are compared with the defaults, so that a new option leaves the steps as they are that do not use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Trials are remembered in ~/.cache/sightline for this machine, so that a plan is quick the second time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

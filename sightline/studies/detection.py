@@ -12,8 +12,6 @@ RUN/trainings/ENCODER             a detector each, with its detections.json
 RUN/results/detection.nc, …       see core/run_folder.py
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping, Sequence

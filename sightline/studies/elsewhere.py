@@ -1,7 +1,5 @@
 """Steps on other machines, over a file system that all of them see: SLURM by submitit, or Ray."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ A step is done when the run.json in its folder says so under its key. Folders ar
 the same step by another name finds it as well.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

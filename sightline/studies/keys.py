@@ -6,8 +6,6 @@
 Names of files and folders are no part of it, and neither is the order of settings or of encoders.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence

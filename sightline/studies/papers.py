@@ -11,8 +11,6 @@ rcdm       pictures from representations, and one pass over images and mirror im
 pretrain   encoders of several sizes, windows, λ and seeds, and CNNs, where they are not given
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

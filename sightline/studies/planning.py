@@ -1,7 +1,5 @@
 """Which findings a step decides, and which ones no step of a study can."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

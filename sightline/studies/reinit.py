@@ -10,8 +10,6 @@ RUN/trainings/ENCODER/none, first-1, last-1, …   a fine-tuning each, `run:RUN/
 RUN/results/reinit.nc, RUN/report.html, …        see core/run_folder.py
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Findings speak of roles ("joint-embedding", "a fine-tuned reconstruction"), neve
 that Sightline has trained, of official checkpoints and of timm's tags; of others the user gives them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

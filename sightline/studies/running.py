@@ -4,8 +4,6 @@ A step that fails stops only what needs it. One whose process was killed is done
 Several of these may run over the same folder of steps: each step is locked by one of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import graphlib
 import json

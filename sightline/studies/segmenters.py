@@ -13,8 +13,6 @@ RUN/trainings/ENCODER             a training each, with its segments.npz
 RUN/results/segmenters.nc, …      see core/run_folder.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

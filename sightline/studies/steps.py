@@ -4,8 +4,6 @@ An encoder of a step is a reference, or `step:NAME` for what another step has tr
 such as `step:mae-tuned?step=*`.
 """
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

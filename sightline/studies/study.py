@@ -10,8 +10,6 @@ STUDY/verdicts.csv, STUDY/verdicts.json
 STUDY/.sightline.json    what kind of folder it is, see core/folders.py
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -24,8 +24,6 @@ mae = { family = "reconstruction", method = "mae", seed = "{seed}" }
 mae-tuned = { family = "reconstruction", method = "mae", tuned_from = "mae", seed = "{seed}" }
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 How it ended is one line of JSON on its output; what it has to say on the way goes to its errors.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ that is added to the scores of its attention, from a table that all blocks share
 B images, N patches on a grid of rows × columns, P prefix tokens (CLS, registers), T = P + N tokens, D width, H heads.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Any

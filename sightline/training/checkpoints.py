@@ -9,8 +9,6 @@ RUN/checkpoints/00001200/training.safetensors   all weights and buffers of the o
                         /head.safetensors, head.json   of objectives with a projection head
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 In one process each function gives back what it was given.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ That is the objective's business, `export(folder, encoder)`. What most of them l
 loads, and the decoder and the projection head of those that have them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

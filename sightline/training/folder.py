@@ -7,8 +7,6 @@ RUN/latest.json, RUN/checkpoints/   see checkpoints.py
 RUN/.sightline.json    what kind of folder it is, see core/folders.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

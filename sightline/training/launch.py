@@ -1,7 +1,5 @@
 """How a training is started: where and by whom it is computed, which does not change what is learned."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

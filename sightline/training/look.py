@@ -10,8 +10,6 @@ all that CKA needs of it, a few megabytes whatever its size.
 Shapes: n images of a batch, S layers, B images, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

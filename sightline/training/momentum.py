@@ -1,7 +1,5 @@
 """Momentum encoders, and what keeps embeddings from collapse."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a training tells while it runs: `metrics.csv` and TensorBoard."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

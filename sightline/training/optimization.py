@@ -1,7 +1,5 @@
 """How weights are moved: optimisers, the schedules of learning rate and weight decay, and what is not decayed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

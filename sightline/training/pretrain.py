@@ -3,8 +3,6 @@
 The folder is described in folder.py; RUN/tokenizer/ is, of BEiT, the training that came first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A recipe is flat: the keys of the backbone, of the optimiser, of the training an
 the parts of a hybrid have tables of their own (`[moco_v3]`, or `--set moco_v3.temperature=0.1`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learning from labels that are smoothed and mixed: what a step sees, and its loss."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

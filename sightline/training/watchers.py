@@ -4,8 +4,6 @@ A watcher is asked for numbers when an evaluation is due, in all processes, and 
 ones there are is the setting `watch`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 

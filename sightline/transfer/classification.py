@@ -5,8 +5,6 @@ The learning rate of layer l of 0 … L + 1 is that of the head times layer_deca
 B images, K classes.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

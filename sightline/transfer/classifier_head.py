@@ -5,8 +5,6 @@ The architecture is built once more, so that a reference can build it again, and
 K classes, L blocks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A classifier's decisions on a split, and how many of them are right."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

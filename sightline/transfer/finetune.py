@@ -4,8 +4,6 @@ The folder is described in training/folder.py; with `keep`, RUN/steps/00000000, 
 training, `run:FOLDER?step=*`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The folder is described in training/folder.py; the file that a kind of training 
 is, all is done.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The learning rate of layer l of 0 … L + 1 of the encoder is that of the head times layer_decay^(L + 1 − l).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Recipes of what is trained on top of an encoder: fine-tuning, detection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ block, which learns at the rate of its block. A block adds its copy where it add
 are the same until the first step.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -10,8 +10,6 @@ Sources: Dosovitskiy et al. 2021 (distance); Strehl & Ghosh 2002 (NMI); Park et 
 Shapes: B images, H heads, T tokens, n patches, S layers (encoder, site).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Charts and headlines of the attention analysis."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -11,8 +11,6 @@ maximum, odd and even layers: Grigg et al. 2021.
 Shapes: n images of a batch, m of them labelled, S layers (encoder, site), T token views, G groups of batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

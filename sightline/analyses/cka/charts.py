@@ -1,7 +1,5 @@
 """Charts of CKA and of other measures of pairs of layers: layers against layers, and their correspondence."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

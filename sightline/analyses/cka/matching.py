@@ -1,7 +1,5 @@
 """Which layers of two encoders correspond: the closest one, that of the same depth, and similarity over distance."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 

@@ -11,8 +11,6 @@ Shapes: n images of a batch, S layers (encoder, site), M of them of steps, O of 
 token views, G groups of batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

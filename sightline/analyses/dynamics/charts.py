@@ -1,7 +1,5 @@
 """What the page of dynamics shows: the efficiency of paths, and similarity with the start and with others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import xarray as xr

@@ -10,8 +10,6 @@ Source: Shekhar et al. 2023, "Objectives Matter", Section 2.3 and Fig. 14.
 Shapes: E points of a path (steps), P tensors of weights.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias

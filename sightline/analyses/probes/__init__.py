@@ -18,8 +18,6 @@ al. 2021, Figure 3 (accuracy per layer); He et al. 2022 (BatchNorm without affin
 Shapes: n images, D width, C classes, K settings, L penalties.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

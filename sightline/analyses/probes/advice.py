@@ -1,7 +1,5 @@
 """What the probes say in sentences: the headlines, and which layer and pooling to use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -3,8 +3,6 @@
 A difference whose 95 % interval reaches 0 is called what it is: these images cannot tell.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

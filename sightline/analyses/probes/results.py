@@ -9,8 +9,6 @@ All of them are differences on the same test images, so their intervals are pair
 Shapes: n images, K settings, L penalties.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ number to publish is that of a softmax trained on pixels of the chosen block, fr
 C classes and the background, P patches, D width, L layers, R shrinkages.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Figures and words of the segmentation analysis."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -11,8 +11,6 @@ The components of a layer are those of all training patches, from the sums of LD
 98th percentile over the pictures, so that a colour means the same in all pictures of a layer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ Images are scored in lots, which the processes of a run share, and which are the
 C classes and the background, P patches, D width, R shrinkages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -18,8 +18,6 @@ Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", 
 Shapes: B images of a batch, N tokens, D width, R ranks, S layers, M images of the image spectrum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Charts and headlines of the spectra."""
 
-from __future__ import annotations
-
 import altair as alt
 import numpy as np
 import pandas as pd

@@ -1,7 +1,5 @@
 """Singular values of tokens in logarithms, what is lost in rounding, and the numbers that are read off them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -15,8 +15,6 @@ Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", 
 Shapes: I images of the sample, C of them with clouds, T tokens of each that are kept, N patches, D width, S layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Charts and headlines of the token clouds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import altair as alt

@@ -3,8 +3,6 @@
 N tokens of an image, n tokens of several, D width.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ rules     the rules, one class each
 measured  reading: the numbers again, with a weight for each group
 """
 
-from __future__ import annotations
-
 from sightline.core.groups.kept import Axis, Kept, split
 from sightline.core.groups.measured import Measured
 from sightline.core.groups.rules import (

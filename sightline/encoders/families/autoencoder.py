@@ -1,7 +1,5 @@
 """A ViT with the decoder it was trained with: the sites of both, those of the decoder as `decoder.block.3`, …"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

@@ -1,7 +1,5 @@
 """timm's ConvNeXt and ConvNeXt-V2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from timm.models.convnext import ConvNeXt

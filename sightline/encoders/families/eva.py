@@ -1,7 +1,5 @@
 """timm's Beit and Eva: BEiT, BEiT-v2, EVA, EVA02, DINOv3 and other ViTs with rotary position embedding."""
 
-from __future__ import annotations
-
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaBlockPostNorm
 from torch import nn

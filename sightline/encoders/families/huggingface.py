@@ -3,8 +3,6 @@
 They are recognised by what they consist of, since the classes are near-copies of each other under many names.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

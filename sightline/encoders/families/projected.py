@@ -1,7 +1,5 @@
 """An encoder with its projection head: the sites of both, the layers of the head as `head.0`, `head.1`, …"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn

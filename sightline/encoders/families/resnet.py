@@ -1,7 +1,5 @@
 """ResNets of timm and of torchvision, with basic or bottleneck blocks, and their relatives (ResNeXt, SE-ResNet, …)."""
 
-from __future__ import annotations
-
 from timm.models.resnet import ResNet as TimmResNet
 from torch import nn
 from torchvision.models.resnet import ResNet as TorchvisionResNet

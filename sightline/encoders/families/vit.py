@@ -1,7 +1,5 @@
 """timm's VisionTransformer: ViT, DeiT, DINO, DINOv2 with registers, MAE, CLIP and SigLIP image towers, …"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

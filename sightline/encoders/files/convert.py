@@ -1,7 +1,5 @@
 """Write an encoder as timm loads it by itself, checked by loading it there and comparing outputs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What is in a checkpoint file, without building a model: format, architecture, parts, training arguments, hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

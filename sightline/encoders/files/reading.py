@@ -1,7 +1,5 @@
 """Checkpoint files: read without running anything in them and without taking the weights into memory."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Mapping

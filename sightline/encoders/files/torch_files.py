@@ -4,8 +4,6 @@ They are read by torch's own `torch.load(weights_only=True)`. A class or functio
 what it would have made becomes a dict of its attributes and items.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

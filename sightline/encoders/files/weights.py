@@ -1,7 +1,5 @@
 """Weights on disk: read without running code, load without hiding what is missing, hash, write atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

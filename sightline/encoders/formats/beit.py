@@ -8,8 +8,6 @@ Images are normalised with mean and standard deviation 0.5 unless the training h
 all of BEiT-2 have. A file without arguments does not tell, so that this is an option, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

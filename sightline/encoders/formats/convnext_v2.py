@@ -8,8 +8,6 @@ A sparse convolution keeps its kernel as (k², in, out), or (k², channels) if i
 kernel one after the other, and its bias as (1, out).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

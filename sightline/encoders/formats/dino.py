@@ -4,8 +4,6 @@
 a bare state dict                                                   released: the teacher's backbone alone
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -5,8 +5,6 @@
 {'model', …}                                        fine-tuned (head, fc_norm instead of norm), or linear probe
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@
 {'model'}                                                   made with convert_to_deit.py: the encoder alone
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sightline.encoders.files.reading import Checkpoint, tensors, without_prefix

@@ -4,8 +4,6 @@
 {'prototypes', 'target_encoder'}                                 released: the target encoder
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

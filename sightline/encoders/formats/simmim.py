@@ -5,8 +5,6 @@
 {'model', …}                                                                fine-tuned: no encoder., with a classifier
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -9,8 +9,6 @@ tables of relative positions of 2 · window − 1 rows; the others have tables f
 D width, d width of a head, N patches.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@ table to every block, to be fine-tuned apart; the bias is the same, and here it 
 D width, H heads, patches on a grid of g × g, R = (2g − 1)² + 3 rows of a table.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isqrt

@@ -5,8 +5,6 @@ A format is one file of `encoders/formats/` (mae, moco_v3, dino, …), whose con
 for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

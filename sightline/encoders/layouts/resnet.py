@@ -1,7 +1,5 @@
 """The ResNets that DINO and MoCo-v3 have trained beside their ViTs: timm's ResNet, which has torchvision's names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 N patches, P prefix tokens (CLS, registers), D width.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from math import isqrt

@@ -6,8 +6,6 @@ are resized and what images the model wants to see: that is what an `Official` k
 N patches on a grid of rows × columns, D width.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

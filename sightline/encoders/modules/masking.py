@@ -4,8 +4,6 @@ B images, h × w pixels, p side of a patch, N patches in rows (row-major), D wid
 A mask is true where a patch is hidden.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

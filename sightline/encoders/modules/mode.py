@@ -1,7 +1,5 @@
 """Training and evaluation mode of a module."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

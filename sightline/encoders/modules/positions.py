@@ -10,8 +10,6 @@ they stay as they are.
 D width, H heads, positions on a grid of r × c patches, R = (2r − 1)(2c − 1) + 3 rows of a table.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from math import isqrt

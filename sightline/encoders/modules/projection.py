@@ -15,8 +15,6 @@ kept as the matrix W that they amount to.
 B images, D width of the features.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

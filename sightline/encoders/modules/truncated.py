@@ -1,7 +1,5 @@
 """Calling a model whose classifier was deleted, `del model.fc`: the rest of it runs with nothing in that place."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 B images, N patches on a grid of rows × columns, P prefix tokens (CLS, registers), T = P + N tokens, D width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

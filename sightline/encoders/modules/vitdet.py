@@ -14,8 +14,6 @@ B images, N patches on a grid of rows × columns, W windows of h × w patches (o
 d = D / H.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

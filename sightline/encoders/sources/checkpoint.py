@@ -4,8 +4,6 @@ Files of official code are known by their formats (`layouts.recognized`); those 
 the JSON file beside them; other ViTs, ResNets and ConvNeXts by the names and shapes of their weights.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Encoders of Hugging Face: `huggingface:ORG/NAME`, `huggingface:./folder`, `huggingface:ORG/NAME@random?seed=1`."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

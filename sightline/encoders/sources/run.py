@@ -6,8 +6,6 @@
 `run:FOLDER?window=none` lets all patches attend to all where the training restricted them (`attention_window`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

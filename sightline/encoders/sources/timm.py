@@ -1,7 +1,5 @@
 """Encoders of timm: `timm:NAME`, `timm:NAME@random?seed=1&size=64`, `timm:NAME@file.safetensors`."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """Encoders of torchvision: `torchvision:NAME`, `NAME@IMAGENET1K_V1`, `NAME@random?seed=1`, `NAME@file.pth`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

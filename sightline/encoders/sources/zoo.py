@@ -3,8 +3,6 @@
 A name may have a folder before it: `zoo:simclr`, `zoo:cifar10/dino`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sightline.core.errors import InputError, nearest

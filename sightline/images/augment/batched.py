@@ -12,8 +12,6 @@ Every random number is a hash of the image's key (keyed_random.py): a view depen
 B images, S the size of a view, H and W of an image, K filter taps, R radius of a blur.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Crops and flips of a view: where they lie, and how they are resized."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -7,8 +7,6 @@ image becomes noise. Its area is uniform in [0.02, ⅓] of the image's, the loga
 Every random number is a hash of the image's key (see core/keyed_random.py). B images, H height, W width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

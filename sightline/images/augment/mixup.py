@@ -15,8 +15,6 @@ The loss is the cross-entropy with such targets, of fine-tuning and of supervise
 B images, K classes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policies of the papers, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

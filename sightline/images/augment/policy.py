@@ -1,7 +1,5 @@
 """A policy: how a view of an image is made."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ bilinear, and what comes from outside of the image has the colour `fill`.
 B images, n those of one operation, H height, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ arrays of different sizes. labels: numbers or names, one per image. splits: {"tr
 image.
 """
 
-from __future__ import annotations
-
 import hashlib
 import reprlib
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ the extra label `texture` the other; all images are test images.
 Files may lie deeper within a class; hidden ones are ignored. The id of an image is its path below PATH.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

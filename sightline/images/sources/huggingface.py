@@ -4,8 +4,6 @@ A hub name is downloaded by the `datasets` library (and kept in its cache); a lo
 opened in place. With `split`, only that split is taken, and cut in half.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

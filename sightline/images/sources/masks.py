@@ -12,8 +12,6 @@ its colours. Class names come from `classes.txt` (one in each line, without the 
 stands for, `?ignored=254` which other number is left out. Images have no label of their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

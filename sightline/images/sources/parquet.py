@@ -7,8 +7,6 @@ Images are read on demand: a row group's image column is read once and kept, at 
 read some rows at a time, since a value that the file holds once may stand in every row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -7,8 +7,6 @@ with a number of each query, run along contiguous memory.
 B images, H heads, T tokens, n patches, i a query, j a key.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

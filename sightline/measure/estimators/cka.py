@@ -12,8 +12,6 @@ Source: Nguyen, Raghu & Kornblith 2021 (minibatch CKA), as used by Shekhar et al
 Shapes: n images of a batch, p features, S layers, G groups of batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shares of right answers, means and ratios, with their intervals."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

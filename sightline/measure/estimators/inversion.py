@@ -15,8 +15,6 @@ Several sets of targets share the features and their sums; each chooses a λ of 
 Shapes: m rows of a block, D width, P numbers of a picture, T sets of targets, L penalties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

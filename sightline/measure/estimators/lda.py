@@ -16,8 +16,6 @@ also that of scikit-learn's `LinearDiscriminantAnalysis(solver="lsqr", shrinkage
 Shapes: p patches, D width, C classes, R shrinkages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -9,8 +9,6 @@ number. Of the confusion matrix only its diagonal and the sums of its rows and c
 C classes, G groups of images.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

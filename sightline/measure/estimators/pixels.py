@@ -7,8 +7,6 @@ scores of a few pixels can be had without those of all others: each step sees so
 n images, P patches, D width, C classes, m pixels of an image.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, Protocol
 

@@ -8,8 +8,6 @@ out, of an epoch or of what is in memory, unless there is less than one batch of
 Shapes: n rows, B of a batch, D width of all matrices together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 

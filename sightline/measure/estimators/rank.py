@@ -1,7 +1,5 @@
 """Effective rank of a spectrum (RankMe, Garrido et al. 2023)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ Source: Hesterberg 2015, "What Teachers Should Know about the Bootstrap" (expand
 Shapes: R replicates, G groups.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -20,8 +20,6 @@ decided against their own class, below chance on features that know nothing. So 
 Shapes: n images, g views of each, D width, C classes, L penalties, m images of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -26,8 +26,6 @@ Sources: Williams et al. 2021, "Generalized Shape Metrics on Neural Representati
 Shapes: n images, D features (d after the reduction), r components, K canonical correlations, S layers, G groups.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The images for selection are never those that are scored (test): a best-of-many 
 Shapes: H shapes of probes (what they see, how deep), K settings, n images, C classes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ pictures  maps of classes in colours, pictures in rows and columns, IoU of each 
 static    a chart as a specification, as SVG and as PDF
 """
 
-from __future__ import annotations
-
 from sightline.report.figures.charts import Figure, Table, curve_over_depth, heatmap, linked_charts
 from sightline.report.figures.depth import (
     accuracy_over_depth,

@@ -8,8 +8,6 @@ takes a table with fixed column names, so that an analysis says only what its ro
     curve_over_depth   depth, value, series          optional: low, high, null, site, reason
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

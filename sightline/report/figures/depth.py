@@ -1,7 +1,5 @@
 """From a result to its numbers over depth: a table, and the figure of it that the analyses share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ An analysis declares them (`key_numbers`), and how alike encoders are (`likeness
 them by name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

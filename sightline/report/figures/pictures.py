@@ -1,7 +1,5 @@
 """Figures of segmentations: maps in colours, pictures in rows and columns, IoU of each class."""
 
-from __future__ import annotations
-
 import base64
 import colorsys
 import io

@@ -1,7 +1,5 @@
 """A chart outside of the page: its specification, and what vl-convert makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

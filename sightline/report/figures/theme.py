@@ -1,7 +1,5 @@
 """The look of every figure: fonts and colours, which no chart says itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ park              Park et al. 2023 (003)
 grigg             Grigg et al. 2021 (004)
 """
 
-from __future__ import annotations
-
 from sightline.studies.figures.contract import PaperDrawing, PaperFigure
 from sightline.studies.figures.draw import all_figures, draw, find_figure
 

@@ -4,8 +4,6 @@ The paper's methods stand where the paper has them, if all of them are there; ot
 so that the figure is the same for anyone's encoders. Of several seeds the first is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

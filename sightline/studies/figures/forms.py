@@ -1,7 +1,5 @@
 """The shapes that the papers' figures share, each from results to a panel."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

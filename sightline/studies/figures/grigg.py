@@ -1,7 +1,5 @@
 """Grigg et al. 2021, "Do Self-Supervised and Supervised Methods Learn Similar Visual Representations?" (004)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

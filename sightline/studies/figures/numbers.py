@@ -1,7 +1,5 @@
 """Numbers of encoders that figures show as one point: accuracies of probes and after fine-tuning, precision, IoU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple

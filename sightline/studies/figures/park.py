@@ -1,7 +1,5 @@
 """Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?" (003)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 Transformers" (000; 002 is another version of it).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ over images. Of a fine-tuning whose decisions nobody kept, the count of right on
 difference takes the two as independent, which is rather too wide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

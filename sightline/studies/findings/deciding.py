@@ -9,8 +9,6 @@ Both are twice a one-sided p, so that p(holds) < 0.05 just if every interval lie
 p is adjusted as by Holm 1979: with p₍₁₎ ≤ … ≤ p₍ₘ₎, adjusted p₍ᵢ₎ = max over j ≤ i of min(1, (m − j + 1) p₍ⱼ₎).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

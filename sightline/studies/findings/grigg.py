@@ -4,8 +4,6 @@ Of a ResNet, even layers are the outputs of blocks (after the addition), odd one
 groups are its stages. Layers are compared as the paper does, all positions of a map side by side (tokens=all).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -5,8 +5,6 @@ layers" are the last half of the blocks, "early" ones the first half. What the p
 here, is in docs/findings.md; the other reading is told beside the verdict.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -4,8 +4,6 @@ Joint-embedding (JE) against reconstruction (REC). What the papers show of MoCo-
 encoders of these roles. Each function gives the cases of one finding, one for each choice of encoders.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Sequence

@@ -14,8 +14,6 @@ RUN/training/                               the training, see training/folder.py
 RUN/results/rcdm.nc, RUN/report.html, …     see core/run_folder.py
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the report says: transformations against encoders, and a sentence for each encoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

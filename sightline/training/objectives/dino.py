@@ -15,8 +15,6 @@ Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transf
 Shapes: B images of this process, V crops, D width, K outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -11,8 +11,6 @@ part freezes (positions, MoCo-v3's patch projection) is frozen for both. The pap
 Source: Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?", section 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast

@@ -13,8 +13,6 @@ Source: Chen et al. 2021, "An Empirical Study of Training Self-Supervised Vision
 Shapes: B images of this process, W processes, D width, d width of the projections.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -14,8 +14,6 @@ Source: Assran et al. 2022, "Masked Siamese Networks for Label-Efficient Learnin
 Shapes: B images of this process, V anchor views, N patches, D width, d width of the projections, K prototypes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

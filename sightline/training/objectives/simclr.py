@@ -10,8 +10,6 @@ head: Chen et al. 2020, "Big Self-Supervised Models are Strong Semi-Supervised L
 Shapes: B images of this process, W processes, D width, d width of the projections.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -13,8 +13,6 @@ Source: Xie et al. 2022, "SimMIM: A Simple Framework for Masked Image Modeling".
 B images, N patches of p × p pixels, U mask units, T = prefix tokens + patches, D width.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ attention", without its repeated augmentation.
 B images, K classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

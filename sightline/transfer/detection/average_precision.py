@@ -18,8 +18,6 @@ Source: Lin et al. 2014, "Microsoft COCO"; Efron & Stein 1981, "The Jackknife Es
 A ranges of size, g parts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

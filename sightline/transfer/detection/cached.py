@@ -6,8 +6,6 @@ images are kept in memory, standardised and in float16, where they fit; otherwis
 n images of size × size pixels, maps of D channels and h × w cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 

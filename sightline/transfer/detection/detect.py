@@ -7,8 +7,6 @@ RUN/detections.json   what was found in the test images: labels, scores, boxes a
 and, if the encoder was trained along, `run:FOLDER` is that encoder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ four convolutions and one linear layer for boxes, four convolutions for masks, w
 B images, K classes, a frame of H × W pixels, m × m cells of a mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ frozen ones cannot be trained to agree; each block by itself.
 B images, D channels, maps of h × w cells.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

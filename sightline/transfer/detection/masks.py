@@ -10,8 +10,6 @@ Boxes are not rounded to whole pixels first: that alone costs a perfect detector
 k masks of m × m cells, an image of H × W pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

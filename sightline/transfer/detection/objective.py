@@ -3,8 +3,6 @@
 B images, views of S × S pixels, k objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 k objects or detections, an image of H × W pixels.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images with the objects that are there, or that were found, drawn into them; and which of them were missed."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -16,8 +16,6 @@ Source: Li et al. 2022, "Exploring Plain Vision Transformer Backbones for Object
 B images, D and C channels, maps of h × w cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from timm.layers.norm import LayerNorm2d

@@ -7,8 +7,6 @@ CPU it is faster to sum whole rows of channels, as `embedding_bag` does, there a
 R regions of B images, C channels, n × n cells of a region.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -18,8 +18,6 @@ Source: Oquab et al. 2023, "DINOv2"; Xiao et al. 2018, "Unified Perceptual Parsi
 B images, D channels of a block, C channels of the head, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ pixels, as mmsegmentation does it, so that processes with different shares of su
 B images, views of S × S pixels, K classes: the background and those of the images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

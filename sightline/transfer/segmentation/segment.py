@@ -8,8 +8,6 @@ RUN/segments.npz   of every test image its id, and the pixels of each class that
 and, if the encoder was trained along, `run:FOLDER` is that encoder.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ and 341 pixels), and the last one ends with the image. Scores of all windows are
 resized to the labels, whose pixels then each have a decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

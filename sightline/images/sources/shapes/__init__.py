@@ -9,8 +9,6 @@ alone, bit by bit, on every machine; its geometry does not depend on the size. C
 independently of the class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

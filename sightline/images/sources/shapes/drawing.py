@@ -12,8 +12,6 @@ the share of the second colour, between 0 and 1.
 # mypy: disable-error-code="no-any-return"
 # numpy declares the results of its ufuncs as Any, and nearly every function here ends in one.
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -14,8 +14,6 @@ Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; uni
 B images, N patches, K codes, d width of a code.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

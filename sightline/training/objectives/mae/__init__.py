@@ -11,8 +11,6 @@ and Scaling ConvNets with Masked Autoencoders".
 B images, N patches, kept of them visible, T = prefix tokens + patches, D width, E width of the decoder, P pixels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

@@ -13,8 +13,6 @@ unless `grn_over_batch` is set.
 B images, N units on a grid of rows × columns, kept of them visible, s × s sites each, C channels, D width, P pixels.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeGuard
 
