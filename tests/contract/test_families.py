@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.references import SMALL
+from support.references import HUGGINGFACE, SMALL
 from torch import nn
 
 import sightline as sl
@@ -18,8 +18,7 @@ FAMILIES = plugins.built_in("families")
 
 def huggingface() -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    model: nn.Module = transformers.ViTModel(transformers.ViTConfig(image_size=32, patch_size=8, **sizes))
+    model: nn.Module = transformers.ViTModel(transformers.ViTConfig(**HUGGINGFACE))
     return model
 
 

@@ -36,9 +36,8 @@ def test_flow_matching_is_the_loss_of_the_velocity() -> None:
     velocity = seen["noisy"] / sigma  # of x̂ = 0
     expected = (velocity - (NOISE - PICTURES)).square().mean((1, 2, 3))
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        Flow().errors(network, PICTURES, NOISE, 0.5), PICTURES.double().square().sum((1, 2, 3)) / 0.25
-    )
+    errors = Flow().errors(network, PICTURES, NOISE, 0.5)
+    torch.testing.assert_close(errors, PICTURES.double().square().sum((1, 2, 3)) / 0.25)
 
 
 def test_a_network_that_knows_the_picture_draws_it() -> None:
@@ -116,9 +115,8 @@ def test_the_bound_is_smallest_at_the_true_variance_and_trains_nothing_else() ->
     random = torch.tensor([0.0025, 0.0055])
 
     def losses(share: float) -> torch.Tensor:
-        return process.losses(
-            lambda noisy, times: torch.cat([NOISE, torch.full_like(NOISE, share)], 1), PICTURES, NOISE, random
-        )
+        told = torch.cat([NOISE, torch.full_like(NOISE, share)], 1)
+        return process.losses(lambda noisy, times: told, PICTURES, NOISE, random)
 
     assert torch.allclose(losses(-1.0), torch.zeros(2), atol=1e-4)
     assert (losses(1.0) > losses(0.0)).all()
@@ -140,12 +138,8 @@ def test_the_bound_does_not_clip_the_picture_that_is_guessed() -> None:
     kept = np.cumprod(1 - beta)
     weight = beta[step] / (2 * (1 - beta[step]) * (1 - kept[step - 1]))
     seen = NOISE + 0.3 * NOISE.flip(0)
-    found = process.losses(
-        lambda noisy, times: torch.cat([seen, torch.full_like(NOISE, -1.0)], 1),
-        PICTURES,
-        NOISE,
-        torch.full((2,), (step + 0.5) / 1000),
-    )
+    told = torch.cat([seen, torch.full_like(NOISE, -1.0)], 1)
+    found = process.losses(lambda noisy, times: told, PICTURES, NOISE, torch.full((2,), (step + 0.5) / 1000))
     error = (seen - NOISE).square().mean((1, 2, 3))
     torch.testing.assert_close(found - error, error * weight / math.log(2), rtol=1e-3, atol=1e-6)
 
@@ -162,9 +156,8 @@ def test_errors_weigh_as_they_say() -> None:
         kept = ddpm.kept[times.long()].float().view(-1, 1, 1, 1)
         return torch.cat([(noisy - kept.sqrt() * other) / (1 - kept).sqrt(), noisy], 1)
 
-    torch.testing.assert_close(
-        ddpm.errors(network, PICTURES, NOISE, 0.7), distance * ddpm.weight(0.7), rtol=1e-3, atol=1e-3
-    )
+    errors = ddpm.errors(network, PICTURES, NOISE, 0.7)
+    torch.testing.assert_close(errors, distance * ddpm.weight(0.7), rtol=1e-3, atol=1e-3)
 
 
 def test_names() -> None:

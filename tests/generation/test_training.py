@@ -1,6 +1,5 @@
 """The training: what a step sees, stop and go, and encoders that stay as they are."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.passes import OPTIONS
+from support.trainings import stopped
 
 import sightline as sl
 from sightline.core.errors import InputError
-from sightline.core.stopping import Stopped
 from sightline.encoders.encoder import build_encoder
 from sightline.encoders.files.weights import hash_weights
 from sightline.generation.conditions import Conditions, Feature, feature_of, represent, represent_split
@@ -20,7 +20,7 @@ from sightline.generation.training import DiffusionObjective, by_row, centre_cro
 from sightline.images.preprocess import Preprocess
 from sightline.training.feed import Feed
 from sightline.training.launch import Launch
-from sightline.training.loop import Loop, make_fabric
+from sightline.training.loop import make_fabric
 
 VIT = "timm:vit_tiny_patch16_224@random?size=8&patch_size=4&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes?size=8&train=48&val=16&test=16"
@@ -94,9 +94,7 @@ def test_conditions_are_those_of_the_encoder(members: Any, conditions: dict[str,
         np.testing.assert_allclose(mean, every.mean(0), atol=1e-6)
         assert scale == pytest.approx(np.sqrt(every.var(0).mean()), rel=1e-5)
     # The pass finds them, and leaves the same.
-    run = sl.analyze(
-        {"vit": members["vit"][0]}, images, ["knn"], sites="block.1", out=tmp_path, workers=0, show_progress=False
-    )
+    run = sl.analyze({"vit": members["vit"][0]}, images, ["knn"], sites="block.1", out=tmp_path, **OPTIONS)
     assert "knn" in run
     again = represent_split({"vit": members["vit"]}, images, ["train"], tmp_path / "cache", workers=0)["train"]["vit"]
     np.testing.assert_allclose(again.plain, conditions["vit"].plain, rtol=1e-4, atol=1e-5)
@@ -131,10 +129,8 @@ def test_a_stopped_training_goes_on_bit_exactly(
     whole: Path, members: Any, conditions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_told_to_stop", lambda loop: signal.SIGTERM if len(loop.monitor.rows) >= 2 else 0)
-        with pytest.raises(Stopped, match="of 6"):
-            train(run, members, conditions)
+    with stopped(2, 6, monkeypatch):
+        train(run, members, conditions)
     other = train(run, members, conditions)
     for name in ("training.safetensors", "optimizer.safetensors", "diffusion_pytorch_model.safetensors"):
         one, two = (load_file(folder / name) for folder in (whole, other))

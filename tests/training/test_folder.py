@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.stopping import stopped
+from support.trainings import stopped
 from torch import Tensor, nn
 
 import sightline as sl

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import Started
-from support.stopping import TINY_VIT, stopped
+from support.trainings import TINY_VIT, stopped
 from support.words import options
 
 import sightline as sl

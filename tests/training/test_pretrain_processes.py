@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processes import in_two
-from support.stopping import TINY_VIT
+from support.trainings import TINY_VIT
 from support.words import options
 
 from sightline.api import pretrain

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stopping import TINY_VIT
+from support.trainings import TINY_VIT
 
 from sightline.core import plugins
 from sightline.core.errors import InputError

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.references import SMALL
+from support.references import HUGGINGFACE, SMALL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -194,8 +194,7 @@ def test_lightning_calls_it(tmp_path: Path) -> None:
 def test_hugging_face_calls_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=4, **sizes)
+    config = transformers.ViTConfig(**HUGGINGFACE, num_labels=4)
     model = transformers.ViTForImageClassification(config)
     data = [{"pixel_values": torch.randn(3, 32, 32), "labels": number % 4} for number in range(24)]
     watched = sl.watch(model, IMAGES, every=2, out=tmp_path / "run", limit=16, show_progress=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support.stopping import TINY_VIT
+from support.trainings import TINY_VIT
 
 import sightline as sl
 from sightline.core.errors import InputError

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.references import HUGGINGFACE
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -17,6 +18,7 @@ VIT = "timm:vit_tiny_patch16_224@random?size=32&patch_size=8&depth=3&embed_dim=2
 BEIT = "timm:beit_base_patch16_224@random?size=32&patch_size=8&depth=2&embed_dim=24&num_heads=3&seed=5"
 CONVNEXT = "timm:convnext_atto@random?size=64&seed=5&depths=(1,2,1,1)&dims=(8,16,24,32)"
 RESNET = "timm:resnet18@random?size=32&seed=5"
+SWIN = "timm:swin_tiny_patch4_window7_224@random?depths=(1,1,1,1)&embed_dim=12&num_heads=(1,1,2,2)"
 CLASSES = ("cat", "dog", "owl")
 
 
@@ -57,16 +59,6 @@ def test_a_saved_classifier_is_built_again(reference: str, tmp_path: Path) -> No
     assert torch.equal(scores(again), scores(tuned))
 
 
-HUGGINGFACE = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "image_size": 32,
-    "patch_size": 8,
-}
-
-
 @pytest.mark.parametrize(
     "kind", ["ViT", "ViTMAE", "Dinov2WithRegisters", "Beit", "CLIPVision", "SiglipVision", "DINOv3ViT"]
 )
@@ -90,9 +82,8 @@ def test_vits_of_hugging_face_get_a_classifier(kind: str, tmp_path: Path) -> Non
     # It depends on the images, and every weight is reached, or processes would wait for its gradient.
     images = torch.randn(2, 3, 32, 32)
     tuned.module(images).square().sum().backward()
-    assert {name for name, p in tuned.module.named_parameters() if p.requires_grad and p.grad is None} <= {
-        "model.embeddings.mask_token"
-    }  # tuning.Objective freezes that one
+    silent = {name for name, p in tuned.module.named_parameters() if p.requires_grad and p.grad is None}
+    assert silent <= {"model.embeddings.mask_token"}  # which ClassificationObjective freezes
     assert sorted(set(layers_of(tuned).values())) == [0, 1, 2, 3]
     # And again, from the run.
     other = with_classifier(again, ("a", "b"))
@@ -129,8 +120,7 @@ def test_no_drop_path_is_none_even_where_the_encoder_has_some() -> None:
         return [part.drop_prob for part in encoder.module.modules() if getattr(part, "drop_prob", 0)]
 
     once = with_classifier(sl.load_encoder(VIT), CLASSES, drop_path=0.2)
-    swin = "timm:swin_tiny_patch4_window7_224@random?depths=(1,1,1,1)&embed_dim=12&num_heads=(1,1,2,2)"  # 0.1 by itself
-    for encoder in (once, sl.load_encoder(swin)):
+    for encoder in (once, sl.load_encoder(SWIN)):  # which has 0.1 by itself
         assert rates(encoder)
         assert not rates(with_classifier(encoder, CLASSES))
 
@@ -161,10 +151,8 @@ def test_a_head_can_be_kept_and_its_rows_follow_the_classes() -> None:
 @pytest.mark.parametrize(("end", "numbers"), [("first", [0, 1]), ("last", [1, 2])])
 def test_blocks_are_made_anew(end: str, numbers: list[int]) -> None:
     encoder = sl.load_encoder(VIT)
-    plain, reinit = (
-        with_classifier(encoder, CLASSES, seed=3),
-        with_classifier(encoder, CLASSES, seed=3, reinit=f"{end}:2"),
-    )
+    plain = with_classifier(encoder, CLASSES, seed=3)
+    reinit = with_classifier(encoder, CLASSES, seed=3, reinit=f"{end}:2")
     fresh = tensors(sl.load_encoder(VIT.replace("seed=5", "seed=3&num_classes=3")))
     for name, value in tensors(plain).items():
         block = int(name.split(".")[1]) if name.startswith("blocks.") else -1
@@ -199,15 +187,7 @@ def test_layers_of_other_families() -> None:
     shared = layers_of(sl.load_encoder(BEIT + "&use_shared_rel_pos_bias=True&use_rel_pos_bias=False"))
     assert shared["rel_pos_bias.relative_position_bias_table"] == 3
     transformers = pytest.importorskip("transformers")
-    config = transformers.BeitConfig(
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=32,
-        patch_size=16,
-        use_shared_relative_position_bias=True,
-    )
+    config = transformers.BeitConfig(**HUGGINGFACE, use_shared_relative_position_bias=True)
     theirs = layers_of(build_encoder(transformers.BeitModel(config), reference="beit"))
     assert {layer for name, layer in theirs.items() if "shared_position_bias" in name} == {3}
     convnext = with_classifier(sl.load_encoder(CONVNEXT), CLASSES)
@@ -224,16 +204,10 @@ def test_layers_of_other_families() -> None:
     }
     assert {name: layers[name] for name in expected} == expected
     resnet = layers_of(sl.load_encoder(RESNET))
-    assert [resnet[name] for name in ("conv1.weight", "layer1.0.bn1.bias", "layer4.1.conv2.weight", "fc.bias")] == [
-        0,
-        1,
-        8,
-        9,
-    ]
+    names = ("conv1.weight", "layer1.0.bn1.bias", "layer4.1.conv2.weight", "fc.bias")
+    assert [resnet[name] for name in names] == [0, 1, 8, 9]
     # A model of timm whose family is not known here: timm's own grouping.
-    swin = layers_of(
-        sl.load_encoder("timm:swin_tiny_patch4_window7_224@random?depths=(1,1,1,1)&embed_dim=12&num_heads=(1,1,2,2)")
-    )
+    swin = layers_of(sl.load_encoder(SWIN))
     assert swin["patch_embed.proj.weight"] == 0
     assert swin["head.fc.weight"] == max(swin.values()) > 3
 

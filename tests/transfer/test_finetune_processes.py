@@ -65,8 +65,7 @@ def test_weights_are_those_of_one_process(runs: tuple[Path, Path]) -> None:
 
 
 def test_one_process_writes_for_all(runs: tuple[Path, Path]) -> None:
-    names = [
-        sorted(str(path.relative_to(run)) for path in run.rglob("*") if "tfevents" not in path.name) for run in runs
-    ]
+    files = [[path for path in run.rglob("*") if "tfevents" not in path.name] for run in runs]
+    names = [sorted(str(path.relative_to(run)) for path in of) for run, of in zip(runs, files, strict=True)]
     assert names[0] == names[1]
     assert {"steps/00000000", "steps/00000006"} <= set(names[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.official_beit import DEPTH, HEADS, PATCH, SHARED, SIZE, WIDTH, activations, own, weights
-from support.stopping import same_state, stopped
+from support.trainings import TINY_DETECTOR, same_state, stopped
 from torch import Tensor
 
 import sightline as sl
@@ -154,18 +154,7 @@ def tune(out: Path, resume: bool = False) -> None:
 
 
 def detect(out: Path, resume: bool = False) -> None:
-    heads = {
-        "channels": 8,
-        "strides": [4, 8, 16],
-        "box_convolutions": 1,
-        "box_width": 16,
-        "mask_convolutions": 1,
-        "mask_size": 4,
-        "proposals": 12,
-        "regions": 8,
-        "detections": 5,
-    }
-    train_detector(beit(), SCENES, out, settings=DENSE | heads, launch=replace(LAUNCH, resume=resume))
+    train_detector(beit(), SCENES, out, settings=DENSE | TINY_DETECTOR, launch=replace(LAUNCH, resume=resume))
 
 
 def segment(out: Path, resume: bool = False) -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
-from support.stopping import same_state, stopped
+from support.trainings import ENCODER as VIT
+from support.trainings import TINY_DETECTOR, same_state, stopped
 
 import sightline as sl
 from sightline.core.errors import InputError
@@ -26,9 +28,8 @@ from sightline.transfer.detection.detect import ALL, _prepare, make_recipe, trai
 from sightline.transfer.detection.objects import Detections
 from sightline.transfer.finetune import make_recipe as make_finetuning
 
-VIT = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=12&val=4&test=6"
-TINY: dict[str, Any] = {
+TINY: dict[str, Any] = TINY_DETECTOR | {
     "size": 32,
     "batch": 4,
     "epochs": 2,
@@ -36,15 +37,6 @@ TINY: dict[str, Any] = {
     "log_every": 1,
     "evaluate_every": 0,
     "warmup_epochs": 0.1,
-    "channels": 8,
-    "strides": [4, 8, 16],
-    "box_convolutions": 1,
-    "box_width": 16,
-    "mask_convolutions": 1,
-    "mask_size": 4,
-    "proposals": 12,
-    "regions": 8,
-    "detections": 5,
     "drop_path": 0.1,
 }
 
@@ -143,18 +135,8 @@ def test_one_image_is_learned_by_heart(tmp_path: Path) -> None:
     scenes = sl.load_images("shapes:scenes?size=48&train=4&val=0&test=0")
     one = dataclasses.replace(scenes, splits={"train": np.array([3]), "test": np.array([3, 3, 3])})
     heads = {"channels": 32, "box_width": 64, "mask_size": 14, "proposals": 50, "regions": 32, "detections": 20}
-    found = train(
-        tmp_path / "run",
-        f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""),
-        one,
-        size=48,
-        batch=1,
-        epochs=300,
-        lr=5e-3,
-        warmup_epochs=5,
-        log_every=50,
-        **heads,
-    )
+    steps = {"size": 48, "batch": 1, "epochs": 300, "lr": 5e-3, "warmup_epochs": 5, "log_every": 50}
+    found = train(tmp_path / "run", f"{VIT}&embed_dim=32".replace("embed_dim=16&", ""), one, **steps, **heads)
     truth = truth_of(one, "test")
     assert ap_of(truth, found, 16, [ALL], "box")[1, 0] > 0.9
     assert ap_of(truth, found, 16, [ALL], "mask")[1, 0] > 0.9
@@ -179,8 +161,6 @@ def test_boxes_alone_and_other_encoders(what: str, settings: dict[str, Any], tmp
 
 def test_images_of_any_shape_are_found_in_their_own_pixels(tmp_path: Path) -> None:
     """Wide pictures with one square each: what is found lies within the picture."""
-    from PIL import Image
-
     rows, images = [], []
     for number in range(8):
         pixels = np.full((20, 50, 3), 90, np.uint8)
@@ -188,16 +168,8 @@ def test_images_of_any_shape_are_found_in_their_own_pixels(tmp_path: Path) -> No
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 50, "height": 20})
         polygon = [4 * number, 5, 4 * number + 10, 5, 4 * number + 10, 15, 4 * number, 15]
-        rows.append(
-            {
-                "id": number + 1,
-                "image_id": number,
-                "category_id": 1,
-                "bbox": [4 * number, 5, 10, 10],
-                "area": 100,
-                "segmentation": [polygon],
-            }
-        )
+        place = {"bbox": [4 * number, 5, 10, 10], "area": 100, "segmentation": [polygon]}
+        rows.append({"id": number + 1, "image_id": number, "category_id": 1, **place})
     file = tmp_path / "squares.json"
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": [{"id": 1, "name": "square"}]}))
     found: dict[str, Detections] = train(tmp_path / "run", VIT, f"coco:{file}", epochs=1)
@@ -214,13 +186,9 @@ def test_recipes_know_their_commands() -> None:
     assert (published.config.scale, published.config.frozen) == ((0.1, 2.0), False)
     assert make_recipe({**published.values()}) == published
     assert "strides" in to_toml(published.values())
-    with pytest.raises(
-        InputError, match="recipe is for fine-tuning, not for detection; use it with `sightline finetune`"
-    ):
+    with pytest.raises(InputError, match="for fine-tuning, not for detection; use it with `sightline finetune`"):
         make_recipe(read_recipe("finetune"))
-    with pytest.raises(
-        InputError, match="recipe is for detection, not for fine-tuning; use it with `sightline detect`"
-    ):
+    with pytest.raises(InputError, match="for detection, not for fine-tuning; use it with `sightline detect`"):
         make_finetuning(read_recipe("detect"))
     with pytest.raises(InputError, match="recipe is for detection, not for pre-training"):
         make_pretraining("detect", {})

@@ -7,28 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.processes import in_two
+from support.trainings import ENCODER, TINY_DETECTOR
 from support.words import options
 
 import sightline as sl
 from sightline.transfer.detection.objects import read_detections
 
-ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=4&test=40"
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = TINY_DETECTOR | {
     "size": 32,
     "batch": 4,
     "epochs": 1,
     "lr": 1e-3,
     "log_every": 1,
-    "channels": 8,
-    "strides": [4, 8, 16],
-    "box_convolutions": 0,
-    "box_width": 16,
-    "mask_convolutions": 1,
-    "mask_size": 4,
-    "proposals": 12,
-    "regions": 8,
-    "detections": 5,
     "drop_path": 0.0,
     "evaluate_every": 1,
 }
@@ -36,8 +27,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_two_processes_share_steps_and_test_images(frozen: bool, tmp_path: Path) -> None:
-    values = SETTINGS | {"frozen": frozen}
-    sets = options(values)
+    sets = options(SETTINGS | {"frozen": frozen})
     in_two("detect", f"a={ENCODER}", "--images", IMAGES, "-o", str(tmp_path / "x"), "--device", "cpu", *sets)
     table = pd.read_csv(tmp_path / "x" / "trainings" / "a" / "metrics.csv")
     assert table.step.tolist() == [1, 2]

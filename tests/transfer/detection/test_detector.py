@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import official_vit as official
 from support.official_vit import SIDE, WIDTH
+from support.trainings import TINY_DETECTOR
 from torch import nn
 
 import sightline as sl
@@ -19,17 +20,7 @@ from sightline.transfer.detection.features import FeatureMaps, Standard, block_s
 from sightline.transfer.detection.pyramid import SimplePyramid
 
 pytestmark = pytest.mark.unit
-HEADS = Heads(
-    channels=8,
-    strides=(4, 8, 16, 32),
-    box_convolutions=1,
-    box_width=16,
-    mask_convolutions=1,
-    mask_size=4,
-    proposals=40,
-    regions=8,
-    detections=20,
-)
+HEADS = Heads(**TINY_DETECTOR | {"strides": (4, 8, 16, 32), "proposals": 40, "detections": 20})
 VIT = "timm:vit_tiny_patch16_224@random?depth=2&embed_dim=16&num_heads=2&num_classes=0"
 
 

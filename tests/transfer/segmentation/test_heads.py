@@ -48,18 +48,9 @@ def test_upernet_is_that_of_transformers(training: bool) -> None:
     torch.manual_seed(0)
     maps = [torch.randn(2, width, 24 // 2**i, 16 // 2**i) for i, width in enumerate(WIDTHS)]
     theirs, ours = UperNetHead(config(), list(WIDTHS)), UperNet(WIDTHS, CHANNELS, CLASSES, dropout=0.0)
-    copied(
-        ours,
-        theirs,
-        {
-            "classifier.": "classifier.",
-            "psp_modules.": "pooled.",
-            "bottleneck.": "top.",
-            "lateral_convs.": "lateral.",
-            "fpn_convs.": "smooth.",
-            "fpn_bottleneck.": "fuse.",
-        },
-    )
+    names = {"classifier.": "classifier.", "psp_modules.": "pooled.", "bottleneck.": "top."}
+    names |= {"lateral_convs.": "lateral.", "fpn_convs.": "smooth.", "fpn_bottleneck.": "fuse."}
+    copied(ours, theirs, names)
     torch.testing.assert_close(ours.train(training)(maps), theirs.train(training)(maps))
     helping, twin = Auxiliary(WIDTHS[2], CHANNELS, CLASSES, 0.0), UperNetFCNHead(config(), list(WIDTHS))
     copied(helping, twin, {"convs.0.": "layer.", "classifier.": "classifier."})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.stopping import same_state, stopped
+from support.trainings import same_state, stopped
 from torch.nn import functional as F
 
 import sightline as sl
@@ -20,7 +20,7 @@ from sightline.images.targets import VOID, Targets
 from sightline.measure.estimators.overlap import iou_of
 from sightline.training.launch import Launch
 from sightline.training.objective import Views
-from sightline.transfer.segmentation.segment import SegmentConfig, check, make_recipe, train_segmenter
+from sightline.transfer.segmentation.segment import SegmentConfig, _prepare, check, make_recipe, train_segmenter
 from sightline.transfer.segmentation.sliding import Sliding, starts
 
 SCENES = "shapes:scenes?size=32&train=8&val=0&test=4"
@@ -72,21 +72,16 @@ def test_a_few_images_are_learned_by_heart_end_to_end(tmp_path: Path) -> None:
     """Which also shows that maps, views and decisions mean the same pixels."""
     scenes = sl.load_images("shapes:scenes?size=32&train=4&val=0&test=4")
     known = replace(scenes, splits={"train": scenes.indices("train"), "test": scenes.indices("train")})
-    settings = {
-        **QUICK,
+    settings = QUICK | {
         "frozen": False,
         "epochs": 150,
         "lr": 3e-3,
-        "scale": (1.0, 1.0),
-        "flip": 0.0,
-        "drop_path": 0.0,
-        "dropout": 0.0,
-        "layer_decay": 1.0,
         "warmup_epochs": 5,
-        "weight_decay": 0.0,
         "head": "upernet",
         "channels": 32,
     }
+    settings |= {"scale": (1.0, 1.0), "layer_decay": 1.0}
+    settings |= dict.fromkeys(("flip", "drop_path", "dropout", "weight_decay"), 0.0)
     found = train_segmenter(DEEP, known, tmp_path / "run", settings=settings, launch=LAUNCH)
     counts = np.sum([one.counts for one in found.values()], 0)
     assert counts[0].sum() / counts[2].sum() > 0.85
@@ -94,8 +89,6 @@ def test_a_few_images_are_learned_by_heart_end_to_end(tmp_path: Path) -> None:
 
 
 def test_the_loss_is_the_mean_over_all_pixels_and_void_ones_count_nothing() -> None:
-    from sightline.transfer.segmentation.segment import _prepare
-
     torch.manual_seed(0)
     data = sl.load_images(SCENES)
     parts = _prepare(make_recipe(QUICK, {"head": "upernet", "dropout": 0.0}), sl.load_encoder(DEEP), data, LAUNCH)

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from support.processes import in_two
+from support.trainings import ENCODER
 from support.words import options
 
 import sightline as sl
 from sightline.api import segment
 
-ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=1&embed_dim=16&num_heads=2&num_classes=0"
 IMAGES = "shapes:scenes?size=32&train=8&val=4&test=6"
 SETTINGS: dict[str, Any] = {
     "size": 32,

@@ -14,6 +14,19 @@ import sightline as sl
 from sightline.core.folders import latest
 from sightline.training.loop import Loop
 
+# An encoder, settings of a backbone and of a detector that are trained in no time.
+ENCODER = "timm:vit_tiny_patch16_224@random?size=16&patch_size=8&depth=2&embed_dim=16&num_heads=2&num_classes=0"
+TINY_DETECTOR: dict[str, Any] = {
+    "channels": 8,
+    "strides": [4, 8, 16],
+    "box_convolutions": 1,
+    "box_width": 16,
+    "mask_convolutions": 1,
+    "mask_size": 4,
+    "proposals": 12,
+    "regions": 8,
+    "detections": 5,
+}
 TINY_VIT: dict[str, Any] = {"backbone": "vit", "size": 16, "width": 16, "depth": 2, "heads": 2, "patch": 4}
 
 
