@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 
 import sightline as sl
 from sightline.cli import main as command_line
-from sightline.cli.arguments import chosen_analyses
+from sightline.cli.compare import chosen_analyses
 from sightline.core.errors import InputError
 from sightline.core.settings import parse_settings
 from sightline.encoders.files.inspect import describe, inspect

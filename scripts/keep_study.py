@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 import sightline as sl
-from sightline.cli.study import duration
+from sightline.core.errors import duration
 from sightline.core.files import write_atomically
 from sightline.core.tables import csv
 from sightline.studies.findings import Verdict, all_findings, by_chance

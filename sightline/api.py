@@ -29,6 +29,7 @@ Encoders: TypeAlias = Annotated[
     "Encoders, `source:id[@weights][?option=value]`; `NAME=source:id` gives one a name.",
 ]
 Workers: TypeAlias = Annotated[int | None, "Processes that decode images; by default, as many as the cores allow."]
+Device: TypeAlias = Annotated[str, "cpu, cuda, cuda:1, or auto."]
 ShowProgress: TypeAlias = Annotated[bool, "Show progress."]
 
 # What trainings take

@@ -9,9 +9,7 @@ contrast      contrast
 train         pretrain, finetune, reinit, detect, segment, rcdm, imagine
 study         study
 verdicts      how a study ends
-figure        figure
-files         list, inspect, convert, report, export
-arguments     encoders and analyses as the user writes them
+files         list, inspect, convert, report, export, figure
 listing       what `sightline list` shows
 """
 
@@ -24,6 +22,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from sightline.cli.application import app, main
 
 # isort: off
-from sightline.cli import compare, contrast, train, study, figure, files  # noqa: F401 — the commands, in this order
+from sightline.cli import compare, contrast, train, study, files  # noqa: F401 — the commands, in this order
 
 __all__ = ["app", "main"]

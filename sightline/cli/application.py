@@ -4,21 +4,25 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from sightline.cli.saying import say
-from sightline.core.errors import InputError, first_line, nearest
+from sightline.core.errors import InputError, first_line, nearest, visible
 from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
 from sightline.core.stopping import Stopped
 from sightline.core.version import __version__
 
 DESCRIPTORS = 64  # of files and pipes that a run has open, without worker processes
+# What is said where a process of several waited for one that is gone (by gloo, NCCL), and where memory is full
+LOST = ("connection closed by peer", "connection reset by peer", "remote process exited", "socket closed")
+FULL = ("out of memory", "can't allocate memory", "invalid buffer size", "size calculation overflow")
 UsageError: Any = typer.BadParameter.__base__  # of whatever Typer builds upon, which it keeps to itself
 
+_usual = warnings.formatwarning
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +62,7 @@ def _common(
 
 def main() -> None:
     """Run the command line: what the user can mend is one sentence and exit code 2, never a traceback."""
-    warnings.showwarning = _show
+    warnings.formatwarning = _warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale without some of the letters of a name
@@ -75,15 +79,20 @@ def main() -> None:
     except OverflowError as error:
         _fail(f"A number is too large to compute with ({first_line(error)}); lower it", 2)
     except (MemoryError, RuntimeError) as error:
-        if _lost_another(error):
+        if _says(error, LOST):
             _fail(
                 "Another process of this run has ended, and its results are missing; its own output says why; "
                 "run the same command again (for a training, with --resume) to continue",
                 1,
             )
-        if not _out_of_memory(error):
+        if not isinstance(error, MemoryError) and not _says(error, FULL):
             raise
         _fail("Not enough memory; lower --batch, choose fewer --sites or compare fewer encoders", 2)
+
+
+def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    """What is said of plugins is meant for the user, without the place in the code; others are as Python shows them."""
+    return f"{visible(str(message))}\n" if issubclass(category, PluginWarning) else _usual(message, category, *place)
 
 
 def run(words: list[str]) -> None:
@@ -150,32 +159,8 @@ def _check_descriptors() -> None:
         )
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """What is said of plugins is meant for the user, without the place in the code; others are as Python shows them."""
-    if issubclass(category, PluginWarning):
-        say(str(message), fg=typer.colors.YELLOW, err=True)
-    else:
-        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
-
-
-def _lost_another(error: BaseException) -> bool:
-    """Whether a process of several has waited for one that is gone, as gloo and NCCL say it."""
-    text = str(error).lower()
-    words = ("connection closed by peer", "connection reset by peer", "remote process exited", "socket closed")
-    return any(word in text for word in words)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "invalid buffer size", "size calculation overflow")
-    return isinstance(error, MemoryError) or any(word in text for word in words)
+def _says(error: BaseException, words: Sequence[str]) -> bool:
+    return any(word in str(error).lower() for word in words)
 
 
 def _fail(message: str, code: int) -> None:

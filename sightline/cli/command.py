@@ -15,19 +15,26 @@ are `images` and `out` wherever they have a default. What the words of an option
     Mapping                      key=value, given several times: of `settings`, --set lr=1e-3
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from sightline.api import Encoders
 from sightline.cli.application import app, ended
-from sightline.cli.arguments import load_encoders
+from sightline.cli.saying import say
 from sightline.core.errors import InputError, nearest
+from sightline.core.references import parse_reference
 from sightline.core.settings import parse_settings
+
+if TYPE_CHECKING:
+    from sightline.encoders.encoder import Encoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -59,7 +66,7 @@ class _Option(NamedTuple):
         return placed and (needed or self.name not in BY_NAME)
 
     @property
-    def turned(self) -> bool:
+    def turned_off(self) -> bool:
         """Whether its flag turns it off."""
         return self.kind is bool and self.parameter.default is True
 
@@ -67,7 +74,12 @@ class _Option(NamedTuple):
     def words(self) -> list[str]:
         """How it is written."""
         dashed = self.name.rstrip("_").replace("_", "-")
-        return NAMES.get(self.name, [f"--no-{dashed}" if self.turned else f"--{dashed}"])
+        return NAMES.get(self.name, [f"--no-{dashed}" if self.turned_off else f"--{dashed}"])
+
+    @property
+    def said(self) -> str:
+        """How it is called in a sentence."""
+        return self.name.upper() if self.argument else self.words[0]
 
 
 def command(panel: str, *, name: str = "", then: Callable[..., None] | None = None) -> Callable[[Function], Function]:
@@ -117,7 +129,7 @@ def _typer(option: _Option) -> inspect.Parameter:
     """The same parameter as Typer is told of it: one word, several, or a flag."""
     several = option.kind in (list, Mapping, Sequence)
     type_: Any = bool if option.kind is bool else list[str] if several else str
-    help_ = f"Do not {option.help[0].lower()}{option.help[1:]}" if option.turned else option.help
+    help_ = f"Do not {option.help[0].lower()}{option.help[1:]}" if option.turned_off else option.help
     about: dict[str, Any] = {"help": help_}
     if option.argument:
         about["metavar"] = option.name.upper()
@@ -140,10 +152,10 @@ def _typer(option: _Option) -> inspect.Parameter:
 def _value(option: _Option, words: Any) -> Any:
     """What the words of an option mean, as its function takes it."""
     if option.kind is bool:
-        return words is not option.turned
+        return words is not option.turned_off
     if words is None or (words == [] and option.parameter.default is not inspect.Parameter.empty):
         return option.parameter.default
-    said = option.name.upper() if option.argument else option.words[0]
+    said = option.said
     if option.kind is Mapping:
         return _pairs(said, words, option.inner)
     if option.kind is Sequence:
@@ -191,5 +203,23 @@ def _check_settings(options: Sequence[_Option], settings: Mapping[str, Any] | No
     for option in options:
         # Objectives have a setting `out`, too: how many numbers their heads give.
         if option.name in (settings or {}) and option.name not in ("settings", "out"):
-            said = option.name.upper() if option.argument else option.words[0]
-            raise InputError(f"--set {option.name}=…: {option.name} is an argument of its own; write {said}")
+            raise InputError(f"--set {option.name}=…: {option.name} is an argument of its own; write {option.said}")
+
+
+def load_encoders(words: Sequence[str]) -> dict[str, Encoder]:
+    """`name=source:id` or `source:id`; names that occur twice get a number."""
+    from sightline.encoders.encoder import name_apart
+    from sightline.encoders.loading import load_encoder
+    from sightline.encoders.sources.run import every_step
+
+    given = [re.fullmatch(r"(?:([^:?@=]+)=)?(.+)", word, re.DOTALL) for word in words]
+    encoders = [
+        load_encoder(str(reference), name=name)
+        for match in given
+        if match
+        for name, reference in every_step(match[1], parse_reference(match[2]))
+    ]
+    for encoder in encoders:
+        for note in encoder.notes:
+            say(f"{encoder.name}: {note}", err=True)
+    return name_apart(encoders)

@@ -6,20 +6,22 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from sightline.api import LIMIT, PRECISION, SEED, ShowProgress, Workers
-from sightline.cli.arguments import chosen_analyses, load_encoders
-from sightline.cli.command import command
+from sightline.api import LIMIT, PRECISION, SEED, Device, ShowProgress, Workers
+from sightline.cli.command import command, load_encoders
 from sightline.cli.ending import finish
+from sightline.core.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.core.run_folder import Run
 else:
     Run = Any  # commands read signatures
 
-BATCH = "Images per batch, at least 4; also the minibatch of CKA."
-DEVICE = "cpu, cuda, cuda:1, or auto."
+Batch: TypeAlias = Annotated[int, "Images per batch, at least 4; also the minibatch of CKA."]
+Further: TypeAlias = Annotated[
+    Mapping[str, str] | None, "Images that an analysis asks for, `conflict=folder:PATH`; may be repeated."
+]
 
 
 @command("Measure", then=finish)
@@ -40,19 +42,17 @@ def compare(
     settings: Annotated[
         Mapping[str, Mapping[str, Any]] | None, "`analysis.key=value`, such as `knn.k=10`; may be repeated."
     ] = None,
-    further: Annotated[
-        Mapping[str, str] | None, "Images that an analysis asks for, `conflict=folder:PATH`; may be repeated."
-    ] = None,
+    further: Further = None,
     sites: Annotated[
         Sequence[str] | None, "Patterns of sites, `block.*,block.*.qkv`; `*` does not match a dot."
     ] = None,
     limit: Annotated[int, LIMIT] = 1024,
-    batch: Annotated[int, BATCH] = 32,
+    batch: Batch = 32,
     seed: Annotated[int, SEED] = 0,
     precision: Annotated[str, PRECISION] = "float32",
     strict: Annotated[bool, "Stop at the first image that cannot be read."] = False,
     overwrite: Annotated[bool, "Replace another run in the same folder."] = False,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Device = "auto",
     workers: Workers = None,
     show_progress: ShowProgress = True,
 ) -> Run:
@@ -94,8 +94,8 @@ def demo(
     out: Annotated[Path, "Run folder, which the same command continues."] = Path("runs/demo"),
     only: Annotated[Sequence[str], "Analyses, `cka,knn`, or `all`."] = ("all",),
     limit: Annotated[int, LIMIT] = 256,
-    batch: Annotated[int, BATCH] = 32,
-    device: Annotated[str, DEVICE] = "auto",
+    batch: Batch = 32,
+    device: Device = "auto",
     show_progress: ShowProgress = True,
 ) -> Run:
     """Compare the reference encoders on the embedded images that they were trained on, with all analyses.
@@ -110,6 +110,25 @@ def demo(
 
     encoders = [f"zoo:{name}" for name in zoo.shipped()]
     return compare(encoders, out=out, only=only, limit=limit, batch=batch, device=device, show_progress=show_progress)
+
+
+def chosen_analyses(
+    only: Sequence[str] | None, also: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[Sequence[str] | str | None, dict[str, Any]]:
+    """The two choices of `analyze`: the analyses, and others or other settings besides."""
+    from sightline.measure.contract import analysis
+    from sightline.measure.request import config_of
+
+    if only is not None and also:
+        raise InputError("--only names all analyses, --also adds to the default ones; give only one of them")
+    names = [] if only is None or list(only) == ["all"] else only
+    for name in [*names, *also, *settings]:
+        analysis(name)
+    for name in settings:
+        if names and name not in names:
+            raise InputError(f"--set {name}.…: {name} is not an analysis of --only; add it there")
+    chosen = {name: config_of(name, settings.get(name, {})) for name in [*also, *settings]}
+    return "all" if only and not names else only, chosen
 
 
 def _new_folder() -> Path:

@@ -136,9 +136,8 @@ def _numbers(run: Run) -> str:
         if measured.kept is None:
             lines.append(f"{analysis}: keeps nothing that an interval of a difference could be computed from")
             continue
-        lines += [
-            f"{analysis}.{variable}: {_choices(run, f'{analysis}.{variable}')}" for variable in measured.variables
-        ]
+        names = [f"{analysis}.{variable}" for variable in measured.variables]
+        lines += [f"{name}: {_choices(run, name)}" for name in names]
     return "\n".join(lines)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from sightline.api import ShowProgress, Workers
+from sightline.api import Device, ShowProgress, Workers
 from sightline.cli.command import command
+from sightline.cli.compare import Further
 from sightline.cli.saying import say
 from sightline.cli.verdicts import show_verdicts
-from sightline.core.errors import InputError, counted
+from sightline.core.errors import InputError, counted, duration
 
 if TYPE_CHECKING:
     from sightline.studies.evidence import Evidence
@@ -44,9 +45,7 @@ def study(
     detection: Annotated[str | None, "Images with boxes and masks; by default those of the recipe."] = None,
     segmentation: Annotated[str | None, "Images with segmentation maps; by default those of the recipe."] = None,
     second: Annotated[str | None, "A second set of images with classes, for probes on it."] = None,
-    further: Annotated[
-        Mapping[str, str] | None, "Images that an analysis asks for, `conflict=folder:PATH`; may be repeated."
-    ] = None,
+    further: Further = None,
     limit: Annotated[
         int | None, "In each pass, at most this many images of each split; 0: all. By default 1024."
     ] = None,
@@ -75,7 +74,7 @@ def study(
         "`account=mine`, `timeout_min=600`, `gpus_per_node=1`; for Ray `address=auto`, `num_gpus=1`.",
     ] = None,
     dry: Annotated[bool, "Print the plan, and run nothing."] = False,
-    device: Annotated[str, "cpu, cuda, cuda:1, or auto."] = "auto",
+    device: Device = "auto",
     workers: Workers = None,
     show_progress: ShowProgress = True,
     verbose: Annotated[bool, "End with a table of all findings, their effects and claims."] = False,
@@ -140,7 +139,7 @@ def study(
 
 def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Encoders and their roles as the options have them."""
-    from dataclasses import fields, replace
+    from dataclasses import asdict, replace
 
     from sightline.core.settings import make_settings, parse_settings
     from sightline.studies.roles import Role, known_role
@@ -170,7 +169,7 @@ def _roles(given: Mapping[str, Encoders], more: Sequence[str]) -> tuple[dict[str
         role = roles.get(name) or known_role(name, encoders[name], encoders)
         if role is None:
             raise InputError(f"--role {word}: say what kind of encoder {name!r} is with --je, --rec, …")
-        known_fields = {field.name: getattr(role, field.name) for field in fields(Role)}
+        known_fields = asdict(role)
         for key in values:
             if key not in known_fields or key == "name":
                 raise InputError(f"--role {word}: a role has no {key!r}; it has {', '.join(list(known_fields)[1:])}")
@@ -210,7 +209,7 @@ def _show_plan(study: Study, contents: Any, machine: Any) -> None:
             if cost is None
             else (duration(cost.seconds), decimal(int(cost.disk)))
         )
-        table.add_row(placed.step.name, about, _state(placed), *told, " ".join(decided_by(placed.step, study.findings)))
+        table.add_row(placed.step.name, about, placed.state, *told, " ".join(decided_by(placed.step, study.findings)))
     console().print(table)
     console().print(
         f"About {duration(seconds)} and {decimal(int(disk))}, from a short trial on this machine"
@@ -238,26 +237,6 @@ def _needing(missing: Mapping[str, str]) -> list[str]:
     """
     those = {needs: [finding for finding, own in missing.items() if own == needs] for needs in missing.values()}
     return [f"{', '.join(own)} {'needs' if len(own) == 1 else 'need'} {needs}" for needs, own in those.items()]
-
-
-def _state(placed: StepFolder) -> str:
-    if placed.done:
-        return "done"
-    if placed.running:
-        return "runs"
-    return "resumes" if placed.begun else ""
-
-
-def duration(seconds: float) -> str:
-    """In words, roughly.
-
-    >>> duration(40), duration(90), duration(7000), duration(300000)
-    ('40 s', '2 min', '1.9 h', '3.5 days')
-    """
-    for unit, length in (("days", 86400.0), ("h", 3600.0)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _tell(event: str, placed: StepFolder, ended: Ended | None) -> None:
@@ -308,7 +287,7 @@ def study_report(study: Study, verdicts: Sequence[Verdict], evidence: Evidence) 
     steps = {
         placed.step.name: {
             "command": placed.step.command,
-            "state": _state(placed) or "not run",
+            "state": placed.state or "not run",
             **{key: placed.about[key] for key in ("seconds", "finished") if key in placed.about},
             "encoders": ", ".join(placed.step.encoders),
             "folder": placed.folder.name,

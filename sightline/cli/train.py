@@ -45,7 +45,7 @@ def imagine(
     ] = False,
     out: Annotated[Path | None, "Folder for the pictures; by default RUN/imagined."] = None,
     seed: Annotated[int, "Seed of the noise that pictures are drawn from."] = 0,
-    device: Annotated[str, "cpu, cuda, cuda:1, or auto."] = "auto",
+    device: api.Device = "auto",
 ) -> None:
     """Draw pictures from the representations of your own images, with the diffusion model of a run.
 

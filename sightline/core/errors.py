@@ -19,6 +19,18 @@ def counted(n: float, one: str) -> str:
     return f"{number} {one if n == 1 else several}"
 
 
+def duration(seconds: float) -> str:
+    """In words, roughly.
+
+    >>> duration(40), duration(90), duration(7000), duration(300000)
+    ('40 s', '2 min', '1.9 h', '3.5 days')
+    """
+    for unit, length in (("days", 86400.0), ("h", 3600.0)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 def first_line(error: BaseException) -> str:
     """What another library had to say, as a part of one sentence; without PyTorch's advice to read any pickle.
 

@@ -62,6 +62,12 @@ class StepFolder:
         with locked(file) as mine:
             return not mine
 
+    @property
+    def state(self) -> str:
+        if self.done:
+            return "done"
+        return "runs" if self.running else "resumes" if self.begun else ""
+
     def beside(self, ending: str) -> Path:
         """A file of its own beside its folder, where it is in nobody's way."""
         return self.folder.with_name(f"{self.folder.name}.{ending}")

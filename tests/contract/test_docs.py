@@ -13,7 +13,7 @@ from support.documents import PAGES, ROOT, Block, blocks, commands
 
 import sightline as sl
 from sightline import cli
-from sightline.cli.arguments import chosen_analyses
+from sightline.cli.compare import chosen_analyses
 from sightline.core import plugins
 from sightline.core.settings import parse_settings
 from sightline.training.recipe import make_recipe

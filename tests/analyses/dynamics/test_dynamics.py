@@ -19,7 +19,7 @@ from sightline.analyses.dynamics import DynamicsAnalysis, DynamicsConfig, cost
 from sightline.analyses.dynamics.charts import figures, headlines
 from sightline.analyses.dynamics.paths import path_efficiency
 from sightline.cli.application import app
-from sightline.cli.arguments import load_encoders
+from sightline.cli.command import load_encoders
 from sightline.core.errors import InputError
 from sightline.measure.estimators.cka import cka
 from sightline.measure.plan import Key, Plan

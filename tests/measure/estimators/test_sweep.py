@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from sightline.cli.arguments import chosen_analyses
+from sightline.cli.compare import chosen_analyses
 from sightline.core.errors import InputError
 from sightline.measure.estimators import sweep as sweeping
 from sightline.measure.estimators.probes import Probe, Schedule, train_probes
