@@ -1,8 +1,7 @@
 """The commands. Each is made from the signature of a plain function; nothing heavy is imported before it is needed.
 
-application   the Typer application, exit codes, errors as one sentence
+application   the Typer application, exit codes, errors as one sentence, lines that cannot command the terminal
 command       a command from a function's signature, help and docstring
-saying        lines that cannot command the terminal
 ending        the report and its headlines
 compare       compare, demo
 contrast      contrast

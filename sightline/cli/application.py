@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sightline.cli.saying import say
 from sightline.core.errors import InputError, first_line, nearest, visible
 from sightline.core.extras import explaining
 from sightline.core.plugins import PluginWarning
@@ -43,6 +42,11 @@ Shows what vision models learn and how they differ.
 Encoders are written `source:id[@weights][?option=value&…]`; `sightline list encoders` shows the sources.
 """,
 )
+
+
+def say(text: object, **style: Any) -> None:
+    """A line on stdout, or with err=True on stderr; names in it are shown and cannot command the terminal."""
+    typer.secho(visible(str(text)), **style)
 
 
 def _tell_version(asked: bool) -> None:

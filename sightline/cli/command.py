@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 import typer
 
 from sightline.api import Encoders
-from sightline.cli.application import app, ended
-from sightline.cli.saying import say
+from sightline.cli.application import app, ended, say
 from sightline.core.errors import InputError, nearest
 from sightline.core.references import parse_reference
 from sightline.core.settings import parse_settings
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 BY_NAME = ("images", "out")  # options, though Python takes them by position as well
-KINDS = (Path, bool, int, float, Literal, list, Sequence, Mapping, str)  # of a union the first of these counts
+KINDS = (Path, bool, int, float, Literal, list, Sequence, Mapping, str)
 NAMES = {"settings": ["--set"], "out": ["--out", "-o"]}
 WORDS = {int: "N", float: "X", Path: "PATH", Sequence: "A,B", Mapping: "KEY=VALUE"}  # as help shows values
 NUMBERS = {int: "a whole number", float: "a number"}
@@ -86,7 +85,6 @@ def command(panel: str, *, name: str = "", then: Callable[..., None] | None = No
     """Make a command of a function; `then` gets what it returns, in the first process, and its options are added."""
 
     def add(function: Function) -> Function:
-        called = name or function.__name__
         own, after = _options(function), [] if then is None else _options(then)[1:]
 
         @functools.wraps(function)
@@ -106,7 +104,7 @@ def command(panel: str, *, name: str = "", then: Callable[..., None] | None = No
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         del run.__wrapped__  # whose signature is another
-        app.command(called, rich_help_panel=panel)(run)
+        app.command(name or function.__name__, rich_help_panel=panel)(run)
         return function
 
     return add
@@ -118,11 +116,12 @@ def _options(function: Callable[..., Any]) -> list[_Option]:
 
 
 def _option(parameter: inspect.Parameter, hint: Any) -> _Option:
+    """Of a union that type counts which KINDS names first; what none of them is, is text."""
     type_, help_ = get_args(hint) if get_origin(hint) is Annotated else (hint, "")
     union = [type_] if type_ in KINDS or get_origin(type_) in KINDS else get_args(type_)
-    found = {get_origin(one) or one: get_args(one) for one in union}
-    kind = next((kind for kind in KINDS if kind in found), str)
-    return _Option(parameter, kind, found.get(kind, ()), help_, hint == Encoders)
+    kinds = {get_origin(one) or one: get_args(one) for one in union}
+    kind = next((kind for kind in KINDS if kind in kinds), str)
+    return _Option(parameter, kind, kinds.get(kind, ()), help_, hint == Encoders)
 
 
 def _typer(option: _Option) -> inspect.Parameter:
@@ -187,15 +186,15 @@ def _pairs(said: str, words: Sequence[str], inner: tuple[Any, ...]) -> dict[str,
             if inner[1] is not Any and not isinstance(values, dict):
                 raise InputError(f"{said} {name}={values}: write {said} {name}.KEY=VALUE, a setting of {name}")
         return settings
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         if not key or not value:
             raise InputError(f"{said} {word}: write name=value")
-        if key in found:
+        if key in texts:
             raise InputError(f"{said} {word}: {key} is given twice; give one of them another name")
-        found[key] = value
-    return found
+        texts[key] = value
+    return texts
 
 
 def _check_settings(options: Sequence[_Option], settings: Mapping[str, Any] | None) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from sightline.cli.application import say
 from sightline.cli.command import command
-from sightline.cli.saying import say
 from sightline.core.errors import InputError, some
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sightline.cli.saying import say
+from sightline.cli.application import say
 from sightline.core import plugins
 from sightline.core.errors import InputError, some, visible
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sightline.cli.application import say
 from sightline.cli.command import command
 from sightline.cli.ending import report_of
-from sightline.cli.saying import say
 from sightline.core.errors import InputError
 from sightline.core.files import file_name
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from sightline.api import Device, ShowProgress, Workers
+from sightline.cli.application import say
 from sightline.cli.command import command
 from sightline.cli.compare import Further
-from sightline.cli.saying import say
 from sightline.cli.verdicts import show_verdicts
 from sightline.core.errors import InputError, counted, duration
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sightline import api
+from sightline.cli.application import say
 from sightline.cli.command import command
 from sightline.cli.ending import finish
-from sightline.cli.saying import say
 from sightline.core.errors import InputError
 from sightline.core.files import file_name
 
