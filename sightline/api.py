@@ -308,8 +308,18 @@ def rcdm(
     from sightline.studies.rcdm import rcdm as train
 
     launch = Launch(False, overwrite, device, devices, nodes, workers, show_progress)
-    extent = {"samples": samples, "sources": sources, "compared": compared, "transformations": transformations}
-    return train(encoders, images, out, recipe, _with(settings, limit, batch, seed, precision), launch, **extent)
+    return train(
+        encoders,
+        images,
+        out,
+        recipe,
+        _with(settings, limit, batch, seed, precision),
+        launch,
+        samples=samples,
+        sources=sources,
+        compared=compared,
+        transformations=transformations,
+    )
 
 
 def _with(
