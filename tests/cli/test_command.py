@@ -160,7 +160,7 @@ def test_encoders_are_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     @module.command("Measure")
     def look(encoders: Encoders) -> None:
         """Look."""
-        found.append(encoders)  # type: ignore[arg-type]
+        found.append(encoders)
 
     run(["look", f"mine={SMALL}", SMALL])
     assert list(found[0]) == ["mine", "vit_tiny_patch16_224"]
