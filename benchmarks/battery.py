@@ -42,12 +42,12 @@ def main() -> None:
         beside = Beside(encoders, asked.clock)
         return beside, list(beside.measure(images, asked.batch, **which))
 
-    together, chosen = measured(analyses=only, also=also)
+    together, chosen = measured(only=only, also=also)
     print(f"bare forward of a batch of {asked.batch}: {statistics.median(together.bares):.3f} s")
     print(f"{'':24}{'step':>8}{'tenths':>18}{'around':>10}")
     line(f"all {len(chosen)} in one pass", together)
     for name in [] if asked.together else chosen:
-        line(name, measured(analyses=[name])[0])
+        line(name, measured(only=[name])[0])
 
 
 def line(label: str, beside: Beside) -> None:

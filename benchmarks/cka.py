@@ -97,7 +97,7 @@ def measure_time(encoders: Encoders, pixels: list[Tensor], images: sl.Images, ro
     batch, bare = len(pixels[0]), bare_pass(encoders, len(pixels[0]))
     for label, sites in LAYERS.items():
         beside = Beside(encoders, clock)
-        beside.measure(images, batch, analyses={"cka": {"tokens": ["all"]}}, sites=sites)
+        beside.measure(images, batch, only={"cka": {"tokens": ["all"]}}, sites=sites)
         ratios = beside.ratios()
         print(f"\nTime, {label}, batch {batch}: of the bare forward ({statistics.median(beside.bares):.3f} s)")
         print(f"  {'sightline':<14}{statistics.median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f})")

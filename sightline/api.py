@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from sightline.core.extras import explaining
 from sightline.training.launch import Launch
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def pretrain(
     Ctrl-C and SIGTERM save and stop; `--resume` continues bit by bit as if it had not stopped. The encoder is
     `run:FOLDER`, even while it trains. Numbers are in `metrics.csv` and, for TensorBoard, in `tensorboard/`.
     """
-    from sightline.training.pretrain import pretrain as train
+    with explaining():
+        from sightline.training.pretrain import pretrain as train
 
     launch = Launch(resume, overwrite, device, devices, nodes, workers, show_progress)
     return train(objective, images, out, recipe, _with(settings, limit, batch, seed, precision), launch)
@@ -133,7 +135,8 @@ def finetune(
     `run:FOLDER`; with `keep`, `run:FOLDER?step=*` is that at every kept step. Accuracy on val is in `metrics.csv`, that
     on test in `run.json`.
     """
-    from sightline.transfer.finetune import finetune as train
+    with explaining():
+        from sightline.transfer.finetune import finetune as train
 
     launch = Launch(resume, overwrite, device, devices, nodes, workers, show_progress)
     return train(encoder, images, out, recipe, _with(settings, limit, batch, seed, precision), launch)
@@ -170,7 +173,8 @@ def reinit(
     Every point is a separate fine-tuning, with the recipes and settings of `finetune`; n = 0 always belongs to it. Run
     the same command again to continue where it stopped; with more counts, only the new ones are trained.
     """
-    from sightline.studies.reinit import reinit as train
+    with explaining():
+        from sightline.studies.reinit import reinit as train
 
     launch = Launch(False, overwrite, device, devices, nodes, workers, show_progress)
     changed = _with(settings, limit, batch, seed, precision)
@@ -215,7 +219,8 @@ def detect(
 
     Ctrl-C and SIGTERM save and stop; run the same command again to continue where it stopped.
     """
-    from sightline.studies.detection import detect as train
+    with explaining():
+        from sightline.studies.detection import detect as train
 
     launch = Launch(False, overwrite, device, devices, nodes, workers, show_progress)
     return train(encoders, images, out, recipe, _with(settings, limit, batch, seed, precision), launch)
@@ -259,7 +264,8 @@ def segment(
     Ctrl-C and SIGTERM save and stop; run the same command again to continue where it stopped. To find the best block
     without any training, use `sightline compare ENCODERS --images IMAGES --only segmentation`.
     """
-    from sightline.studies.segmenters import segment as train
+    with explaining():
+        from sightline.studies.segmenters import segment as train
 
     launch = Launch(False, overwrite, device, devices, nodes, workers, show_progress)
     return train(encoders, images, out, recipe, _with(settings, limit, batch, seed, precision), launch)
@@ -305,7 +311,8 @@ def rcdm(
     The encoders, which share the model, are not changed. Run the same command again to continue where it stopped. The
     model is a diffusers model, and `sightline imagine RUN IMAGES` draws pictures for your own images.
     """
-    from sightline.studies.rcdm import rcdm as train
+    with explaining():
+        from sightline.studies.rcdm import rcdm as train
 
     launch = Launch(False, overwrite, device, devices, nodes, workers, show_progress)
     return train(

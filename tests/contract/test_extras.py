@@ -55,7 +55,8 @@ def test_what_needs_an_extra_says_so(base: dict[str, str], tmp_path: Path) -> No
     assert "which is not installed; get it with `pip install 'sightline[training]'`" in " ".join(done.stderr.split())
     script = (
         "import sightline as sl\n"
-        "for use in (lambda: sl.pretrain, lambda: sl.load_images('huggingface:x'), lambda: sl.rcdm):\n"
+        "pretrain, rcdm = lambda: sl.pretrain('simclr'), lambda: sl.rcdm('zoo:dino')\n"
+        "for use in (pretrain, lambda: sl.load_images('huggingface:x'), rcdm):\n"
         "    try:\n        use()\n"
         "    except sl.InputError as error:\n        print(error)\n"
     )

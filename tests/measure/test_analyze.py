@@ -174,10 +174,10 @@ def test_two_processes_give_the_result_of_one(
         ({"seed": -1}, "The seed is -1"),
         ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
         ({"sites": ["blok.*"]}, "No site matches 'blok"),
-        ({"analyses": ["ckaa"]}, "did you mean 'cka'"),
-        ({"analyses": []}, "No analysis is chosen"),
-        ({"analyses": {"knn": {"neighbours": 5}}}, "There is no setting 'neighbours' of knn"),
-        ({"analyses": {"knn": 5}}, "a dictionary of values, not 5"),
+        ({"only": ["ckaa"]}, "did you mean 'cka'"),
+        ({"only": []}, "No analysis is chosen"),
+        ({"only": {"knn": {"neighbours": 5}}}, "There is no setting 'neighbours' of knn"),
+        ({"only": {"knn": 5}}, "a dictionary of values, not 5"),
         ({"encoders": {}}, "nothing to compare"),
         ({"encoders": {"x": "tim:vit"}}, "did you mean 'timm'"),
         ({"encoders": {"x": "vit"}}, "is not an encoder reference"),
@@ -187,7 +187,7 @@ def test_two_processes_give_the_result_of_one(
 def test_bad_input_is_one_sentence(
     options: dict[str, object], sentence: str, encoders: dict[str, sl.Encoder], images: sl.Images, tmp_path: Path
 ) -> None:
-    arguments = {"encoders": encoders, "images": images, "analyses": ["cka"], "workers": 0, "out": tmp_path / "x"}
+    arguments = {"encoders": encoders, "images": images, "only": ["cka"], "workers": 0, "out": tmp_path / "x"}
     with pytest.raises(InputError, match=sentence) as caught:
         sl.analyze(**{**arguments, **options, "show_progress": False})
     assert "\n" not in str(caught.value)

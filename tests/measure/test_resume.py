@@ -203,7 +203,7 @@ def test_ctrl_c_loses_no_batch_and_the_next_run_says_that_it_goes_on(
         step(*arguments)  # what has begun is finished
 
     monkeypatch.setattr(module, "_step", stepping)
-    with pytest.raises(Stopped, match="after image 32 of 80; run the same command again"):
+    with pytest.raises(Stopped, match="Stopped and saved after image 32 of 80"):
         measure(encoders, images, ["cka", "knn"], out=tmp_path / "x")
     run = sl.analyze(encoders, images, ["cka", "knn"], batch=8, workers=0, out=tmp_path / "x")
     assert "Continuing the interrupted pass at image 32 of 80" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_a_failure_stops_only_what_needs_it(tmp_path, done, capsys):
 
 
 def test_a_step_that_was_asked_to_stop_stops_the_study(tmp_path, done):
-    with pytest.raises(Stopped, match="run the same command again"):
+    with pytest.raises(Stopped, match=r"^Stopped"):
         run(placed(tmp_path, "stopped", "good:stopped"))
 
 

@@ -185,5 +185,5 @@ def test_the_vit_of_sam_is_another(tmp_path):
 
 def test_no_other_library_can_build_it(tmp_path):
     path = saved(tmp_path, detector(weights()))
-    with pytest.raises(InputError, match="has windows, which neither timm nor transformers can build"):
+    with pytest.raises(InputError, match="has windows, which timm cannot build"):
         convert(f"vitdet:{path}", tmp_path / "out")
