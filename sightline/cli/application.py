@@ -94,9 +94,12 @@ def main() -> None:
         _fail("Not enough memory; lower --batch, choose fewer --sites or compare fewer encoders", 2)
 
 
-def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """What is said of plugins is meant for the user, without the place in the code; others are as Python shows them."""
-    return f"{visible(str(message))}\n" if issubclass(category, PluginWarning) else _usual(message, category, *place)
+    plain = issubclass(category, PluginWarning)
+    return f"{visible(str(message))}\n" if plain else _usual(message, category, filename, lineno, line)
 
 
 def run(words: list[str]) -> None:

@@ -186,18 +186,7 @@ def test_imagine(run: sl.Run, tmp_path: Path) -> None:
     assert line.pictures.shape == (1, 10, 8, 8, 3)
     made = CliRunner().invoke(
         app,
-        [
-            "imagine",
-            str(run.path),
-            "--images",
-            str(files[0]),
-            "--encoder",
-            "vit",
-            "--samples",
-            "2",
-            "-o",
-            str(tmp_path / "out"),
-        ],
+        ["imagine", str(run.path), str(files[0]), "--encoders", "vit", "--samples", "2", "-o", str(tmp_path / "out")],
     )
     assert made.exit_code == 0, made.output
     with Image.open(tmp_path / "out" / "vit.png") as picture:
